@@ -1,0 +1,40 @@
+PYTHON ?= python3
+ARGS ?=
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.PHONY: inspect test verify bench lint format clean
+
+inspect: $(INSTALLED)
+	$(BIN)/python examples/first.py
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest $(ARGS)
+
+verify: $(INSTALLED)
+	@echo "Identities and errata of the core; the command massieu verify will take over." >&2
+	$(BIN)/python -m pytest tests/contract tests/test_errata.py $(ARGS)
+
+bench: $(INSTALLED)
+	$(BIN)/python -m benchmarks $(ARGS)
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# setuptools comes first and builds without isolation, so that the constraints hold for the build too.
+$(INSTALLED): pyproject.toml constraints.txt
+	@echo "Installing into .venv, once; this takes a minute or two." >&2
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt pip setuptools
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
+	touch $@

@@ -1,0 +1,60 @@
+"""Peak memory of one call beyond its inputs, measured in a fresh process for each way."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.runner import Row
+
+SHAPE = (1, 8, 16384, 64)
+WAYS = ("sdpa", "full", "full backward")
+
+
+def memory() -> list[Row]:
+    """Growth of the peak resident set over one call at a length where the matrix would take 8 GB."""
+    queries, heads = SHAPE[2], SHAPE[0] * SHAPE[1]
+    rows = []
+    for way in WAYS:
+        measured = subprocess.run(
+            [sys.executable, "-m", "benchmarks.memory", way], check=True, capture_output=True, text=True
+        )
+        rows.append({"shape": str(SHAPE), "way": way, "extra MB": float(measured.stdout)})
+    rows.append({"shape": str(SHAPE), "way": "the matrix itself", "extra MB": heads * queries**2 * 4 / 1e6})
+    return rows
+
+
+def extra(way: str) -> float:
+    """MB by which one call raises the peak of this process; a small call first loads what loads once."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    from benchmarks.forward import inputs
+    from massieu import attend
+
+    def run(shape: tuple[int, ...]) -> float:
+        tensors = inputs(shape)
+        before = peak()
+        if way == "sdpa":
+            scaled_dot_product_attention(*tensors, is_causal=True)
+        elif way == "full":
+            attend(*tensors, causal=True)
+        else:
+            found = attend(*(x.requires_grad_() for x in tensors), causal=True)
+            torch.autograd.grad(found.output.sum() + found.statistics.entropy.sum(), tensors)
+        return peak() - before
+
+    run((1, 8, 512, 64))
+    return run(SHAPE)
+
+
+def peak() -> float:
+    """Highest resident set of this process so far, in MB."""
+    # Not getrusage: a child starts there with the peak of its parent.
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024 / 1e6
+
+
+if __name__ == "__main__":
+    print(extra(sys.argv[1]))

@@ -1,0 +1,104 @@
+"""Run benchmarks by name, print a table or JSON, and say on which machine."""
+
+from __future__ import annotations
+
+import json as json_format
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+import massieu
+from massieu import kernels
+
+Row = dict[str, Any]
+Benchmark = Callable[[], list[Row]]
+
+
+def main(names: Sequence[str] = (), *, json: bool = False) -> int:
+    """Run the named benchmarks (all when none is named); the exit code is 2 for an unknown name."""
+    from benchmarks.forward import forward, forward_backward
+    from benchmarks.memory import memory
+
+    known: dict[str, Benchmark] = {"forward": forward, "forward_backward": forward_backward, "memory": memory}
+    unknown = sorted(set(names) - set(known))
+    if unknown:
+        print(f"massieu bench: NAME must be one of {', '.join(known)}, got {', '.join(unknown)}", file=sys.stderr)
+        return 2
+    results = {}
+    for name in names or known:
+        print(f"running {name} ...", file=sys.stderr, flush=True)
+        results[name] = known[name]()
+    if json:
+        print(json_format.dumps({"environment": environment(), "benchmarks": results}))
+        return 0
+    print("  ".join(f"{name} {fact}" for name, fact in environment().items()))
+    for name, rows in results.items():
+        print(f"\n{name}\n{table(rows)}")
+    return 0
+
+
+def environment() -> Row:
+    """The machine and the versions that a figure belongs to."""
+    return {
+        "cpu": processor(),
+        "threads": torch.get_num_threads(),
+        "kernel": kernels.backend(),
+        "massieu": massieu.__version__,
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def processor() -> str:
+    """Model and vector extension of the processor."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return f"{model} ({torch.backends.cpu.get_cpu_capability()})"
+
+
+def alternate(ways: dict[str, Callable[[], object]], *, baseline: str, seconds: float = 4.0) -> Row:
+    """Median ratio of every way to the baseline over alternating rounds, with its lower and upper quartile.
+
+    Each ratio is taken within one round, so that a slow minute of the machine touches both of its sides.
+    """
+    for way in ways.values():
+        way()
+    rounds: list[dict[str, float]] = []
+    start = time.perf_counter()
+    while len(rounds) < 7 or (time.perf_counter() - start < seconds and len(rounds) < 101):
+        taken = {}
+        for name, way in ways.items():
+            begin = time.perf_counter()
+            way()
+            taken[name] = time.perf_counter() - begin
+        rounds.append(taken)
+    row: Row = {"rounds": len(rounds), f"{baseline} ms": 1e3 * statistics.median(r[baseline] for r in rounds)}
+    for name in ways:
+        if name != baseline:
+            ratios = [r[name] / r[baseline] for r in rounds]
+            low, middle, high = statistics.quantiles(ratios, n=4)
+            row[name], row[f"{name} low"], row[f"{name} high"] = middle, low, high
+    return row
+
+
+def table(rows: list[Row]) -> str:
+    """Columns aligned, the quartiles of a ratio in brackets behind it."""
+    columns = [name for name in rows[0] if not name.endswith((" low", " high"))]
+
+    def cell(row: Row, name: str) -> str:
+        value = row.get(name)
+        text = f"{value:.2f}" if isinstance(value, float) else str(value)
+        return f"{text} [{row[name + ' low']:.2f}, {row[name + ' high']:.2f}]" if f"{name} low" in row else text
+
+    cells = [columns, *([cell(row, name) for name in columns] for row in rows)]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
+    return "\n".join("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) for line in cells)

@@ -1,0 +1,84 @@
+"""Massieu: softmax attention as an exponential family, measured on real transformers.
+
+The query is the natural parameter, the keys carry the measure, and the attention output is the gradient of the log
+normalizer, the Massieu potential. Start with :func:`attend` (attention with the statistics of every row),
+:class:`Points` (keys as a measure) and :func:`natural_from_mean` (from an output back to its query).
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from massieu.duality import Inversion, Proximal, bregman, conjugate, natural_from_mean, natural_gradient, prox
+    from massieu.measures import (
+        Ball,
+        Box,
+        ConjugatePrior,
+        Convolution,
+        DirichletMultinomial,
+        Gamma,
+        Gaussian,
+        GaussianMixture,
+        Hypercube,
+        Laplace,
+        Measure,
+        Mixture,
+        Multinomial,
+        Points,
+        Poisson,
+        Sphere,
+        Tilted,
+    )
+    from massieu.statistics import Attended, RowStatistics, attend, mass_count, row_statistics
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Attended",
+    "Ball",
+    "Box",
+    "ConjugatePrior",
+    "Convolution",
+    "DirichletMultinomial",
+    "Gamma",
+    "Gaussian",
+    "GaussianMixture",
+    "Hypercube",
+    "Inversion",
+    "Laplace",
+    "Measure",
+    "Mixture",
+    "Multinomial",
+    "Points",
+    "Poisson",
+    "Proximal",
+    "RowStatistics",
+    "Sphere",
+    "Tilted",
+    "attend",
+    "bregman",
+    "conjugate",
+    "mass_count",
+    "natural_from_mean",
+    "natural_gradient",
+    "prox",
+    "row_statistics",
+]
+
+# Names are looked up on first use, so that the command line answers without waiting for torch.
+_HOMES = ("statistics", "measures", "duality")
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        for home in _HOMES:
+            module = importlib.import_module(f"massieu.{home}")
+            if name in module.__all__:
+                return globals().setdefault(name, getattr(module, name))
+    raise AttributeError(f"module 'massieu' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,7 @@
+"""``python -m massieu`` is the command ``massieu``."""
+
+import sys
+
+from massieu.cli import main
+
+sys.exit(main())

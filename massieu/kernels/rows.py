@@ -1,0 +1,238 @@
+"""The one shape that kernels see: rows of scores grouped by the keys that they share."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["Plan", "Rows", "arrange", "check_floating", "check_log_weight"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is fixed about the scores of a call: their scale, and which atoms each query reaches.
+
+    The queries are the last of the atoms: query ``i`` stands at position ``i + atoms - queries``.
+    """
+
+    scale: float
+    causal: bool
+    window: int | None
+    lengths: Tensor | None
+    """Atoms present, int64, ``(batch, groups or 1)``."""
+    weight_index: list[int] | None
+    """Which entry of the first axis of ``log_weight`` belongs to each entry of the batch."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Tensors in the order that kernels want, and the way back to the caller's axes."""
+
+    query: Tensor  # (batch, groups, queries, dim): `groups` queries share one key set
+    key: Tensor  # (batch, atoms, dim)
+    value: Tensor | None  # (batch, atoms, value_dim)
+    log_weight: Tensor | None  # (weights, groups or 1, queries or 1, atoms or 1)
+    plan: Plan
+    axes: tuple[int, ...]  # permutation of the leading axes: those of the keys first, then the shared ones
+    lead: tuple[int, ...]  # leading shape, grouped heads still apart
+    shape: tuple[int, ...]  # leading shape of the caller
+
+    def restore(self, tensor: Tensor) -> Tensor:
+        """``(batch, groups, queries, ...)`` back to the caller's ``(..., queries, ...)``."""
+        rest = tensor.shape[2:]
+        tensor = tensor.reshape(*(self.lead[i] for i in self.axes), *rest)
+        inverse = sorted(range(len(self.axes)), key=self.axes.__getitem__)
+        tensor = tensor.permute(*inverse, *range(len(inverse), tensor.dim()))
+        return tensor.reshape(*self.shape, *rest)
+
+
+def arrange(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor | None,
+    log_weight: Tensor | None,
+    *,
+    scale: float,
+    causal: bool,
+    window: int | None,
+    lengths: Tensor | int | None,
+) -> Rows:
+    """Check a call at the border and bring it into :class:`Rows`, without copying keys, values or log weights."""
+    _check_tensors(query, key, value, log_weight)
+    if not isinstance(scale, (int, float)) or not math.isfinite(scale):
+        raise ValueError(f"scale must be a finite number, got {scale!r}; multiply the query by a learned scale instead")
+    if window is not None and (not isinstance(window, int) or window < 1):
+        raise ValueError(f"window must be a positive number of atoms, got {window!r}; pass None for no window")
+
+    queries, atoms = query.shape[-2], key.shape[-2]
+    key_shape = tuple(key.shape[:-2]) if value is None else np.broadcast_shapes(key.shape[:-2], value.shape[:-2])
+    heads, query_shape = _grouped(tuple(query.shape[:-2]), key_shape)
+    try:
+        shape = np.broadcast_shapes(query_shape, key_shape)
+    except ValueError:
+        raise ValueError(
+            f"query and key must have leading axes that broadcast, got {tuple(query.shape[:-2])} and"
+            f" {key_shape}; insert axes of size 1, or make the heads of query a multiple of those of key"
+        ) from None
+    rank = len(shape)
+    key_lead = (1,) * (rank - len(key_shape)) + key_shape
+    if heads:
+        shape = (*shape[:-1], query.shape[-3])
+        lead = (*shape[:-1], heads, shape[-1] // heads)
+        key_lead = (*key_lead[:-1], heads, 1)
+    else:
+        lead = shape
+
+    shared = [i for i, (own, full) in enumerate(zip(key_lead, lead, strict=True)) if own < full]
+    distinct = [i for i in range(len(lead)) if i not in shared]
+    axes = (*distinct, *shared)
+    batch, groups = math.prod(lead[i] for i in distinct), math.prod(lead[i] for i in shared)
+
+    def by_key(tensor: Tensor) -> Tensor:
+        return tensor.expand(*key_shape, *tensor.shape[-2:]).reshape(batch, *tensor.shape[-2:])
+
+    query = query.expand(*shape, *query.shape[-2:]).reshape(*lead, *query.shape[-2:])
+    query = query.permute(*axes, -2, -1).reshape(batch, groups, *query.shape[-2:])
+    weight, weight_index = _arrange_log_weight(log_weight, shape, lead, distinct, shared, queries, atoms)
+    plan = Plan(
+        scale=float(scale),
+        causal=causal,
+        window=window,
+        lengths=_arrange_lengths(lengths, shape, lead, axes, batch, atoms, query.device),
+        weight_index=weight_index,
+    )
+    return Rows(query, by_key(key), None if value is None else by_key(value), weight, plan, axes, lead, shape)
+
+
+def check_floating(tensor: Any, name: str, remedy: str = "convert it with .double()") -> None:
+    """One sentence unless this is a floating-point tensor."""
+    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+        got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise TypeError(f"{name} must be a floating-point tensor, got {got}; {remedy}")
+
+
+def check_log_weight(log_weight: Tensor) -> None:
+    """One sentence unless every log weight is finite or minus infinity."""
+    if bool(log_weight.isnan().any()) or bool(log_weight.isposinf().any()):
+        raise ValueError(
+            "log_weight must be finite or minus infinity, got nan or plus infinity;"
+            " a nan is often the logarithm of a negative weight, and an absent atom has weight minus infinity"
+        )
+
+
+def _check_tensors(query: Tensor, key: Tensor, value: Tensor | None, log_weight: Tensor | None) -> None:
+    for name, axis, tensor in (("query", "queries", query), ("key", "atoms", key), ("value", "atoms", value)):
+        if tensor is None:
+            continue
+        check_floating(tensor, name)
+        if tensor.dim() < 2:
+            raise ValueError(
+                f"{name} must have shape (..., {axis}, dim), got {tuple(tensor.shape)};"
+                f" for a single vector pass {name}[None]"
+            )
+    if log_weight is not None:
+        check_floating(log_weight, "log_weight", "for a mask use torch.where(mask, 0.0, -torch.inf)")
+    if query.shape[-1] != key.shape[-1]:
+        raise ValueError(
+            f"query and key must have the same last axis, got {query.shape[-1]} and {key.shape[-1]};"
+            " project one onto the space of the other"
+        )
+    if value is not None:
+        if value.shape[-2] != key.shape[-2]:
+            raise ValueError(
+                f"key and value must have the same number of atoms, got {key.shape[-2]} and {value.shape[-2]};"
+                " give every key its value"
+            )
+        try:
+            np.broadcast_shapes(key.shape[:-2], value.shape[:-2])
+        except ValueError:
+            raise ValueError(
+                f"key and value must have leading axes that broadcast, got {tuple(key.shape[:-2])} and"
+                f" {tuple(value.shape[:-2])}; insert axes of size 1 where they should broadcast"
+            ) from None
+    dtypes = {tensor.dtype for tensor in (query, key, value) if tensor is not None}
+    if len(dtypes) > 1:
+        raise TypeError(
+            f"query, key and value must share one dtype, got {sorted(map(str, dtypes))}; convert them to the widest"
+        )
+
+
+def _grouped(query_shape: tuple[int, ...], key_shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+    """Number of key heads when several query heads share each of them (else 0), and the shape to broadcast."""
+    if query_shape and key_shape:
+        heads, own = query_shape[-1], key_shape[-1]
+        if 1 < own < heads and heads % own == 0:
+            return own, (*query_shape[:-1], own)
+    return 0, query_shape
+
+
+def _arrange_log_weight(
+    log_weight: Tensor | None,
+    shape: tuple[int, ...],
+    lead: tuple[int, ...],
+    distinct: list[int],
+    shared: list[int],
+    queries: int,
+    atoms: int,
+) -> tuple[Tensor | None, list[int] | None]:
+    if log_weight is None:
+        return None, None
+    full = (*shape, queries, atoms)
+    sizes = (1,) * (len(full) - log_weight.dim()) + tuple(log_weight.shape)
+    if len(sizes) > len(full) or any(own not in (1, whole) for own, whole in zip(sizes, full, strict=False)):
+        raise ValueError(
+            f"log_weight must broadcast to {full} = (..., queries, atoms), got {tuple(log_weight.shape)};"
+            " insert axes of size 1 where it should broadcast"
+        )
+    weight = log_weight.reshape(sizes)
+    # An expanded mask is narrowed back to what it stores, so that flattening its axes copies nothing.
+    for axis, (size, stride) in enumerate(zip(weight.shape, weight.stride(), strict=True)):
+        if size > 1 and stride == 0:
+            weight = weight.narrow(axis, 0, 1)
+    check_log_weight(weight)
+    if len(lead) > len(shape):
+        own_heads = weight.shape[-3]
+        split = lead[-2:] if own_heads > 1 else (1, 1)
+        weight = weight.reshape(*weight.shape[:-3], *split, *weight.shape[-2:])
+    own = weight.shape[: len(lead)]
+    weight = weight.permute(*distinct, *shared, -2, -1)
+    if any(own[i] > 1 for i in shared):
+        weight = weight.expand(*(own[i] for i in distinct), *(lead[i] for i in shared), *weight.shape[-2:])
+    weights, groups = math.prod(own[i] for i in distinct), math.prod(weight.shape[len(distinct) : -2])
+    index = torch.arange(weights).reshape([own[i] for i in distinct]).expand([lead[i] for i in distinct])
+    return weight.reshape(weights, groups, *weight.shape[-2:]), index.reshape(-1).tolist()
+
+
+def _arrange_lengths(
+    lengths: Tensor | int | None,
+    shape: tuple[int, ...],
+    lead: tuple[int, ...],
+    axes: tuple[int, ...],
+    batch: int,
+    atoms: int,
+    device: torch.device,
+) -> Tensor | None:
+    if lengths is None:
+        return None
+    lengths = torch.as_tensor(lengths, device=device)
+    if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype == torch.bool:
+        raise TypeError(f"lengths must hold whole numbers, got {lengths.dtype}; convert it with .long()")
+    if lengths.dim() > len(shape) or any(
+        own not in (1, whole) for own, whole in zip(lengths.shape, shape, strict=False)
+    ):
+        raise ValueError(
+            f"lengths must match the leading axes {shape} from the left, got {tuple(lengths.shape)};"
+            " pass one length per batch entry, shape (batch,)"
+        )
+    if lengths.numel() and not bool(((lengths >= 0) & (lengths <= atoms)).all()):
+        raise ValueError(
+            f"lengths must lie between 0 and the number of atoms {atoms}, got {lengths.min()} to {lengths.max()};"
+            " count the atoms that are present"
+        )
+    lengths = lengths.long().reshape(*lengths.shape, *(1,) * (len(shape) - lengths.dim()))
+    return lengths.expand(shape).reshape(lead).permute(axes).reshape(batch, -1)

@@ -1,0 +1,338 @@
+"""The torch kernel: an online softmax over tiles of scores, with the moments of each row.
+
+Scores are kept in base 2 (``exp2`` costs half of ``exp`` on a CPU) and their moments are taken about the running
+maximum: with scores near 3000 the plain float32 variance is wrong by more than its own value. Row sums are
+carried in float64, since one row may have a million atoms. Nothing of size queries x atoms outlives its tile.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from massieu.kernels.rows import Plan
+
+__all__ = ["ABSENT", "Moments", "Slope", "backward", "forward", "mass_count"]
+
+LN2 = math.log(2.0)
+LOG2E = 1.0 / LN2
+
+# An absent atom scores this much instead of minus infinity, so that no tile ever computes inf - inf.
+# Its square is still finite in float32.
+ABSENT = -1e15
+
+# Two tiles of scores (as numbers and as weights) stay in the second-level caches.
+TILE_BYTES = 2 << 20
+TILE_ROWS = 256
+TILE_ATOMS = 256
+
+
+class Moments(NamedTuple):
+    """Sums of one row about its maximum, each ``(batch, groups, queries)``; a row without atoms has nan.
+
+    With u the base-2 scores minus their maximum and p the weights: ``maximum``, ``total`` = sum of 2^u,
+    ``offset`` = E_p[u], ``spread`` = Var_p[u], ``collision`` = sum of p^2. The last three are None if not asked for.
+    """
+
+    maximum: Tensor
+    total: Tensor
+    offset: Tensor | None = None
+    spread: Tensor | None = None
+    collision: Tensor | None = None
+
+
+class Slope(NamedTuple):
+    r"""Gradient of a loss in the scores, as coefficients per row.
+
+    .. math:: ds_j = p_j (g \cdot v_j + constant + linear\, c_j + quadratic\, c_j^2 + weight\, p_j),
+              \qquad c_j = s_j - E[s]
+    """
+
+    constant: Tensor
+    linear: Tensor | None
+    quadratic: Tensor | None
+    weight: Tensor | None
+
+
+class Block(NamedTuple):
+    """A block of queries of a few batch entries, and the atoms that any of them can see."""
+
+    batch: slice
+    queries: slice
+    first_atom: int
+    last_atom: int
+
+
+def forward(
+    query: Tensor, key: Tensor, value: Tensor | None, log_weight: Tensor | None, plan: Plan, moments: int
+) -> tuple[Tensor | None, Moments]:
+    """Output ``(batch, groups, queries, value_dim)`` and the row moments, up to the given power (0, 1 or 2)."""
+    dtype = compute_dtype(query.dtype)
+    batch, groups, queries, _ = query.shape
+    out = None if value is None else query.new_zeros(batch, groups, queries, value.shape[-1], dtype=dtype)
+    rows = query.new_full(((2, 3, 5)[moments], batch, groups, queries), torch.nan, dtype=dtype)
+    height, width, depth = tile_shape(query, key, dtype)
+    buffers = query.new_empty(2, depth * groups * height * width, dtype=dtype)
+    for block in blocks(query, key, plan, height, depth):
+        state = _Online(query[block.batch, :, block.queries], value, dtype, moments)
+        scaled = (query[block.batch, :, block.queries].to(dtype) * (plan.scale * LOG2E)).flatten(1, 2)
+        for first in range(block.first_atom, block.last_atom, width):
+            atoms = slice(first, min(first + width, block.last_atom))
+            score, weight = tile_buffers(buffers, scaled, atoms)
+            torch.bmm(scaled, key[block.batch, atoms].to(dtype).mT, out=score)
+            add_log_weights(score, log_weight, plan, block, atoms, query, key)
+            state.absorb(score, weight, None if value is None else value[block.batch, atoms].to(dtype))
+        state.store(rows, out, block)
+    return out, Moments(*rows)
+
+
+class _Online:
+    """Running maximum, sums and output of one block of rows."""
+
+    def __init__(self, query: Tensor, value: Tensor | None, dtype: torch.dtype, moments: int) -> None:
+        shape = (query.shape[0], query.shape[1] * query.shape[2], 1)
+        self.moments = moments
+        self.maximum = query.new_full(shape, 2 * ABSENT, dtype=dtype)
+        self.total = query.new_zeros(shape, dtype=torch.float64)
+        self.first = self.second = self.square = self.total
+        self.out = None if value is None else query.new_zeros(*shape[:2], value.shape[-1], dtype=dtype)
+
+    def absorb(self, score: Tensor, weight: Tensor, value: Tensor | None) -> None:
+        maximum = torch.maximum(self.maximum, score.amax(-1, keepdim=True))
+        drop = self.maximum.double() - maximum
+        decay = torch.exp2(drop)
+        self.maximum = maximum
+        torch.exp2(score.sub_(maximum), out=weight)
+        if self.out is not None and value is not None:
+            self.out.mul_(decay.to(weight.dtype)).baddbmm_(weight, value)
+        total, first = self.total, self.first
+        self.total = decay * total + weight.sum(-1, keepdim=True)
+        if self.moments == 0:
+            return
+        if self.moments == 2:
+            norm = torch.linalg.vector_norm(weight, dim=-1, keepdim=True).double()
+            self.square = decay.square() * self.square + norm.square()
+        # Moving the maximum by `drop` moves every u: the old moments are re-expanded about the new one.
+        self.first = decay * (first + drop * total) + weight.mul_(score).sum(-1, keepdim=True)
+        if self.moments == 2:
+            old = self.second + drop * (2 * first + drop * total)
+            self.second = decay * old + weight.mul_(score).sum(-1, keepdim=True)
+
+    def store(self, rows: Tensor, out: Tensor | None, block: Block) -> None:
+        empty = self.maximum < 0.5 * ABSENT
+        total = self.total.masked_fill(empty, torch.nan)
+        offset = self.first / total
+        spread = (self.second / total - offset.square()).clamp_(min=0)
+        values = (self.maximum.double().masked_fill(empty, torch.nan), total, offset, spread, self.square / total**2)
+        for row, result in zip(rows, values, strict=False):
+            into = row[block.batch, :, block.queries]
+            into.copy_(result.view(into.shape))
+        if out is not None and self.out is not None:
+            into = out[block.batch, :, block.queries]
+            into.copy_(self.out.div_(self.total).masked_fill_(empty, 0.0).view(into.shape))
+
+
+def backward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor | None,
+    log_weight: Tensor | None,
+    plan: Plan,
+    moments: Moments,
+    slope: Slope,
+    grad_output: Tensor | None,
+    *,
+    want_log_weight: bool,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Gradients in query, key, value and log weight; scores are recomputed, tile by tile."""
+    dtype = compute_dtype(query.dtype)
+    grad_query, grad_key = query.new_zeros(query.shape, dtype=dtype), key.new_zeros(key.shape, dtype=dtype)
+    grad_value = None if value is None else value.new_zeros(value.shape, dtype=dtype)
+    grad_weight = None
+    if want_log_weight and log_weight is not None:
+        grad_weight = log_weight.new_zeros(log_weight.shape, dtype=dtype)
+    height, width, depth = tile_shape(query, key, dtype)
+    buffers = query.new_empty(3, depth * query.shape[1] * height * width, dtype=dtype)
+    empty = moments.total.isnan()
+    per_row = [
+        None if row is None else row.to(dtype).masked_fill(empty, 0.0)
+        for row in (moments.maximum, moments.total.reciprocal(), moments.offset, *slope)
+    ]
+    for block in blocks(query, key, plan, height, depth):
+        cut = (block.batch, slice(None), block.queries)
+        scaled = (query[cut].to(dtype) * (plan.scale * LOG2E)).flatten(1, 2)
+        coming = None if grad_output is None else grad_output[cut].to(dtype).flatten(1, 2)
+        maximum, inverse, *coefficients = (
+            None if row is None else row[cut].flatten(1, 2).unsqueeze(-1) for row in per_row
+        )
+        assert maximum is not None
+        assert inverse is not None
+        collected = torch.zeros_like(scaled)
+        for first in range(block.first_atom, block.last_atom, width):
+            atoms = slice(first, min(first + width, block.last_atom))
+            score, weight, slopes = tile_buffers(buffers, scaled, atoms)
+            keys = key[block.batch, atoms].to(dtype)
+            torch.bmm(scaled, keys.mT, out=score)
+            add_log_weights(score, log_weight, plan, block, atoms, query, key)
+            torch.exp2(score.sub_(maximum), out=weight).mul_(inverse)
+            if coming is not None and value is not None and grad_value is not None:
+                torch.bmm(coming, value[block.batch, atoms].to(dtype).mT, out=slopes)
+                grad_value[block.batch, atoms].baddbmm_(weight.mT, coming)
+            else:
+                slopes.zero_()
+            _add_slope(slopes, score, weight, *coefficients)
+            slopes.mul_(weight)
+            collected.baddbmm_(slopes, keys)
+            grad_key[block.batch, atoms].baddbmm_(slopes.mT, scaled)
+            if grad_weight is not None:
+                _add_weight_gradient(grad_weight, slopes, plan, block, atoms, query)
+        into = grad_query[cut]
+        into.copy_(collected.mul_(plan.scale).view(into.shape))
+    grad_key.mul_(LN2)  # the scaled query carries the factor log2(e)
+    grads = (grad_query, grad_key, grad_value, grad_weight)
+    return tuple(None if g is None else g.to(query.dtype) for g in grads)  # type: ignore[return-value]
+
+
+def _add_slope(
+    slopes: Tensor,
+    score: Tensor,
+    weight: Tensor,
+    offset: Tensor | None = None,
+    constant: Tensor | None = None,
+    linear: Tensor | None = None,
+    quadratic: Tensor | None = None,
+    collision: Tensor | None = None,
+) -> None:
+    if constant is not None:
+        slopes.add_(constant)
+    if offset is not None and linear is not None:
+        # Atoms that are absent, or too light to matter, must not overflow the square.
+        centred = score.clamp_(min=-5000.0).sub_(offset).mul_(LN2)
+        slopes.addcmul_(centred, linear)
+        if quadratic is not None:
+            slopes.addcmul_(centred.square_(), quadratic)
+    if collision is not None:
+        slopes.addcmul_(weight, collision)
+
+
+def _add_weight_gradient(grad: Tensor, slopes: Tensor, plan: Plan, block: Block, atoms: slice, query: Tensor) -> None:
+    """Sum the slopes of one tile into the axes that the log weight really has."""
+    assert plan.weight_index is not None
+    own = grad[:, :, block.queries if grad.shape[2] > 1 else slice(None), atoms if grad.shape[3] > 1 else slice(None)]
+    tile = slopes.view(slopes.shape[0], query.shape[1], -1, slopes.shape[-1])
+    for axis in (1, 2, 3):
+        if grad.shape[axis] == 1:
+            tile = tile.sum(axis, keepdim=True)
+    own.index_add_(0, torch.tensor(plan.weight_index[block.batch], device=grad.device), tile)
+
+
+def mass_count(query: Tensor, key: Tensor, log_weight: Tensor | None, plan: Plan, mass: float) -> Tensor:
+    """How many of the heaviest atoms hold the given mass, ``(batch, groups, queries)``, int64."""
+    dtype = compute_dtype(query.dtype)
+    batch, groups, queries, _ = query.shape
+    atoms = key.shape[1]
+    count = query.new_zeros(batch, groups, queries, dtype=torch.int64)
+    height = max(1, min(queries, TILE_BYTES // (groups * max(atoms, 1) * dtype.itemsize)))
+    for block in blocks(query, key, plan, height, 1):
+        if block.last_atom <= block.first_atom:
+            continue
+        reach = slice(block.first_atom, block.last_atom)
+        scaled = (query[block.batch, :, block.queries].to(dtype) * (plan.scale * LOG2E)).flatten(1, 2)
+        score = torch.bmm(scaled, key[block.batch, reach].to(dtype).mT)
+        add_log_weights(score, log_weight, plan, block, reach, query, key)
+        maximum = score.amax(-1, keepdim=True)
+        present = maximum > 0.5 * ABSENT
+        held = torch.exp2(score.sub_(maximum)).sort(-1, descending=True).values.cumsum(-1, dtype=torch.float64)
+        # Equal weights often meet the mass exactly (9 of 10 atoms at 0.9): rounding must not ask for one more.
+        needed = held[..., -1:] * mass * (1 - 16 * torch.finfo(dtype).eps)
+        into = count[block.batch, :, block.queries]
+        into.copy_(((held < needed).sum(-1, keepdim=True).add_(1) * present).view(into.shape))
+    return count
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float64 stays; everything else is accumulated in float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def tile_shape(query: Tensor, key: Tensor, dtype: torch.dtype) -> tuple[int, int, int]:
+    """Queries per block, atoms per tile and batch entries per tile, such that a tile has about TILE_BYTES."""
+    batch, groups, queries, _ = query.shape
+    numbers = TILE_BYTES // dtype.itemsize
+    height = max(1, min(queries, TILE_ROWS // groups))
+    rows = groups * height
+    depth = max(1, min(batch, numbers // (rows * TILE_ATOMS)))
+    width = max(TILE_ATOMS, numbers // (rows * depth) // TILE_ATOMS * TILE_ATOMS)
+    return height, min(width, max(key.shape[1], 1)), depth
+
+
+def blocks(query: Tensor, key: Tensor, plan: Plan, height: int, depth: int) -> Iterator[Block]:
+    """All blocks of queries, each with the range of atoms that one of its rows can see."""
+    batch, _, queries, _ = query.shape
+    atoms = key.shape[1]
+    for entry in range(0, batch, depth):
+        entries = slice(entry, min(entry + depth, batch))
+        longest = atoms if plan.lengths is None else int(plan.lengths[entries].max())
+        for start in range(0, queries, height):
+            stop = min(start + height, queries)
+            near, far = start + atoms - queries, stop - 1 + atoms - queries  # positions of first and last query
+            first, last = 0, longest
+            if plan.causal:
+                last = min(last, far + 1)
+            if plan.window is not None:
+                first = max(first, near - plan.window + 1)
+                last = min(last, far + plan.window)
+            yield Block(entries, slice(start, stop), first, max(first, last))
+
+
+def tile_buffers(buffers: Tensor, scaled: Tensor, atoms: slice) -> list[Tensor]:
+    """The preallocated buffers, cut to this tile."""
+    shape = (*scaled.shape[:2], atoms.stop - atoms.start)
+    return [buffer[: math.prod(shape)].view(shape) for buffer in buffers]
+
+
+def add_log_weights(
+    score: Tensor, log_weight: Tensor | None, plan: Plan, block: Block, atoms: slice, query: Tensor, key: Tensor
+) -> None:
+    """Add to a tile of base-2 scores whatever its atoms weigh: the log weight, and what the plan hides."""
+    groups, queries, total = query.shape[1], query.shape[2], key.shape[1]
+    height, width = block.queries.stop - block.queries.start, atoms.stop - atoms.start
+    tile = score.view(score.shape[0], groups, height, width)
+    if log_weight is not None:
+        tile.add_(_log_weight_tile(log_weight, plan, block, atoms, score.dtype))
+    # Distance of the first atom of the tile from the position of its first query.
+    shift = atoms.start - (block.queries.start + total - queries)
+    ahead = 1 if plan.causal else plan.window  # atoms at this distance after the query, or farther, are hidden
+    if ahead is not None and shift + width > ahead:
+        tile.add_(score.new_full((height, width), ABSENT).triu_(ahead - shift))
+    if plan.window is not None and shift <= height - 1 - plan.window:
+        tile.add_(score.new_full((height, width), ABSENT).tril_(-plan.window - shift))
+    if plan.lengths is not None:
+        lengths = plan.lengths[block.batch]
+        if atoms.stop > int(lengths.min()):
+            place = torch.arange(atoms.start, atoms.stop, device=score.device)
+            tile.add_((place >= lengths[..., None, None]).to(score.dtype), alpha=ABSENT)
+
+
+def _log_weight_tile(log_weight: Tensor, plan: Plan, block: Block, atoms: slice, dtype: torch.dtype) -> Tensor:
+    assert plan.weight_index is not None
+    tile = log_weight[
+        :,
+        :,
+        block.queries if log_weight.shape[2] > 1 else slice(None),
+        atoms if log_weight.shape[3] > 1 else slice(None),
+    ]
+    index = plan.weight_index[block.batch]
+    if min(index) == max(index):
+        tile = tile[index[0] : index[0] + 1]
+    elif index == list(range(index[0], index[0] + len(index))):
+        tile = tile[index[0] : index[-1] + 1]
+    else:
+        tile = tile[index]
+    # Models mask with the most negative number of their dtype instead of minus infinity.
+    masked = tile <= torch.finfo(tile.dtype).min / 2
+    return tile.to(dtype).mul(LOG2E).masked_fill_(masked, ABSENT)

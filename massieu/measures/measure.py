@@ -1,0 +1,210 @@
+"""The intrinsic measure: write its log normalizer, and everything else follows."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from massieu.kernels.rows import check_floating, check_log_weight
+
+__all__ = ["Measure", "as_log_weight", "as_parameter", "gradient"]
+
+
+class Measure(abc.ABC):
+    r"""The intrinsic measure :math:`h` of an exponential family.
+
+    .. math:: p_\eta(dx) = e^{x \cdot \eta - G(\eta)}\, h(dx), \qquad
+              G(\eta) = \log Z(\eta) = \log \int e^{x \cdot \eta}\, h(dx)
+
+    A new measure writes :meth:`log_normalizer`. The mean map is its gradient, the Fisher matrix its Hessian,
+    the rest is algebra on these. Methods take ``natural`` of shape ``(..., queries, dim)``, compute in its
+    dtype, and return one value, vector or matrix per query.
+
+    Source:
+        "A Probabilistic Interpretation of Transformers", eq. 1 to 6. Three of its statements are corrected
+        here: :math:`\nabla^2 G` is the *centred* second moment, :math:`G^* = -H - E[\log h]` (the printed
+        parenthesis changes the sign of the last term), and the Bregman divergence of :math:`G` is the
+        Kullback-Leibler divergence with its arguments *exchanged*.
+
+    Example:
+        >>> class Exponential(Measure):
+        ...     dim = 1
+        ...     def log_normalizer(self, natural):
+        ...         return -torch.log1p(-natural[..., 0])
+        >>> Exponential().mean(torch.tensor([[0.5]]))
+        tensor([[2.]])
+    """
+
+    dim: int
+    """Dimension of the space that the measure lives on."""
+
+    batch_shape: tuple[int, ...] = ()
+    """Leading axes of the parameters, which broadcast against those of ``natural``."""
+
+    reference: str = "intrinsic"
+    """What :meth:`entropy` is relative to: "counting", "lebesgue", "surface", or "intrinsic" (h itself)."""
+
+    domain: str = "all of R^dim"
+    """The natural domain in words, for error messages."""
+
+    @abc.abstractmethod
+    def log_normalizer(self, natural: Tensor) -> Tensor:
+        r""":math:`G(\eta) = \log \int e^{x \cdot \eta} h(dx)`, shape ``(..., queries)``."""
+
+    def mean(self, natural: Tensor) -> Tensor:
+        r""":math:`m(\eta) = \nabla G(\eta) = E_{p_\eta}[x]`, shape ``(..., queries, dim)``."""
+        return gradient(self.log_normalizer, self.expect(natural))
+
+    def fisher(self, natural: Tensor) -> Tensor:
+        r""":math:`\nabla^2 G(\eta) = E[x x^\top] - m m^\top`, a covariance, shape ``(..., queries, dim, dim)``."""
+        natural = self.expect(natural)
+
+        def coordinate(axis: int) -> Callable[[Tensor], Tensor]:
+            return lambda eta: self.mean(eta)[..., axis]
+
+        return torch.stack([gradient(coordinate(axis), natural) for axis in range(self.dim)], dim=-2)
+
+    def conjugate(self, natural: Tensor) -> Tensor:
+        r""":math:`G^*(m(\eta)) = \eta \cdot m(\eta) - G(\eta) = KL(p_\eta \| h)`, shape ``(..., queries)``.
+
+        For :math:`G^*` at a given mean see :func:`massieu.duality.conjugate`.
+        """
+        eta = self.expect(natural).double()  # a difference of large numbers, whatever the dtype of natural
+        return ((eta * self.mean(eta)).sum(-1) - self.log_normalizer(eta)).to(natural.dtype)
+
+    def expected_log_density(self, natural: Tensor) -> Tensor:
+        r""":math:`E_{p_\eta}[\log h(x)]`, the density of h taken against :attr:`reference`; zero if that is h."""
+        return torch.zeros_like(self.expect(natural)[..., 0])
+
+    def entropy(self, natural: Tensor) -> Tensor:
+        r""":math:`H(p_\eta) = -G^*(m(\eta)) - E_{p_\eta}[\log h]` against :attr:`reference`, ``(..., queries)``.
+
+        Shannon entropy when the reference is "counting", differential entropy when it is "lebesgue", and
+        :math:`-KL(p_\eta \| h)` when it is "intrinsic".
+        """
+        eta = self.expect(natural).double()
+        return (-self.conjugate(eta) - self.expected_log_density(eta)).to(natural.dtype)
+
+    def divergence(self, first: Tensor, second: Tensor) -> Tensor:
+        r""":math:`KL(p_{first} \| p_{second})`, shape ``(..., queries)``.
+
+        It equals :math:`B_G(second, first)`: section 3.2 of the paper prints the arguments the other way round.
+        """
+        start, end = self.expect(first).double(), self.expect(second).double()
+        linear = ((end - start) * self.mean(start)).sum(-1)
+        return (self.log_normalizer(end) - self.log_normalizer(start) - linear).to(first.dtype)
+
+    def tilt(self, natural: Tensor) -> Measure:
+        r"""The probability measure :math:`p_\eta`, as an intrinsic measure of its own (Proposition 1b)."""
+        from massieu.measures.compose import Tilted
+
+        return Tilted(self, natural)
+
+    def contains(self, natural: Tensor) -> Tensor:
+        """Whether each natural parameter lies in the natural domain, where Z is finite; ``(..., queries)``."""
+        return torch.ones_like(natural[..., 0], dtype=torch.bool)
+
+    def sample(self, natural: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
+        """``count`` independent draws from each member of the family, shape ``(count, ..., queries, dim)``."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has no exact sampler; expected a measure with one, such as Points or Gaussian"
+        )
+
+    def support_function(self, direction: Tensor) -> Tensor:
+        r""":math:`\sup \{u \cdot x : x \in \mathrm{supp}\, h\}`, shape ``(..., queries)``; infinite if not known.
+
+        It is the recession function of G and certifies that a mean lies outside the hull of the support.
+        """
+        return torch.full_like(direction[..., 0], torch.inf)
+
+    def affine_span(self) -> Tensor:
+        """Projector on the directions of the affine span of the support, broadcasts to ``(..., queries, dim, dim)``.
+
+        The identity for a minimal family, whose mean map is one-to-one.
+        """
+        covariance = self.fisher(torch.zeros(1, self.dim, dtype=torch.float64))
+        # The rank is that of the correlations: coordinates of very different scale are no less independent.
+        deviation = covariance.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
+        inverse = torch.where(deviation > 0, deviation.reciprocal(), 0.0)
+        spread, axes = torch.linalg.eigh(inverse[..., :, None] * covariance * inverse[..., None, :])
+        kept = spread > self.dim * torch.finfo(spread.dtype).eps * spread[..., -1:]
+        rank = kept.sum(-1, keepdim=True)
+        basis, _, _ = torch.linalg.svd(deviation[..., :, None] * axes * kept[..., None, :])
+        basis = basis * (torch.arange(self.dim) < rank)[..., None, :]
+        span: Tensor = basis @ basis.mT
+        return span
+
+    def vectors(self, tensor: Tensor, name: str) -> Tensor:
+        """A tensor of shape ``(..., queries, dim)``, expanded to the batch of this measure, or one clear sentence."""
+        check_floating(tensor, name)
+        if tensor.dim() < 2 or tensor.shape[-1] != self.dim:
+            raise ValueError(
+                f"{name} of {type(self).__name__} must have shape (..., queries, {self.dim}),"
+                f" got {tuple(tensor.shape)}; for a single vector pass {name}[None]"
+            )
+        try:
+            batch = np.broadcast_shapes(tensor.shape[:-2], self.batch_shape)
+        except ValueError:
+            raise ValueError(
+                f"{name} must have leading axes that broadcast against {self.batch_shape} of {type(self).__name__},"
+                f" got {tuple(tensor.shape[:-2])}; insert axes of size 1 where they should broadcast"
+            ) from None
+        return tensor.expand(*batch, *tensor.shape[-2:])
+
+    def expect(self, natural: Tensor) -> Tensor:
+        """``natural`` as :meth:`vectors`, all in the natural domain, or one clear sentence."""
+        natural = self.vectors(natural, "natural")
+        inside = self.contains(natural)
+        if not bool(inside.all()):
+            raise ValueError(
+                f"natural of {type(self).__name__} must lie in {self.domain}, got {natural[~inside][0].tolist()};"
+                " the normalizer is infinite there"
+            )
+        return natural
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(dim={self.dim})"
+
+
+def gradient(function: Callable[[Tensor], Tensor], point: Tensor) -> Tensor:
+    """Gradient of a function that maps ``(..., queries, dim)`` to ``(..., queries)``, each query on its own."""
+    # A second graph is kept only when somebody can use it: point or the function's parameters want gradients.
+    keep = torch.is_grad_enabled() and (point.requires_grad or function(point.detach()).requires_grad)
+    with torch.enable_grad():
+        leaf = point if point.requires_grad else point.detach().requires_grad_()
+        value = function(leaf).sum()
+        if not value.requires_grad:
+            return torch.zeros_like(point)
+        (result,) = torch.autograd.grad(value, leaf, create_graph=keep, materialize_grads=True)
+    return result
+
+
+def as_parameter(value: Any, name: str, *, positive: bool = False) -> Tensor:
+    """A finite floating-point parameter tensor; Python numbers become float64."""
+    tensor = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
+    check_floating(tensor, name)
+    if not bool(torch.isfinite(tensor).all()):
+        raise ValueError(f"{name} must be finite, got {tensor.tolist()}; remove the nan or infinite entries")
+    if positive and not bool((tensor > 0).all()):
+        raise ValueError(f"{name} must be positive, got {tensor.tolist()}; check its sign and units")
+    return tensor
+
+
+def as_log_weight(value: Any, components: int) -> Tensor:
+    """Log weights whose last axis serves the given number of components, with one present in each row."""
+    check_floating(value, "log_weight", "take the logarithm of the weights")
+    check_log_weight(value)
+    tensor: Tensor = value
+    if tensor.dim() < 1 or tensor.shape[-1] not in (1, components):
+        raise ValueError(
+            f"log_weight must have {components} entries on its last axis, got shape {tuple(tensor.shape)};"
+            " give every component its weight"
+        )
+    if bool(tensor.isneginf().all(-1).any()):
+        raise ValueError("log_weight must leave one component in each row, got a row of minus infinities; mask less")
+    return tensor

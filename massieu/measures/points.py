@@ -1,0 +1,125 @@
+"""Weighted points: the measure of attention, with the keys as atoms and the query as natural parameter."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from massieu.kernels.rows import check_floating
+from massieu.measures.measure import Measure, as_log_weight
+from massieu.statistics import attend, probabilities, row_statistics
+
+__all__ = ["Points"]
+
+# Centred supports are built for this many numbers at a time when a Fisher matrix is taken.
+FISHER_NUMBERS = 1 << 24
+
+
+class Points(Measure):
+    r"""A sum of weighted atoms, :math:`h = \sum_j w_j \delta_{x_j}`: its mean map is attention.
+
+    .. math:: G(\eta) = \log \sum_j w_j e^{x_j \cdot \eta}, \qquad
+              m(\eta) = \sum_j p_j x_j, \quad p_j = w_j e^{x_j \cdot \eta - G(\eta)}
+
+    Args:
+        support: atoms :math:`x_j` (keys), shape ``(..., atoms, dim)``.
+        log_weight: :math:`\log w_j`, broadcasting to ``(..., queries, atoms)``; minus infinity means absent.
+
+    Source:
+        "A Probabilistic Interpretation of Transformers", Proposition 1a. The mean map is one-to-one only if the atoms
+        affinely span the space, which never holds with no more atoms than dimensions.
+
+    Example:
+        >>> keys = torch.tensor([[0.0], [1.0]])
+        >>> Points(keys).mean(torch.tensor([[0.0]]))
+        tensor([[0.5000]])
+    """
+
+    reference = "counting"
+
+    def __init__(self, support: Tensor, log_weight: Tensor | None = None) -> None:
+        check_floating(support, "support")
+        if support.dim() < 2 or support.shape[-2] == 0:
+            raise ValueError(
+                f"support must have shape (..., atoms, dim) with at least one atom, got {tuple(support.shape)};"
+                " for a single atom pass support[None]"
+            )
+        if not bool(torch.isfinite(support).all()):
+            raise ValueError("support must be finite, got nan or infinity; drop those atoms or mask them by log_weight")
+        self.support = support
+        self.log_weight = None if log_weight is None else as_log_weight(log_weight, support.shape[-2])
+        self.dim = support.shape[-1]
+        self.batch_shape = tuple(support.shape[:-2])
+        if self.log_weight is not None:
+            self.batch_shape = np.broadcast_shapes(self.batch_shape, self.log_weight.shape[:-2])
+
+    def log_normalizer(self, natural: Tensor) -> Tensor:
+        natural, support, log_weight = self._operands(natural)
+        return row_statistics(natural, support, log_weight).log_normalizer
+
+    def mean(self, natural: Tensor) -> Tensor:
+        natural, support, log_weight = self._operands(natural)
+        return attend(natural, support, support, log_weight, scale=1.0, statistics=None).output
+
+    def fisher(self, natural: Tensor) -> Tensor:
+        natural, support, _ = self._operands(natural)
+        mean, weight = self.mean(natural), self.probabilities(natural)
+        rows = max(1, FISHER_NUMBERS // (support.numel() + 1))
+        blocks = []
+        for m, p in zip(mean.split(rows, -2), weight.split(rows, -2), strict=True):
+            # Centred on the mean of each query: a sharp row has a variance far below its second moment.
+            centred = support[..., None, :, :] - m[..., :, None, :]
+            blocks.append((p[..., None] * centred).mT @ centred)
+        return torch.cat(blocks, -3)
+
+    def entropy(self, natural: Tensor) -> Tensor:
+        natural, support, log_weight = self._operands(natural)
+        return row_statistics(natural, support, log_weight).entropy
+
+    def expected_log_density(self, natural: Tensor) -> Tensor:
+        weight = self.probabilities(natural)
+        if self.log_weight is None:
+            return torch.zeros_like(weight[..., 0])
+        return (weight * self.log_weight.to(weight).masked_fill(self.log_weight == -torch.inf, 0.0)).sum(-1)
+
+    def probabilities(self, natural: Tensor) -> Tensor:
+        r"""The weights :math:`p_j`, shape ``(..., queries, atoms)``; for small problems that need all of them."""
+        natural, support, log_weight = self._operands(natural)
+        return probabilities(natural @ support.mT, log_weight)
+
+    def sample(self, natural: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
+        weight = self.probabilities(natural)
+        drawn = torch.multinomial(weight.flatten(0, -2), count, replacement=True, generator=generator)
+        drawn = drawn.reshape(*weight.shape[:-2], -1, 1)
+        support = self.support.to(natural).expand(*weight.shape[:-2], *self.support.shape[-2:])
+        atoms = torch.take_along_dim(support, drawn, dim=-2)
+        return atoms.reshape(*weight.shape[:-1], count, self.dim).movedim(-2, 0)
+
+    def support_function(self, direction: Tensor) -> Tensor:
+        reach = direction @ self.support.to(direction).mT
+        if self.log_weight is not None:
+            reach = reach.masked_fill(self.log_weight == -torch.inf, -torch.inf)
+        return reach.amax(-1)
+
+    def affine_span(self) -> Tensor:
+        support = self.support.double()[..., None, :, :]
+        if self.log_weight is None:
+            present = torch.ones_like(support[..., :1])
+        else:
+            present = (self.log_weight > -torch.inf).double().unsqueeze(-1)
+            present = present.expand(*present.shape[:-2], support.shape[-2], 1)
+        centre = (present * support).sum(-2, keepdim=True) / present.sum(-2, keepdim=True)
+        _, spread, axes = torch.linalg.svd(present * (support - centre), full_matrices=False)
+        floor = max(support.shape[-2:]) * torch.finfo(support.dtype).eps
+        kept = spread > floor * torch.maximum(spread[..., :1], support.abs().amax((-2, -1))[..., None])
+        span: Tensor = axes.mT @ (kept[..., None] * axes)
+        return span
+
+    def _operands(self, natural: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        natural = self.expect(natural)
+        log_weight = None if self.log_weight is None else self.log_weight.to(natural)
+        return natural, self.support.to(natural), log_weight
+
+    def __repr__(self) -> str:
+        return f"Points(atoms={self.support.shape[-2]}, dim={self.dim})"

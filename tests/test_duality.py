@@ -1,0 +1,191 @@
+"""The way back from means, and the edges where there is none."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from massieu import (
+    Gaussian,
+    Points,
+    Poisson,
+    Sphere,
+    bregman,
+    conjugate,
+    natural_from_mean,
+    natural_gradient,
+    prox,
+)
+
+
+def double(*rows: list[float]) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+SQUARE = Points(double([0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]))
+
+
+def test_means_inside_on_and_outside_the_hull_are_told_apart():
+    means = double([0.3, 0.6], [0.0, 0.0], [0.5, 0.0], [1.2, 0.5], [0.5, 1 + 1e-9], [0.2, 1.0], [0.5, 1e-7])
+    found = natural_from_mean(SQUARE, means)
+    assert found.converged.tolist() == [True, False, False, False, False, False, True]
+    assert found.boundary.tolist() == [False, True, True, False, False, True, False]
+    assert found.outside.tolist() == [False, False, False, True, True, False, False]
+    # Means on the boundary are approached, those inside are met; the product form gives logits.
+    assert float(found.residual[~found.outside].max()) < 1e-12
+    assert_close(found.natural[0], torch.logit(means[0]), rtol=1e-12, atol=1e-12)
+    assert_close(found.natural[6, 1], torch.logit(means[6, 1]), rtol=1e-8, atol=1e-8)
+
+
+def test_the_message_says_expected_got_and_what_to_do():
+    text = natural_from_mean(SQUARE, double([0.5, 0.5], [2.0, 0.0], [0.0, 0.5])).message
+    assert "1 of 3 converged" in text
+    assert "must lie in the convex hull of the support, got 1 outside it, the first at index (1,); project" in text
+    assert "1 means lie on the boundary of the hull" in text
+    assert "\n" not in text
+
+
+def test_fewer_atoms_than_dimensions_give_the_solution_of_least_norm_and_say_so():
+    points = Points(randn(8, 16))
+    natural = randn(5, 16, seed=1)
+    found = natural_from_mean(points, points.mean(natural))
+    assert bool(found.converged.all())
+    assert not found.unique
+    assert "solution of least norm" in found.message
+    differences = points.support[1:] - points.support[:1]
+    least = torch.linalg.lstsq(differences, differences @ natural.mT, driver="gelsd").solution.mT
+    assert_close(found.natural, least, rtol=1e-8, atol=1e-8)
+    assert float((found.natural - natural).norm()) > 1
+
+
+def test_a_mean_off_the_affine_span_is_outside():
+    points = Points(randn(4, 6))
+    inside = points.mean(randn(3, 6, seed=1))
+    found = natural_from_mean(points, inside + 0.1 * randn(3, 6, seed=2))
+    assert bool(found.outside.all())
+    assert not bool(found.converged.any())
+
+
+def test_a_single_atom_has_one_mean():
+    atom = Points(double([1.0, 2.0]))
+    found = natural_from_mean(atom, double([1.0, 2.0], [1.0, 2.1]))
+    assert_close(found.natural[0], torch.zeros(2, dtype=torch.float64))
+    assert found.outside.tolist() == [False, True]
+
+
+def test_the_domain_bounds_the_search():
+    found = natural_from_mean(Poisson(2.0), double([1e-6], [1e6], [0.0], [-1.0]))
+    assert found.converged.tolist() == [True, True, False, False]
+    assert found.boundary.tolist() == [False, False, True, False]
+    assert found.outside.tolist() == [False, False, False, True]
+    assert_close(found.natural[:2], (double([1e-6], [1e6]) / 2).log(), rtol=1e-8, atol=1e-8)
+
+
+def test_a_sphere_of_any_concentration_is_inverted():
+    sphere = Sphere(10)
+    direction = randn(1, 10) / randn(1, 10).norm()
+    for concentration in (1e-6, 1.0, 1e3, 1e6):
+        natural = concentration * direction
+        found = natural_from_mean(sphere, sphere.mean(natural))
+        assert bool(found.converged.all())
+        assert_close(found.natural, natural, rtol=1e-8, atol=1e-8)
+
+
+def test_single_precision_converges_to_its_own_tolerance():
+    points = Points(randn(9, 3).float())
+    natural = randn(4, 3, seed=1).float()
+    found = natural_from_mean(points, points.mean(natural))
+    assert bool(found.converged.all())
+    assert_close(found.natural, natural, rtol=1e-2, atol=1e-2)
+
+
+def test_too_few_steps_are_reported_and_not_passed_off():
+    points = Points(randn(9, 4))
+    found = natural_from_mean(points, points.mean(2 * randn(5, 4, seed=1)), max_steps=1)
+    assert not bool(found.converged.any())
+    assert "did not settle" in found.message
+
+
+def test_the_dual_is_infinite_outside_and_finite_on_the_boundary():
+    values = conjugate(SQUARE, double([1.5, 0.5], [0.0, 0.0], [0.5, 0.0], [0.5, 0.5]))
+    expected = torch.tensor([torch.inf, 0.0, -torch.log(torch.tensor(2.0)), -torch.log(torch.tensor(4.0))])
+    assert_close(values, expected.double(), rtol=1e-6, atol=1e-6)
+
+
+def test_natural_gradient_flow_multiplies_the_mean():
+    points = Points(randn(12, 3) - 0.1)
+    natural = randn(4, 3, seed=1)
+    small = 1e-6
+    moved = points.mean(natural + small * natural_gradient(points, natural))
+    assert_close((moved - points.mean(natural)) / small, points.mean(natural), rtol=1e-4, atol=1e-5)
+    direct = torch.linalg.solve(points.fisher(natural), points.mean(natural)[..., None])[..., 0]
+    assert_close(natural_gradient(points, natural), direct, rtol=1e-9, atol=1e-9)
+
+
+def test_natural_gradient_of_few_atoms_is_the_pseudo_inverse():
+    points = Points(randn(4, 6))
+    natural = randn(3, 6, seed=1)
+    expected = (torch.linalg.pinv(points.fisher(natural), rtol=1e-10) @ points.mean(natural)[..., None])[..., 0]
+    assert_close(natural_gradient(points, natural), expected, rtol=1e-8, atol=1e-8)
+
+
+def test_prox_inverts_residual_attention_for_steps_up_to_a_hundred():
+    points = Points(randn(20, 5))
+    natural = randn(50, 5, seed=1)
+    for step in (1.0, 10.0, 100.0):
+        found = prox(points, natural + step * points.mean(natural), step)
+        assert bool(found.converged.all())
+        assert_close(found.natural, natural, rtol=1e-10, atol=1e-10)
+        assert float(found.residual.max()) < 1e-11
+
+
+def test_prox_of_any_point_solves_its_equation():
+    points = Points(randn(20, 5))
+    point = 10 * randn(50, 5, seed=2)
+    found = prox(points, point, 3.0)
+    assert_close(found.natural + 3.0 * points.mean(found.natural), point, rtol=1e-10, atol=1e-10)
+
+
+def test_bregman_of_a_function_and_of_a_measure_agree():
+    gaussian = Gaussian(randn(3), torch.eye(3, dtype=torch.float64))
+    first, second = randn(4, 3, seed=1), randn(4, 3, seed=2)
+    half_square = 0.5 * (first - second).square().sum(-1)
+    assert_close(bregman(gaussian, first, second), half_square)
+    assert_close(bregman(gaussian.log_normalizer, first, second), half_square)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda: natural_from_mean(SQUARE, torch.zeros(2)),
+            ValueError,
+            r"mean of Points must have shape .* got \(2,\); .*mean\[None\]",
+        ),
+        (lambda: natural_from_mean(SQUARE, torch.zeros(1, 3)), ValueError, r"\(..., queries, 2\), got \(1, 3\)"),
+        (
+            lambda: natural_from_mean(SQUARE, torch.zeros(1, 2).long()),
+            TypeError,
+            "mean must be a floating-point tensor, got",
+        ),
+        (lambda: natural_from_mean(SQUARE, torch.full((1, 2), torch.nan)), ValueError, "mean must be finite, got nan"),
+        (lambda: prox(SQUARE, torch.zeros(1, 2), -1.0), ValueError, "step must be positive, got -1.0; a step of zero"),
+        (
+            lambda: prox(SQUARE, torch.zeros(2)),
+            ValueError,
+            r"point of Points must have shape .*; .* pass point\[None\]",
+        ),
+        (
+            lambda: natural_from_mean(Points(randn(3, 9, 2)), torch.zeros(2, 5, 2)),
+            ValueError,
+            r"mean must have leading axes that broadcast against \(3,\) of Points, got \(2,\)",
+        ),
+    ],
+)
+def test_bad_input_is_refused_in_one_sentence(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

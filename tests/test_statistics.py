@@ -1,0 +1,452 @@
+"""Attention and its row statistics, against the dense float64 reference and against autograd."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from dense import dense
+from torch import Tensor
+from torch.testing import assert_close
+
+from massieu import RowStatistics, attend, mass_count, row_statistics
+from massieu.kernels import tiles
+from massieu.statistics import probabilities
+
+
+def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def inputs(length: int, *, heads: int = 4, key_heads: int = 4, batch: int = 2, dtype=torch.float32) -> list[Tensor]:
+    return [randn(batch, h, length, 32, seed=s, dtype=dtype) for s, h in enumerate((heads, key_heads, key_heads))]
+
+
+def assert_matches_dense(query: Tensor, key: Tensor, value: Tensor, log_weight: Tensor | None = None, **options):
+    """1e-5 relative, plus four roundings of the largest score: what float32 scores cannot beat."""
+    expected = dense(query, key, value, log_weight, **options)
+    attended = attend(query, key, value, log_weight, **options)
+    eps = torch.finfo(torch.float64 if query.dtype == torch.float64 else torch.float32).eps
+    relative = 1e-12 if query.dtype == torch.float64 else 1e-5
+    floor = 4 * eps * max(1.0, expected.largest_score)
+    for name, found in zip(("output", *RowStatistics._fields), (attended.output, *attended.statistics), strict=True):
+        whole = getattr(expected, name)
+        bound = relative * float(whole.nan_to_num(0.0).abs().max()) if name == "output" else 0.0
+        assert_close(
+            found.double(), whole, rtol=relative, atol=floor + bound, equal_nan=True, msg=lambda m, n=name: n + m
+        )
+
+
+OPTIONS = {
+    "plain": {},
+    "causal": {"causal": True},
+    "windowed": {"window": 37},
+    "causal window": {"causal": True, "window": 100},
+    "ragged": {"lengths": True},
+    "ragged causal": {"lengths": True, "causal": True},
+}
+
+
+@pytest.fixture(params=OPTIONS.values(), ids=list(OPTIONS))
+def options(request):
+    return request.param
+
+
+def with_lengths(options: dict, length: int) -> dict:
+    return {**options, "lengths": torch.tensor([max(1, length // 3), length])} if "lengths" in options else options
+
+
+@pytest.mark.parametrize("length", [1, 7, 256, 700])
+@pytest.mark.parametrize("key_heads", [4, 2, 1])
+def test_attend_agrees_with_the_dense_reference(options, length, key_heads):
+    assert_matches_dense(*inputs(length, key_heads=key_heads), **with_lengths(options, length))
+
+
+def test_attend_agrees_with_the_dense_reference_in_double_precision(options):
+    assert_matches_dense(*inputs(300, dtype=torch.float64, key_heads=2), **with_lengths(options, 300))
+
+
+def test_attend_agrees_with_the_dense_reference_at_four_thousand_atoms(options):
+    assert_matches_dense(*inputs(4096, heads=2, key_heads=1, batch=2), **with_lengths(options, 4096))
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(300,), (300, 300), (1, 1, 1, 300), (2, 1, 1, 300), (2, 4, 300, 300), (4, 300, 300), (4, 1, 1), (2, 1, 300, 1)],
+)
+@pytest.mark.parametrize("key_heads", [4, 2])
+@pytest.mark.parametrize("case", ["plain", "ragged causal"])
+def test_log_weights_broadcast_like_any_tensor(shape, key_heads, case):
+    log_weight = 3 * randn(*shape, seed=5)
+    assert_matches_dense(*inputs(300, key_heads=key_heads), log_weight, **with_lengths(OPTIONS[case], 300))
+
+
+@pytest.mark.parametrize("size", [1.0, 1e2, 1e4])
+def test_scores_up_to_ten_thousand_keep_their_statistics(size, options):
+    query, key, value = inputs(300)
+    query = query * (size / float((query @ key.mT).abs().max() * 32**-0.5))
+    assert_matches_dense(query, key, value, **with_lengths(options, 300))
+
+
+def test_a_common_offset_of_ten_thousand_does_not_hurt_the_variance():
+    query, key, value = inputs(300)
+    query[..., 0], key[..., 0] = 32**0.5, 1e4
+    assert float(attend(query, key, value).statistics.log_normalizer.mean()) > 9e3
+    assert_matches_dense(query, key, value)
+
+
+def test_one_hot_rows_have_no_entropy():
+    _, key, value = inputs(64)
+    found = attend(50 * key, key, value).statistics
+    assert_matches_dense(50 * key, key, value)
+    assert bool((found.entropy >= 0).all())
+    assert float(found.entropy.min()) < 1e-6
+    assert float(found.peak.max()) == 1.0
+
+
+def test_repeated_keys_share_their_weight():
+    query, key, value = inputs(64)
+    key = key[:, :, :1].expand_as(key)
+    assert_matches_dense(query, key, value)
+    assert_close(attend(query, key, value).statistics.collision, torch.full((2, 4, 64), 1 / 64))
+
+
+def test_more_queries_than_tile_rows_and_fewer_than_atoms():
+    query, key, value = inputs(700)
+    assert_matches_dense(query[:, :, :300], key, value, causal=True)
+    assert_matches_dense(query[:, :, :1], key, value, causal=True)
+
+
+def test_a_row_without_atoms_gives_zero_output_and_nan_statistics():
+    query, key, value = (x.requires_grad_() for x in inputs(9))
+    log_weight = torch.zeros(9, 9)
+    log_weight[2] = -torch.inf
+    log_weight[5] = torch.finfo(torch.float32).min
+    attended = attend(query, key, value, log_weight)
+    empty = torch.tensor([i in (2, 5) for i in range(9)])
+    assert bool((attended.output[:, :, empty] == 0).all())
+    for field in attended.statistics:
+        assert bool(torch.isnan(field[..., empty]).all())
+        assert bool(torch.isfinite(field[..., ~empty]).all())
+    attended.output.sum().backward()
+    assert all(bool(torch.isfinite(x.grad).all()) for x in (query, key, value))
+    assert bool((query.grad[:, :, empty] == 0).all())
+    assert bool((mass_count(query, key, 0.9, log_weight)[..., empty] == 0).all())
+
+
+def test_rows_before_the_first_atom_and_lengths_of_zero_are_empty():
+    query, key, value = inputs(9)
+    attended = attend(query, key[:, :, :4], value[:, :, :4], causal=True)
+    assert bool(torch.isnan(attended.statistics.entropy[:, :, :5]).all())
+    assert bool(torch.isfinite(attended.statistics.entropy[:, :, 5:]).all())
+    attended = attend(query, key, value, lengths=torch.tensor([0, 9]))
+    assert bool((attended.output[0] == 0).all())
+    assert bool(torch.isfinite(attended.statistics.entropy[1]).all())
+
+
+def test_no_atoms_or_no_queries_at_all_are_no_error():
+    query, key, value = inputs(3)
+    none = attend(query, key[:, :, :0], value[:, :, :0])
+    assert bool((none.output == 0).all())
+    assert bool(torch.isnan(none.statistics.log_normalizer).all())
+    assert attend(query[:, :, :0], key, value).output.shape == (2, 4, 0, 32)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_inputs_are_accumulated_in_single_precision(dtype, options):
+    query, key, value = (x.to(dtype) for x in inputs(300))
+    options = with_lengths(options, 300)
+    expected = dense(query, key, value, **options)
+    attended = attend(query, key, value, **options)
+    assert attended.output.dtype == dtype
+    assert_close(attended.output.double(), expected.output, rtol=0, atol=torch.finfo(dtype).eps * 4)
+    for name, found in attended.statistics._asdict().items():
+        assert found.dtype == torch.float32
+        assert_close(found.double(), getattr(expected, name), rtol=1e-5, atol=1e-5)
+
+
+def test_masks_of_half_precision_models_count_as_absent():
+    query, key, value = (x.half() for x in inputs(16))
+    log_weight = torch.zeros(16, 16, dtype=torch.float16).masked_fill_(
+        torch.ones(16, 16, dtype=torch.bool).triu(1), torch.finfo(torch.float16).min
+    )
+    assert_close(attend(query, key, value, log_weight).output, attend(query, key, value, causal=True).output)
+
+
+def test_strided_inputs_give_the_same_numbers():
+    query, key, value = inputs(100)
+    expected = attend(query, key, value)
+    strided = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (query, key, value)]
+    padded = [torch.stack([x, -x], -1)[..., 0] for x in (query, key, value)]
+    for other in (strided, padded):
+        assert not other[0].is_contiguous()
+        found = attend(*other)
+        assert_close(found.output, expected.output, rtol=1e-6, atol=1e-6)
+        assert_close(found.statistics.entropy, expected.statistics.entropy, rtol=1e-6, atol=1e-6)
+
+
+def test_leading_axes_broadcast_in_both_directions():
+    query, key, value = randn(5, 1, 6, 8), randn(3, 7, 8, seed=1), randn(3, 7, 2, seed=2)
+    found = attend(query, key, value).output
+    assert found.shape == (5, 3, 6, 2)
+    for i in range(5):
+        for j in range(3):
+            assert_close(found[i, j], attend(query[i, 0], key[j], value[j]).output)
+    assert_close(attend(query[0, 0], key, value).output, found[0])
+    # One query axis shared by all keys lies before the axis that distinguishes them.
+    assert_close(attend(query[:, 0, None], key[None], value[None]).output, found)
+
+
+def test_light_statistics_leave_out_what_costs():
+    query, key, value = inputs(50)
+    full, light = attend(query, key, value), attend(query, key, value, statistics="light")
+    assert light.statistics.score_variance is None
+    assert light.statistics.collision is None
+    assert_close(light.statistics.entropy, full.statistics.entropy)
+    none = attend(query, key, value, statistics=None)
+    assert none.statistics is None
+    assert_close(none.output, full.output)
+
+
+def test_row_statistics_are_those_of_attend_without_scaling():
+    query, key, value = inputs(50)
+    attended = attend(query, key, value, scale=1.0, causal=True).statistics
+    for found, expected in zip(row_statistics(query, key, causal=True), attended, strict=True):
+        assert_close(found, expected)
+
+
+def test_results_do_not_depend_on_batch_mates():
+    query, key, value = inputs(300, batch=6)
+    whole = attend(query, key, value, causal=True)
+    for i in range(6):
+        alone = attend(query[i], key[i], value[i], causal=True)
+        assert_close(alone.output, whole.output[i], rtol=1e-6, atol=1e-6)
+        assert_close(alone.statistics.score_variance, whole.statistics.score_variance[i], rtol=1e-5, atol=1e-6)
+
+
+GRADIENTS = {
+    "plain": {},
+    "causal": {"causal": True},
+    "causal window": {"causal": True, "window": 2},
+    "windowed": {"window": 2},
+    "ragged": {"lengths": torch.tensor([2, 5])},
+}
+
+
+@pytest.mark.parametrize("options", GRADIENTS.values(), ids=list(GRADIENTS))
+@pytest.mark.parametrize("key_heads", [4, 2])
+@pytest.mark.parametrize("weight_shape", [(5,), (4, 5, 5), (2, 1, 5, 5), (2, 4, 1, 1)], ids=str)
+def test_gradients_of_output_and_statistics_pass_gradcheck(options, key_heads, weight_shape):
+    query, key, value = (
+        randn(2, h, 5, 3, seed=s, dtype=torch.float64).requires_grad_() for s, h in enumerate((4, key_heads, key_heads))
+    )
+    log_weight = randn(*weight_shape, seed=4, dtype=torch.float64).requires_grad_()
+
+    def function(*tensors):
+        attended = attend(*tensors, **options)
+        found = attended.statistics
+        return attended.output, *found[:4], found.collision
+
+    assert all(x.requires_grad for x in function(query, key, value, log_weight))
+    assert torch.autograd.gradcheck(function, (query, key, value, log_weight), fast_mode=True)
+
+
+@pytest.mark.parametrize("field", ["log_normalizer", "score_mean", "entropy", "score_variance", "collision"])
+def test_gradient_of_each_statistic_alone_passes_gradcheck(field):
+    query, key = (randn(3, 5, 4, seed=s, dtype=torch.float64).requires_grad_() for s in range(2))
+    assert torch.autograd.gradcheck(lambda q, k: getattr(row_statistics(q, k), field), (query, key))
+
+
+def test_gradients_by_tiles_agree_with_autograd_through_the_dense_matrix():
+    tensors = [x.double().requires_grad_() for x in inputs(600, key_heads=2)]
+    log_weight = randn(4, 600, 600, dtype=torch.float64).requires_grad_()
+
+    def loss(output, log_normalizer, entropy, variance, collision):
+        weights = torch.arange(600, dtype=torch.float64).cos()
+        rows = log_normalizer + 2 * entropy - 0.5 * variance + 30 * collision
+        return (output.sum(-1) * weights).sum() + (rows * weights.flip(0)).sum()
+
+    attended = attend(*tensors, log_weight, causal=True)
+    found = attended.statistics
+    ours = loss(attended.output, found.log_normalizer, found.entropy, found.score_variance, found.collision)
+    reference = dense(*tensors, log_weight, causal=True)
+    theirs = loss(
+        reference.output,
+        reference.log_normalizer,
+        reference.log_normalizer - reference.score_mean,
+        reference.score_variance,
+        reference.collision,
+    )
+    wanted = (*tensors, log_weight)
+    for mine, other in zip(torch.autograd.grad(ours, wanted), torch.autograd.grad(theirs, wanted), strict=True):
+        assert_close(mine, other, rtol=1e-9, atol=1e-10)
+
+
+def test_gradients_of_huge_scores_are_finite_and_right():
+    query, key, value = inputs(300)
+    query = (query * 2500).requires_grad_()
+    found = attend(query, key, value, causal=True)
+    (ours,) = torch.autograd.grad(found.statistics.score_variance.sum() + found.output.sum(), query)
+    exact = query.detach().double().requires_grad_()
+    reference = dense(exact, key, value, causal=True)
+    (theirs,) = torch.autograd.grad(reference.score_variance.sum() + reference.output.sum(), exact)
+    assert bool(torch.isfinite(ours).all())
+    # Scores near 1e4 are rounded by about 1e-3, and so are their weights.
+    assert_close(ours.double(), theirs, rtol=1e-2, atol=1e-2 * float(theirs.abs().max()))
+
+
+def test_gradients_reach_an_expanded_log_weight():
+    query, key, value = inputs(10)
+    small = randn(1, 1, 1, 10).requires_grad_()
+    (through,) = torch.autograd.grad(attend(query, key, value, small.expand(2, 4, 10, 10)).output.sum(), small)
+    (direct,) = torch.autograd.grad(attend(query, key, value, small).output.sum(), small)
+    assert_close(through, direct)
+
+
+def test_functional_gradients_work():
+    query, key, value = inputs(10)
+    entropy = torch.func.grad(lambda q: attend(q, key, value).statistics.entropy.sum())(query)
+    query.requires_grad_()
+    (expected,) = torch.autograd.grad(attend(query, key, value).statistics.entropy.sum(), query)
+    assert_close(entropy, expected)
+
+
+def test_no_tensor_of_size_queries_times_atoms_is_ever_made(monkeypatch):
+    # Every allocation of a tile goes through these two; with 2000 x 2000 scores none may exceed a tile.
+    length, largest = 2000, 0
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            nonlocal largest
+            out = func(*args, **(kwargs or {}))
+            for tensor in out if isinstance(out, (list, tuple)) else [out]:
+                if isinstance(tensor, Tensor):
+                    largest = max(largest, tensor.untyped_storage().nbytes())
+            return out
+
+    query, key, value = (x.requires_grad_() for x in inputs(length, heads=2, key_heads=1, batch=1))
+    with Watch():
+        attended = attend(query, key, value, causal=True)
+        (attended.output.sum() + attended.statistics.entropy.sum()).backward()
+        mass_count(query, key)
+    assert largest <= 3 * tiles.TILE_BYTES < length * length * 4
+
+
+def test_grouped_keys_are_never_copied():
+    from massieu.kernels import arrange
+
+    query, key, value = inputs(64, heads=8, key_heads=2)
+    mask = torch.zeros(2, 1, 1, 64).expand(2, 8, 64, 64)
+    rows = arrange(query, key, value, mask, scale=1.0, causal=False, window=None, lengths=None)
+    assert rows.key.data_ptr() == key.data_ptr()
+    assert rows.value.data_ptr() == value.data_ptr()
+    assert rows.log_weight.numel() == 2 * 64
+    assert rows.log_weight.data_ptr() == mask.data_ptr()
+
+
+@pytest.mark.parametrize("mass", [0.1, 0.5, 0.9, 0.999, 1.0])
+def test_mass_count_is_the_size_of_the_smallest_set_with_the_mass(mass, options):
+    query, key, value = (x.double() for x in inputs(300, key_heads=2))
+    options = with_lengths(options, 300)
+    probability = dense(2 * query, key, value, **options).probability
+    held = probability.sort(-1, descending=True).values.cumsum(-1)
+    expected = (held < mass * (1 - 1e-14)).sum(-1) + 1
+    found = mass_count(2 * query, key, mass, **options)
+    assert found.dtype == torch.int64
+    present = (probability > 0).sum(-1)
+    assert bool((found <= present).all())
+    if mass < 1:
+        assert torch.equal(found, expected)
+
+
+def test_mass_count_of_equal_weights_is_the_share_of_atoms():
+    for atoms in (1, 3, 10, 100, 1000):
+        found = mass_count(torch.zeros(1, 4), torch.zeros(atoms, 4), 0.9)
+        assert int(found) == -(-9 * atoms // 10)
+
+
+def test_probabilities_of_an_empty_row_are_zero():
+    scores = torch.zeros(2, 3)
+    log_weight = torch.tensor([[0.0, 0.0, -torch.inf], [-torch.inf] * 3])
+    assert_close(probabilities(scores, log_weight), torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 0.0]]))
+
+
+Q, K, V = torch.zeros(2, 4, 5, 8), torch.zeros(2, 4, 7, 8), torch.zeros(2, 4, 7, 8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (
+            (Q[0, 0, 0], K, V),
+            ValueError,
+            r"query must have shape \(..., queries, dim\), got \(8,\); .* pass query\[None\]",
+        ),
+        ((Q, K[..., :6], V), ValueError, "query and key must have the same last axis, got 8 and 6; project"),
+        ((Q, K, V[:, :, :6]), ValueError, "key and value must have the same number of atoms, got 7 and 6; give"),
+        ((Q[:, :3], K, V), ValueError, r"leading axes that broadcast, got \(2, 3\) and \(2, 4\); insert"),
+        (
+            (Q, K, V[:, :3]),
+            ValueError,
+            r"key and value must have leading axes that broadcast, got \(2, 4\) and \(2, 3\)",
+        ),
+        (
+            (Q.long(), K, V),
+            TypeError,
+            r"query must be a floating-point tensor, got torch.int64; convert it with .double",
+        ),
+        ((Q, K.numpy(), V), TypeError, "key must be a floating-point tensor, got ndarray"),
+        ((Q, K.double(), V), TypeError, r"must share one dtype, got \['torch.float32', 'torch.float64'\]; convert"),
+        (
+            (Q, K, V, torch.zeros(5, 6)),
+            ValueError,
+            r"log_weight must broadcast to \(2, 4, 5, 7\).*got \(5, 6\); insert",
+        ),
+        ((Q, K, V, torch.zeros(1, 1, 1, 1, 1, 7)), ValueError, "log_weight must broadcast to"),
+        (
+            (Q, K, V, torch.ones(5, 7, dtype=torch.bool)),
+            TypeError,
+            r"got torch.bool; for a mask use torch.where\(mask, 0.0, -torch.inf",
+        ),
+        ((Q, K, V, torch.full((7,), -1.0).log()), ValueError, "got nan or plus infinity; a nan is often the logarithm"),
+        ((Q, K, V, torch.full((7,), torch.inf)), ValueError, "log_weight must be finite or minus infinity, got"),
+    ],
+)
+def test_bad_tensors_are_refused_in_one_sentence(arguments, error, message):
+    with pytest.raises(error, match=message) as caught:
+        attend(*arguments)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"scale": float("nan")}, ValueError, "scale must be a finite number, got nan; multiply the query"),
+        ({"scale": torch.ones(4)}, ValueError, "scale must be a finite number, got tensor"),
+        ({"window": 0}, ValueError, "window must be a positive number of atoms, got 0; pass None"),
+        (
+            {"lengths": torch.tensor([3.0, 4.0])},
+            TypeError,
+            "lengths must hold whole numbers, got torch.float32; convert",
+        ),
+        (
+            {"lengths": torch.tensor([3, 8])},
+            ValueError,
+            "lengths must lie between 0 and the number of atoms 7, got 3 to 8",
+        ),
+        (
+            {"lengths": torch.tensor([3, 4, 5])},
+            ValueError,
+            r"match the leading axes \(2, 4\) from the left, got \(3,\)",
+        ),
+        ({"statistics": "all"}, ValueError, 'statistics must be "full", "light" or None, got \'all\''),
+    ],
+)
+def test_bad_options_are_refused_in_one_sentence(options, error, message):
+    with pytest.raises(error, match=message) as caught:
+        attend(Q, K, V, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_mass_outside_its_range_is_refused():
+    with pytest.raises(ValueError, match=r"mass must lie in \(0, 1\], got 1.5; 0.9 asks for"):
+        mass_count(Q, K, 1.5)
