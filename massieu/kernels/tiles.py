@@ -25,9 +25,9 @@ LOG2E = 1.0 / LN2
 # Its square is still finite in float32.
 ABSENT = -1e15
 
-# Two tiles of scores (as numbers and as weights) stay in the second-level caches.
-TILE_BYTES = 2 << 20
-TILE_ROWS = 256
+# Small enough for the scores to stay in cache between the passes over them, large enough to pay for the passes.
+TILE_BYTES = 4 << 20
+TILE_ROWS = 512
 TILE_ATOMS = 256
 
 
@@ -77,63 +77,83 @@ def forward(
     rows = query.new_full(((2, 3, 5)[moments], batch, groups, queries), torch.nan, dtype=dtype)
     height, width, depth = tile_shape(query, key, dtype)
     buffers = query.new_empty(2, depth * groups * height * width, dtype=dtype)
-    for block in blocks(query, key, plan, height, depth):
-        state = _Online(query[block.batch, :, block.queries], value, dtype, moments)
-        scaled = (query[block.batch, :, block.queries].to(dtype) * (plan.scale * LOG2E)).flatten(1, 2)
-        for first in range(block.first_atom, block.last_atom, width):
-            atoms = slice(first, min(first + width, block.last_atom))
-            score, weight = tile_buffers(buffers, scaled, atoms)
-            torch.bmm(scaled, key[block.batch, atoms].to(dtype).mT, out=score)
-            add_log_weights(score, log_weight, plan, block, atoms, query, key)
-            state.absorb(score, weight, None if value is None else value[block.batch, atoms].to(dtype))
-        state.store(rows, out, block)
+    for entries in slices(0, batch, depth):
+        # A contiguous transpose makes the product of scores faster, and is made once for all queries.
+        keys = key[entries].to(dtype).mT.contiguous()
+        values = None if value is None else value[entries].to(dtype)
+        for block in blocks(query, key, plan, entries, height):
+            scaled = scaled_queries(query, plan, block, dtype)
+            sums = RowSums(scaled, None if values is None else values.shape[-1], moments)
+            for atoms in slices(block.first_atom, block.last_atom, width):
+                score, weight = tile_buffers(buffers, scaled, atoms)
+                torch.bmm(scaled, keys[..., atoms], out=score)
+                add_log_weights(score, log_weight, plan, block, atoms, query, key)
+                sums.absorb(score, weight, None if values is None else values[:, atoms])
+            sums.store(rows, out, block)
     return out, Moments(*rows)
 
 
-class _Online:
-    """Running maximum, sums and output of one block of rows."""
+class RowSums:
+    """Maximum and sums of 2^u, 2^u u, 2^u u^2, 4^u and 2^u v over the atoms seen so far, for a block of rows.
 
-    def __init__(self, query: Tensor, value: Tensor | None, dtype: torch.dtype, moments: int) -> None:
-        shape = (query.shape[0], query.shape[1] * query.shape[2], 1)
+    In place and stacked, because a tile costs as much in small operations as in arithmetic otherwise.
+    """
+
+    def __init__(self, scaled: Tensor, value_dim: int | None, moments: int) -> None:
+        shape, kinds = scaled.shape[:2], (1, 2, 4)[moments]
         self.moments = moments
-        self.maximum = query.new_full(shape, 2 * ABSENT, dtype=dtype)
-        self.total = query.new_zeros(shape, dtype=torch.float64)
-        self.first = self.second = self.square = self.total
-        self.out = None if value is None else query.new_zeros(*shape[:2], value.shape[-1], dtype=dtype)
+        self.maximum = scaled.new_full(shape, 2 * ABSENT)
+        self.tile = scaled.new_empty(kinds, *shape)
+        self.sums = scaled.new_zeros(kinds, *shape, dtype=torch.float64)
+        self.out = None if value_dim is None else scaled.new_zeros(*shape, value_dim)
 
     def absorb(self, score: Tensor, weight: Tensor, value: Tensor | None) -> None:
-        maximum = torch.maximum(self.maximum, score.amax(-1, keepdim=True))
-        drop = self.maximum.double() - maximum
+        """Take in one more tile of base-2 scores; the tile is overwritten."""
+        maximum = torch.maximum(self.maximum, score.amax(-1))
+        drop = self.maximum.double().sub_(maximum)
         decay = torch.exp2(drop)
         self.maximum = maximum
-        torch.exp2(score.sub_(maximum), out=weight)
+        torch.exp2(score.sub_(maximum.unsqueeze(-1)), out=weight)
         if self.out is not None and value is not None:
-            self.out.mul_(decay.to(weight.dtype)).baddbmm_(weight, value)
-        total, first = self.total, self.first
-        self.total = decay * total + weight.sum(-1, keepdim=True)
-        if self.moments == 0:
-            return
+            self.out.mul_(decay.to(weight.dtype).unsqueeze(-1)).baddbmm_(weight, value)
+        torch.sum(weight, -1, out=self.tile[0])
         if self.moments == 2:
-            norm = torch.linalg.vector_norm(weight, dim=-1, keepdim=True).double()
-            self.square = decay.square() * self.square + norm.square()
-        # Moving the maximum by `drop` moves every u: the old moments are re-expanded about the new one.
-        self.first = decay * (first + drop * total) + weight.mul_(score).sum(-1, keepdim=True)
+            torch.linalg.vector_norm(weight, dim=-1, out=self.tile[3]).square_()
+        if self.moments >= 1:
+            torch.sum(weight.mul_(score), -1, out=self.tile[1])
         if self.moments == 2:
-            old = self.second + drop * (2 * first + drop * total)
-            self.second = decay * old + weight.mul_(score).sum(-1, keepdim=True)
+            torch.sum(weight.mul_(score), -1, out=self.tile[2])
+        self._move(drop, decay)
+        self.sums += self.tile
+
+    def _move(self, drop: Tensor, decay: Tensor) -> None:
+        """Re-expand the sums about the new maximum: it moved by ``-drop``, and with it every u."""
+        if self.moments == 2:
+            self.sums[2].addcmul_(drop, self.sums[1])
+        if self.moments >= 1:
+            self.sums[1].addcmul_(drop, self.sums[0])
+        if self.moments == 2:
+            self.sums[2].addcmul_(drop, self.sums[1])
+            self.sums[3] *= decay
+        self.sums *= decay
 
     def store(self, rows: Tensor, out: Tensor | None, block: Block) -> None:
+        """Write moments and outputs where they belong; rows without atoms keep nan and zero."""
+        total, found = self.sums[0], [self.maximum, self.sums[0]]
+        if self.moments >= 1:
+            offset = self.sums[1] / total
+            found.append(offset)
+        if self.moments == 2:
+            found += [(self.sums[2] / total - offset.square()).clamp_(min=0), self.sums[3] / total.square()]
         empty = self.maximum < 0.5 * ABSENT
-        total = self.total.masked_fill(empty, torch.nan)
-        offset = self.first / total
-        spread = (self.second / total - offset.square()).clamp_(min=0)
-        values = (self.maximum.double().masked_fill(empty, torch.nan), total, offset, spread, self.square / total**2)
-        for row, result in zip(rows, values, strict=False):
+        some_empty = bool(empty.any())
+        for row, result in zip(rows, found, strict=True):
             into = row[block.batch, :, block.queries]
-            into.copy_(result.view(into.shape))
+            into.copy_((result.masked_fill(empty, torch.nan) if some_empty else result).view(into.shape))
         if out is not None and self.out is not None:
             into = out[block.batch, :, block.queries]
-            into.copy_(self.out.div_(self.total).masked_fill_(empty, 0.0).view(into.shape))
+            result = self.out.div_(total.to(self.out.dtype).unsqueeze(-1))
+            into.copy_((result.masked_fill_(empty.unsqueeze(-1), 0.0) if some_empty else result).view(into.shape))
 
 
 def backward(
@@ -162,36 +182,38 @@ def backward(
         None if row is None else row.to(dtype).masked_fill(empty, 0.0)
         for row in (moments.maximum, moments.total.reciprocal(), moments.offset, *slope)
     ]
-    for block in blocks(query, key, plan, height, depth):
-        cut = (block.batch, slice(None), block.queries)
-        scaled = (query[cut].to(dtype) * (plan.scale * LOG2E)).flatten(1, 2)
-        coming = None if grad_output is None else grad_output[cut].to(dtype).flatten(1, 2)
-        maximum, inverse, *coefficients = (
-            None if row is None else row[cut].flatten(1, 2).unsqueeze(-1) for row in per_row
-        )
-        assert maximum is not None
-        assert inverse is not None
-        collected = torch.zeros_like(scaled)
-        for first in range(block.first_atom, block.last_atom, width):
-            atoms = slice(first, min(first + width, block.last_atom))
-            score, weight, slopes = tile_buffers(buffers, scaled, atoms)
-            keys = key[block.batch, atoms].to(dtype)
-            torch.bmm(scaled, keys.mT, out=score)
-            add_log_weights(score, log_weight, plan, block, atoms, query, key)
-            torch.exp2(score.sub_(maximum), out=weight).mul_(inverse)
-            if coming is not None and value is not None and grad_value is not None:
-                torch.bmm(coming, value[block.batch, atoms].to(dtype).mT, out=slopes)
-                grad_value[block.batch, atoms].baddbmm_(weight.mT, coming)
-            else:
-                slopes.zero_()
-            _add_slope(slopes, score, weight, *coefficients)
-            slopes.mul_(weight)
-            collected.baddbmm_(slopes, keys)
-            grad_key[block.batch, atoms].baddbmm_(slopes.mT, scaled)
-            if grad_weight is not None:
-                _add_weight_gradient(grad_weight, slopes, plan, block, atoms, query)
-        into = grad_query[cut]
-        into.copy_(collected.mul_(plan.scale).view(into.shape))
+    for entries in slices(0, query.shape[0], depth):
+        keys = key[entries].to(dtype)
+        transposed = keys.mT.contiguous()
+        values = None if value is None or grad_output is None else value[entries].to(dtype).mT.contiguous()
+        for block in blocks(query, key, plan, entries, height):
+            cut = (entries, slice(None), block.queries)
+            scaled = scaled_queries(query, plan, block, dtype)
+            coming = None if grad_output is None else grad_output[cut].to(dtype).flatten(1, 2)
+            maximum, inverse, *coefficients = (
+                None if row is None else row[cut].flatten(1, 2).unsqueeze(-1) for row in per_row
+            )
+            assert maximum is not None
+            assert inverse is not None
+            collected = torch.zeros_like(scaled)
+            for atoms in slices(block.first_atom, block.last_atom, width):
+                score, weight, slopes = tile_buffers(buffers, scaled, atoms)
+                torch.bmm(scaled, transposed[..., atoms], out=score)
+                add_log_weights(score, log_weight, plan, block, atoms, query, key)
+                torch.exp2(score.sub_(maximum), out=weight).mul_(inverse)
+                if coming is not None and values is not None and grad_value is not None:
+                    torch.bmm(coming, values[..., atoms], out=slopes)
+                    grad_value[entries, atoms].baddbmm_(weight.mT, coming)
+                else:
+                    slopes.zero_()
+                _add_slope(slopes, score, weight, *coefficients)
+                slopes.mul_(weight)
+                collected.baddbmm_(slopes, keys[:, atoms])
+                grad_key[entries, atoms].baddbmm_(slopes.mT, scaled)
+                if grad_weight is not None:
+                    _add_weight_gradient(grad_weight, slopes, plan, block, atoms, query)
+            into = grad_query[cut]
+            into.copy_(collected.mul_(plan.scale).view(into.shape))
     grad_key.mul_(LN2)  # the scaled query carries the factor log2(e)
     grads = (grad_query, grad_key, grad_value, grad_weight)
     return tuple(None if g is None else g.to(query.dtype) for g in grads)  # type: ignore[return-value]
@@ -237,20 +259,22 @@ def mass_count(query: Tensor, key: Tensor, log_weight: Tensor | None, plan: Plan
     atoms = key.shape[1]
     count = query.new_zeros(batch, groups, queries, dtype=torch.int64)
     height = max(1, min(queries, TILE_BYTES // (groups * max(atoms, 1) * dtype.itemsize)))
-    for block in blocks(query, key, plan, height, 1):
-        if block.last_atom <= block.first_atom:
-            continue
-        reach = slice(block.first_atom, block.last_atom)
-        scaled = (query[block.batch, :, block.queries].to(dtype) * (plan.scale * LOG2E)).flatten(1, 2)
-        score = torch.bmm(scaled, key[block.batch, reach].to(dtype).mT)
-        add_log_weights(score, log_weight, plan, block, reach, query, key)
-        maximum = score.amax(-1, keepdim=True)
-        present = maximum > 0.5 * ABSENT
-        held = torch.exp2(score.sub_(maximum)).sort(-1, descending=True).values.cumsum(-1, dtype=torch.float64)
-        # Equal weights often meet the mass exactly (9 of 10 atoms at 0.9): rounding must not ask for one more.
-        needed = held[..., -1:] * mass * (1 - 16 * torch.finfo(dtype).eps)
-        into = count[block.batch, :, block.queries]
-        into.copy_(((held < needed).sum(-1, keepdim=True).add_(1) * present).view(into.shape))
+    for entries in slices(0, batch, 1):
+        keys = key[entries].to(dtype).mT.contiguous()
+        for block in blocks(query, key, plan, entries, height):
+            if block.last_atom == block.first_atom:
+                continue
+            reach = slice(block.first_atom, block.last_atom)
+            score = torch.bmm(scaled_queries(query, plan, block, dtype), keys[..., reach])
+            add_log_weights(score, log_weight, plan, block, reach, query, key)
+            maximum = score.amax(-1, keepdim=True)
+            present = maximum > 0.5 * ABSENT
+            weight = torch.exp2(score.sub_(maximum))
+            held = weight.sort(-1, descending=True).values.cumsum(-1, dtype=torch.float64)
+            # Equal weights often meet the mass exactly (9 of 10 atoms at 0.9): rounding must not ask for one more.
+            needed = held[..., -1:] * mass * (1 - 16 * torch.finfo(dtype).eps)
+            into = count[entries, :, block.queries]
+            into.copy_(((held < needed).sum(-1, keepdim=True).add_(1) * present).view(into.shape))
     return count
 
 
@@ -270,23 +294,30 @@ def tile_shape(query: Tensor, key: Tensor, dtype: torch.dtype) -> tuple[int, int
     return height, min(width, max(key.shape[1], 1)), depth
 
 
-def blocks(query: Tensor, key: Tensor, plan: Plan, height: int, depth: int) -> Iterator[Block]:
-    """All blocks of queries, each with the range of atoms that one of its rows can see."""
-    batch, _, queries, _ = query.shape
-    atoms = key.shape[1]
-    for entry in range(0, batch, depth):
-        entries = slice(entry, min(entry + depth, batch))
-        longest = atoms if plan.lengths is None else int(plan.lengths[entries].max())
-        for start in range(0, queries, height):
-            stop = min(start + height, queries)
-            near, far = start + atoms - queries, stop - 1 + atoms - queries  # positions of first and last query
-            first, last = 0, longest
-            if plan.causal:
-                last = min(last, far + 1)
-            if plan.window is not None:
-                first = max(first, near - plan.window + 1)
-                last = min(last, far + plan.window)
-            yield Block(entries, slice(start, stop), first, max(first, last))
+def slices(start: int, stop: int, step: int) -> Iterator[slice]:
+    """Consecutive slices that cover a range."""
+    for first in range(start, stop, step):
+        yield slice(first, min(first + step, stop))
+
+
+def blocks(query: Tensor, key: Tensor, plan: Plan, entries: slice, height: int) -> Iterator[Block]:
+    """All blocks of queries of these batch entries, each with the range of atoms that one of its rows can see."""
+    queries, atoms = query.shape[2], key.shape[1]
+    longest = atoms if plan.lengths is None else int(plan.lengths[entries].max())
+    for rows in slices(0, queries, height):
+        near, far = rows.start + atoms - queries, rows.stop - 1 + atoms - queries  # positions of first and last query
+        first, last = 0, longest
+        if plan.causal:
+            last = min(last, far + 1)
+        if plan.window is not None:
+            first = max(first, near - plan.window + 1)
+            last = min(last, far + plan.window)
+        yield Block(entries, rows, first, max(first, last))
+
+
+def scaled_queries(query: Tensor, plan: Plan, block: Block, dtype: torch.dtype) -> Tensor:
+    """The queries of a block, ``(entries, groups * queries, dim)``, such that their products are base-2 scores."""
+    return (query[block.batch, :, block.queries].to(dtype) * (plan.scale * LOG2E)).flatten(1, 2)
 
 
 def tile_buffers(buffers: Tensor, scaled: Tensor, atoms: slice) -> list[Tensor]:
