@@ -450,3 +450,14 @@ def test_bad_options_are_refused_in_one_sentence(options, error, message):
 def test_a_mass_outside_its_range_is_refused():
     with pytest.raises(ValueError, match=r"mass must lie in \(0, 1\], got 1.5; 0.9 asks for"):
         mass_count(Q, K, 1.5)
+
+
+def test_a_call_in_inference_mode_does_not_spoil_later_calls():
+    query, key, value = inputs(40)
+    with torch.inference_mode():
+        inside = attend(query, key, value).output
+    query.requires_grad_()
+    outside = attend(query, key, value).output
+    assert_close(outside.detach(), inside)
+    outside.sum().backward()
+    assert bool(torch.isfinite(query.grad).all())

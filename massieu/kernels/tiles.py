@@ -75,20 +75,17 @@ def forward(
     batch, groups, queries, _ = query.shape
     out = None if value is None else query.new_zeros(batch, groups, queries, value.shape[-1], dtype=dtype)
     rows = query.new_full(((2, 3, 5)[moments], batch, groups, queries), torch.nan, dtype=dtype)
-    height, width, depth = tile_shape(query, key, dtype)
+    height, width, depth = tile_shape(query, key, plan, dtype)
     buffers = query.new_empty(2, depth * groups * height * width, dtype=dtype)
     for entries in slices(0, batch, depth):
-        # A contiguous transpose makes the product of scores faster, and is made once for all queries.
-        keys = key[entries].to(dtype).mT.contiguous()
-        values = None if value is None else value[entries].to(dtype)
         for block in blocks(query, key, plan, entries, height):
             scaled = scaled_queries(query, plan, block, dtype)
-            sums = RowSums(scaled, None if values is None else values.shape[-1], moments)
+            sums = RowSums(scaled, None if value is None else value.shape[-1], moments)
             for atoms in slices(block.first_atom, block.last_atom, width):
                 score, weight = tile_buffers(buffers, scaled, atoms)
-                torch.bmm(scaled, keys[..., atoms], out=score)
+                torch.bmm(scaled, transposed(key[entries, atoms], dtype), out=score)
                 add_log_weights(score, log_weight, plan, block, atoms, query, key)
-                sums.absorb(score, weight, None if values is None else values[:, atoms])
+                sums.absorb(score, weight, None if value is None else value[entries, atoms].to(dtype))
             sums.store(rows, out, block)
     return out, Moments(*rows)
 
@@ -175,7 +172,7 @@ def backward(
     grad_weight = None
     if want_log_weight and log_weight is not None:
         grad_weight = log_weight.new_zeros(log_weight.shape, dtype=dtype)
-    height, width, depth = tile_shape(query, key, dtype)
+    height, width, depth = tile_shape(query, key, plan, dtype)
     buffers = query.new_empty(3, depth * query.shape[1] * height * width, dtype=dtype)
     empty = moments.total.isnan()
     per_row = [
@@ -183,9 +180,6 @@ def backward(
         for row in (moments.maximum, moments.total.reciprocal(), moments.offset, *slope)
     ]
     for entries in slices(0, query.shape[0], depth):
-        keys = key[entries].to(dtype)
-        transposed = keys.mT.contiguous()
-        values = None if value is None or grad_output is None else value[entries].to(dtype).mT.contiguous()
         for block in blocks(query, key, plan, entries, height):
             cut = (entries, slice(None), block.queries)
             scaled = scaled_queries(query, plan, block, dtype)
@@ -198,17 +192,18 @@ def backward(
             collected = torch.zeros_like(scaled)
             for atoms in slices(block.first_atom, block.last_atom, width):
                 score, weight, slopes = tile_buffers(buffers, scaled, atoms)
-                torch.bmm(scaled, transposed[..., atoms], out=score)
+                keys = key[entries, atoms].to(dtype)
+                torch.bmm(scaled, transposed(keys, dtype), out=score)
                 add_log_weights(score, log_weight, plan, block, atoms, query, key)
                 torch.exp2(score.sub_(maximum), out=weight).mul_(inverse)
-                if coming is not None and values is not None and grad_value is not None:
-                    torch.bmm(coming, values[..., atoms], out=slopes)
+                if coming is not None and value is not None and grad_value is not None:
+                    torch.bmm(coming, transposed(value[entries, atoms], dtype), out=slopes)
                     grad_value[entries, atoms].baddbmm_(weight.mT, coming)
                 else:
                     slopes.zero_()
                 _add_slope(slopes, score, weight, *coefficients)
                 slopes.mul_(weight)
-                collected.baddbmm_(slopes, keys[:, atoms])
+                collected.baddbmm_(slopes, keys)
                 grad_key[entries, atoms].baddbmm_(slopes.mT, scaled)
                 if grad_weight is not None:
                     _add_weight_gradient(grad_weight, slopes, plan, block, atoms, query)
@@ -260,12 +255,11 @@ def mass_count(query: Tensor, key: Tensor, log_weight: Tensor | None, plan: Plan
     count = query.new_zeros(batch, groups, queries, dtype=torch.int64)
     height = max(1, min(queries, TILE_BYTES // (groups * max(atoms, 1) * dtype.itemsize)))
     for entries in slices(0, batch, 1):
-        keys = key[entries].to(dtype).mT.contiguous()
         for block in blocks(query, key, plan, entries, height):
             if block.last_atom == block.first_atom:
                 continue
             reach = slice(block.first_atom, block.last_atom)
-            score = torch.bmm(scaled_queries(query, plan, block, dtype), keys[..., reach])
+            score = torch.bmm(scaled_queries(query, plan, block, dtype), transposed(key[entries, reach], dtype))
             add_log_weights(score, log_weight, plan, block, reach, query, key)
             maximum = score.amax(-1, keepdim=True)
             present = maximum > 0.5 * ABSENT
@@ -283,15 +277,17 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def tile_shape(query: Tensor, key: Tensor, dtype: torch.dtype) -> tuple[int, int, int]:
+def tile_shape(query: Tensor, key: Tensor, plan: Plan, dtype: torch.dtype) -> tuple[int, int, int]:
     """Queries per block, atoms per tile and batch entries per tile, such that a tile has about TILE_BYTES."""
     batch, groups, queries, _ = query.shape
+    atoms = max(key.shape[1], 1)
     numbers = TILE_BYTES // dtype.itemsize
-    height = max(1, min(queries, TILE_ROWS // groups))
-    rows = groups * height
+    # What a tile computes beyond the diagonal is wasted, so it must not take too much of a short sequence.
+    largest = max(TILE_ATOMS, atoms // 4) if plan.causal else atoms
+    rows = groups * max(1, min(queries, largest, TILE_ROWS // groups))
     depth = max(1, min(batch, numbers // (rows * TILE_ATOMS)))
     width = max(TILE_ATOMS, numbers // (rows * depth) // TILE_ATOMS * TILE_ATOMS)
-    return height, min(width, max(key.shape[1], 1)), depth
+    return rows // groups, min(width, largest, atoms), depth
 
 
 def slices(start: int, stop: int, step: int) -> Iterator[slice]:
@@ -318,6 +314,11 @@ def blocks(query: Tensor, key: Tensor, plan: Plan, entries: slice, height: int) 
 def scaled_queries(query: Tensor, plan: Plan, block: Block, dtype: torch.dtype) -> Tensor:
     """The queries of a block, ``(entries, groups * queries, dim)``, such that their products are base-2 scores."""
     return (query[block.batch, :, block.queries].to(dtype) * (plan.scale * LOG2E)).flatten(1, 2)
+
+
+def transposed(tile: Tensor, dtype: torch.dtype) -> Tensor:
+    """A few keys or values, ``(entries, dim, atoms)`` and contiguous: products with them are a third faster."""
+    return tile.to(dtype).mT.contiguous()
 
 
 def tile_buffers(buffers: Tensor, scaled: Tensor, atoms: slice) -> list[Tensor]:
