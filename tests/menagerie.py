@@ -34,6 +34,9 @@ def _rows() -> list[Row]:
     def double(*numbers: float) -> Tensor:
         return torch.tensor(numbers, dtype=torch.float64)
 
+    def rows(*points: list[float]) -> Tensor:
+        return torch.tensor(points, dtype=torch.float64)
+
     absent = randn(9)
     absent[2] = -torch.inf
     return [
@@ -74,6 +77,17 @@ def _rows() -> list[Row]:
                 [massieu.Points(randn(6, 3)), massieu.Hypercube(4), massieu.Points(randn(7, 2))],
             ),
             0.7 * randn(5, 4),
+        ),
+        Row("gamma near its edge", massieu.Gamma(double(2.5, 0.3), double(0.7, 2.0)), rows([0.6, -3.0], [1.4, 0.45])),
+        Row("poisson far out", massieu.Poisson(double(0.2, 4.0)), rows([0.0, 0.0], [-2.0, 1.5])),
+        Row("laplace near its edge", massieu.Laplace(double(0.5, 2.0)), rows([1.9, -0.3], [-1.0, 0.49])),
+        Row("logit beta", massieu.ConjugatePrior("categorical", 2.0, 4.1), rows([0.0], [0.5], [-1.9], [2.05])),
+        Row("log rate", massieu.ConjugatePrior("poisson", double(2.0, 0.4), 3.0), rows([0.0, 0.0], [4.0, -0.3])),
+        Row(
+            "multinomial with an absent cell",
+            massieu.Multinomial(double(0.3, -torch.inf, 0.1), 4),
+            rows([0.0, 0.0, 0.0], [0.7, -1.2, 0.4], [3.0, -2.0, 3.5]),
+            minimal=False,
         ),
         Row("tilted gamma", massieu.Gamma(2.5, 0.7).tilt(double(0.5)), 0.3 - randn(5, 1).abs()),
         Row("tilted points", massieu.Points(randn(9, 4), randn(9)).tilt(randn(4)), randn(5, 4)),

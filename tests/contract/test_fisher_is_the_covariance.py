@@ -1,3 +1,4 @@
+import pytest
 import torch
 from torch.testing import assert_close
 
@@ -23,3 +24,10 @@ def test_fisher_is_definite_exactly_on_the_affine_span(row, measure, natural):
     assert torch.allclose(span, identity, atol=1e-12) == row.minimal
     off = (identity - span) @ measure.fisher(natural)
     assert float(off.abs().max()) <= 1e-12 * float(measure.fisher(natural).abs().max())
+
+
+def test_fisher_can_be_differentiated_once_more(measure, natural):
+    if measure.dim > 8:
+        pytest.skip("finite differences of a large matrix take long and show nothing new")
+    point = natural[..., :1, :].clone().requires_grad_()
+    assert torch.autograd.gradcheck(measure.fisher, point, fast_mode=True, rtol=1e-3, atol=1e-5)

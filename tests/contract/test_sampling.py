@@ -1,5 +1,6 @@
 import pytest
 import torch
+from moments import assert_moments
 
 
 def test_samples_have_the_mean_and_covariance_of_the_member(measure, natural):
@@ -10,16 +11,8 @@ def test_samples_have_the_mean_and_covariance_of_the_member(measure, natural):
         draws = measure.sample(natural, count, generator)
     except NotImplementedError:
         pytest.skip(f"{measure} has no exact sampler")
-    mean, fisher = measure.mean(natural), measure.fisher(natural)
-    assert draws.shape == (count, *mean.shape)
-    deviation = fisher.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
-    # Five standard errors, plus rounding for coordinates that do not vary.
-    error = (draws.mean(0) - mean).abs()
-    assert bool((error <= 5 * deviation / count**0.5 + 1e-9 * mean.abs()).all())
-    centred = draws - mean
-    square = centred.square()
-    spread = (square.mean(0) - deviation.square()).abs()
-    assert bool((spread <= 5 * square.std(0) / count**0.5 + 1e-9).all())
+    assert draws.shape == (count, *natural.shape)
+    assert_moments(draws, measure.mean(natural), measure.fisher(natural))
 
 
 def test_samples_repeat_with_the_seed_and_leave_the_global_one_alone(measure, natural):

@@ -8,7 +8,6 @@ from scipy import integrate, stats
 from torch.testing import assert_close
 
 from massieu.measures.classical import Gamma, Hypercube, Laplace, Poisson
-from massieu.measures.measure import Measure
 
 
 def tensor(values):
@@ -26,62 +25,6 @@ each_family = pytest.mark.parametrize(("measure", "natural"), CASES.values(), id
 
 def integral(function, *bounds):
     return integrate.quad(function, *bounds, epsabs=0, epsrel=1e-11, limit=500)[0]
-
-
-def assert_moments(draws, mean, covariance, errors=5):
-    """First and second moments of ``draws`` lie within so many standard errors of the given ones."""
-    centred = draws - mean
-    for value, expected in [(centred, 0 * mean), (centred[..., :, None] * centred[..., None, :], covariance)]:
-        allowed = errors * value.std(0) / math.sqrt(len(draws))
-        assert bool(((value.mean(0) - expected).abs() <= allowed + 1e-12).all())
-
-
-@each_family
-def test_the_mean_is_the_gradient_of_the_log_normalizer(measure, natural):
-    assert_close(measure.mean(natural), Measure.mean(measure, natural), rtol=1e-12, atol=1e-15)
-
-
-@each_family
-def test_the_fisher_matrix_is_the_jacobian_of_the_mean(measure, natural):
-    assert_close(measure.fisher(natural), Measure.fisher(measure, natural), rtol=1e-12, atol=1e-15)
-
-
-@each_family
-def test_the_fisher_matrix_can_be_differentiated_once_more(measure, natural):
-    assert torch.autograd.gradcheck(measure.fisher, natural[:1].clone().requires_grad_())
-
-
-@each_family
-def test_draws_have_the_mean_and_the_covariance_of_the_family(measure, natural):
-    draws = measure.sample(natural, 40_000, torch.Generator().manual_seed(1))
-    assert draws.shape == (40_000, *natural.shape)
-    assert_moments(draws, measure.mean(natural), measure.fisher(natural))
-
-
-@each_family
-def test_draws_depend_on_the_generator_alone(measure, natural):
-    first, second = (measure.sample(natural, 3, torch.Generator().manual_seed(7)) for _ in range(2))
-    assert torch.equal(first, second)
-
-
-@each_family
-def test_float32_comes_back_as_float32_and_agrees_to_its_precision(measure, natural):
-    narrow = natural.float()
-    for method in ("log_normalizer", "mean", "fisher", "entropy"):
-        value = getattr(measure, method)(narrow)
-        assert value.dtype == torch.float32
-        # Measured at most 2e-6, where the Gamma comes within two percent of its bound.
-        assert_close(value.double(), getattr(measure, method)(narrow.double()), rtol=1e-5, atol=1e-6)
-    assert measure.sample(narrow, 2, torch.Generator().manual_seed(0)).dtype == torch.float32
-
-
-@each_family
-def test_leading_axes_are_carried_along(measure, natural):
-    stacked = torch.stack([natural, 0.5 * natural])[:, None]
-    assert_close(measure.log_normalizer(stacked)[1, 0], measure.log_normalizer(0.5 * natural))
-    assert_close(measure.fisher(stacked)[0, 0], measure.fisher(natural))
-    assert measure.expected_log_density(stacked).shape == (2, 1, len(natural))
-    assert measure.sample(stacked, 3).shape == (3, *stacked.shape)
 
 
 @each_family

@@ -4,6 +4,7 @@ import math
 import mpmath
 import pytest
 import torch
+from moments import assert_moments
 from scipy import stats
 from torch.testing import assert_close
 
@@ -73,14 +74,6 @@ def series_law(concentration, natural, count):
         )
 
 
-def assert_moments(draws, mean, covariance, errors=5):
-    """First and second moments of ``draws`` lie within so many standard errors of the given ones."""
-    centred = draws - mean
-    for value, expected in [(centred, 0 * mean), (centred[..., :, None] * centred[..., None, :], covariance)]:
-        allowed = errors * value.std(0) / math.sqrt(len(draws))
-        assert bool(((value.mean(0) - expected).abs() <= allowed + 1e-12).all())
-
-
 @each_family
 def test_the_family_agrees_with_a_sum_over_all_counts(measure):
     log_normalizer, probability = enumerate_law(measure, NATURAL)
@@ -99,16 +92,6 @@ def test_the_mean_is_the_gradient_of_the_log_normalizer(measure):
 
 
 @each_family
-def test_the_fisher_matrix_is_the_jacobian_of_the_mean(measure):
-    assert_close(measure.fisher(NATURAL), Measure.fisher(measure, NATURAL), rtol=1e-11, atol=1e-15)
-
-
-@each_family
-def test_the_fisher_matrix_can_be_differentiated_once_more(measure):
-    assert torch.autograd.gradcheck(measure.fisher, NATURAL[1:2].clone().requires_grad_())
-
-
-@each_family
 def test_every_vector_of_counts_is_drawn_as_often_as_its_probability_says(measure):
     draws = measure.sample(NATURAL, 20_000, torch.Generator().manual_seed(1))
     assert draws.shape == (20_000, *NATURAL.shape)
@@ -118,30 +101,6 @@ def test_every_vector_of_counts_is_drawn_as_often_as_its_probability_says(measur
     allowed = 5 * (probability * (1 - probability) / len(draws)).sqrt() + 5 / len(draws)
     assert bool(((frequency - probability).abs() <= allowed).all())
     assert_close(frequency.sum(-1), torch.ones(3, dtype=torch.float64))
-
-
-@each_family
-def test_draws_depend_on_the_generator_alone(measure):
-    first, second = (measure.sample(NATURAL, 3, torch.Generator().manual_seed(7)) for _ in range(2))
-    assert torch.equal(first, second)
-
-
-@each_family
-def test_float32_comes_back_as_float32_and_agrees_to_its_precision(measure):
-    narrow = NATURAL.float()
-    for method in ("log_normalizer", "mean", "fisher", "entropy"):
-        value = getattr(measure, method)(narrow)
-        assert value.dtype == torch.float32
-        assert_close(value.double(), getattr(measure, method)(narrow.double()), rtol=1e-5, atol=2e-6)
-    assert measure.sample(narrow, 2, torch.Generator().manual_seed(0)).dtype == torch.float32
-
-
-@each_family
-def test_leading_axes_are_carried_along(measure):
-    stacked = torch.stack([NATURAL, 0.5 * NATURAL])[:, None]
-    assert_close(measure.log_normalizer(stacked)[1, 0], measure.log_normalizer(0.5 * NATURAL))
-    assert_close(measure.fisher(stacked)[0, 0], measure.fisher(NATURAL))
-    assert measure.sample(stacked, 5).shape == (5, *stacked.shape)
 
 
 @each_family
