@@ -18,7 +18,11 @@ def memory() -> list[Row]:
     rows = []
     for way in WAYS:
         measured = subprocess.run(
-            [sys.executable, "-m", "benchmarks.memory", way], check=True, capture_output=True, text=True
+            [sys.executable, "-m", "benchmarks.memory", way],
+            check=True,
+            capture_output=True,
+            text=True,
+            cwd=Path(__file__).resolve().parents[1],
         )
         rows.append({"shape": str(SHAPE), "way": way, "extra MB": float(measured.stdout)})
     rows.append({"shape": str(SHAPE), "way": "the matrix itself", "extra MB": heads * queries**2 * 4 / 1e6})

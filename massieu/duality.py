@@ -10,67 +10,85 @@ import torch
 from torch import Tensor
 
 from massieu.measures import Measure
-from massieu.measures.measure import gradient
+from massieu.measures.measure import check_pair, gradient
 
 __all__ = ["Inversion", "Proximal", "bregman", "conjugate", "natural_from_mean", "natural_gradient", "prox"]
 
 # A line search ends when the slope along the step has fallen below this share of its first value.
 SLOPE_LEFT = 0.25
 LINE_TRIALS = 40
+LONGEST = 1024.0
+FARTHEST = 100.0
 # Corrections of a Newton step that use its Fisher matrix again: each costs a mean map, and they halve the steps.
 CHORDS = 6
-CHORD_GAIN = 0.95  # as long as each makes the next one shorter
+CHORD_SURE = 0.1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Inversion:
-    """How :func:`natural_from_mean` ended, for each mean; tensors have shape ``(..., queries)``."""
+    """How :func:`natural_from_mean` ended, for each mean; :attr:`message` says it in words.
+
+    Attributes:
+        natural: the natural parameters found, ``(..., queries, dim)``; nan where the mean is outside the hull.
+        converged: the last Newton step was below the tolerance, and rounding leaves ``natural`` determined,
+            ``(..., queries)``.
+        residual: distance of the mean at ``natural`` from the mean asked for, ``(..., queries)``.
+        steps: Newton steps taken, int64, ``(..., queries)``.
+        boundary: the mean lies on the boundary of the hull, where no finite natural parameter reaches it;
+            ``natural`` comes as close as the residual says, ``(..., queries)``.
+        outside: a direction separates the mean from the hull: no natural parameter has it, ``(..., queries)``.
+        unique: False when the support spans fewer than dim directions; ``natural`` is then the solution of least norm.
+    """
 
     natural: Tensor
-    """The natural parameters found, ``(..., queries, dim)``."""
     converged: Tensor
-    """Whether the last Newton step was below the tolerance."""
     residual: Tensor
-    """Distance of the mean at ``natural`` from the mean asked for."""
     steps: Tensor
-    """Newton steps taken, int64."""
     boundary: Tensor
-    """The mean lies on the boundary of the hull, where ``natural`` diverges; the residual says how close it came."""
     outside: Tensor
-    """A direction was found that separates the mean from the hull: no natural parameter has it."""
     unique: bool
-    """False when the support spans fewer than dim directions; ``natural`` is then the solution of least norm."""
 
     @property
     def message(self) -> str:
         """What happened, in words."""
-        total = self.converged.numel()
-        parts = [f"{int(self.converged.sum())} of {total} converged in at most {int(self.steps.max())} steps"]
+        most = int(self.steps.max()) if self.steps.numel() else 0
+        parts = [f"{int(self.converged.sum())} of {self.converged.numel()} means converged, in {most} steps or fewer"]
         if bool(self.outside.any()):
             first = tuple(self.outside.nonzero()[0].tolist())
             parts.append(
                 f"means must lie in the convex hull of the support, got {int(self.outside.sum())} outside it,"
-                f" the first at index {first}; project them onto the hull"
+                f" the first at index {first}; move them towards the mean at natural = 0, which is inside"
             )
         if bool(self.boundary.any()):
             parts.append(
-                f"{int(self.boundary.sum())} means lie on the boundary of the hull, where natural is infinite;"
+                f"{int(self.boundary.sum())} on the boundary of the hull, where natural is infinite;"
                 " move them inwards for a finite one"
             )
         left = int((~(self.converged | self.boundary | self.outside)).sum())
         if left:
-            parts.append(f"{left} did not settle within max_steps and {self.natural.dtype}; use more steps or float64")
+            parts.append(f"{left} did not settle within max_steps, or lie too close to the boundary for the dtype")
         if not self.unique:
             parts.append("the support does not span the space, so natural is the solution of least norm")
         return "; ".join(parts)
 
+    def __repr__(self) -> str:
+        return f"Inversion({self.message}; natural of shape {tuple(self.natural.shape)})"
+
 
 class Proximal(NamedTuple):
-    """How :func:`prox` ended; all but ``natural`` have shape ``(..., queries)``."""
+    r"""How :func:`prox` ended.
+
+    Attributes:
+        natural: the solution, ``(..., queries, dim)``.
+        log_determinant: :math:`\log\det(I + s \nabla^2 G)` at ``natural``, the log volume by which residual attention
+            expands there, ``(..., queries)``.
+        converged: the last Newton step was below the tolerance, ``(..., queries)``.
+        residual: distance of :math:`\eta + s\,m(\eta)` from the point, ``(..., queries)``.
+        steps: Newton steps taken, int64, ``(..., queries)``.
+    """
 
     natural: Tensor
     log_determinant: Tensor
-    r""":math:`\log\det(I + s \nabla^2 G)` at ``natural``: log volume by which residual attention expands there."""
     converged: Tensor
     residual: Tensor
     steps: Tensor
@@ -83,12 +101,12 @@ def natural_from_mean(
 
     Damped Newton steps on the convex :math:`G(\eta) - \eta \cdot \bar x`, started at zero and confined to the
     directions of the affine span of the support, so that the solution of least norm is found where many exist.
+    Gradients flow to ``mean`` and to the parameters of the measure, by the implicit function theorem.
 
     Args:
         measure: the family.
         mean: :math:`\bar x`, shape ``(..., queries, dim)``.
-        tolerance: length of a Newton step, relative to one plus that of ``natural``, that counts as converged;
-            taken from the dtype by default.
+        tolerance: length of a Newton step, relative to one plus that of ``natural``, that counts as converged.
         max_steps: Newton steps at most.
 
     Returns:
@@ -103,25 +121,28 @@ def natural_from_mean(
         >>> natural_from_mean(Hypercube(1), torch.tensor([[0.5]], dtype=torch.float64)).natural
         tensor([[0.5493]], dtype=torch.float64)
     """
-    target = _checked_point(measure, mean, "mean")
-    span = measure.affine_span().to(target)
-    start = torch.zeros_like(target)
-    origin = measure.mean(start)
-    off = target - origin
-    off = off - torch.einsum("...de,...e->...d", span, off)
-    scale = target.norm(dim=-1) + origin.norm(dim=-1)
-    astray = off.norm(dim=-1) > torch.finfo(target.dtype).eps ** 0.5 * scale
-    found = _newton(measure, target, span=span, tolerance=tolerance, max_steps=max_steps, hopeless=astray)
-    residual = (measure.mean(found.natural) - target).norm(dim=-1)
-    rank = torch.linalg.matrix_rank(span)
+    target, eps = _checked_point(measure, mean, "mean")
+    with torch.no_grad():
+        span = measure.affine_span().to(target)
+        origin = measure.mean(torch.zeros_like(target))
+        off = target - origin
+        off = off - torch.einsum("...de,...e->...d", span, off)
+        astray = off.norm(dim=-1) > 256 * eps * (target.norm(dim=-1) + origin.norm(dim=-1))
+        unique = bool((torch.linalg.matrix_rank(span) == measure.dim).all())
+    found = _newton(
+        _Problem(measure, target, 1.0, 0.0, None if unique else span, eps), tolerance, max_steps, skip=astray
+    )
+    outside = found.outside | astray
+    with torch.no_grad():
+        residual = (measure.mean(found.natural) - target).norm(dim=-1)
     return Inversion(
-        found.natural,
+        found.natural.masked_fill(outside[..., None], torch.nan).to(mean.dtype),
         found.converged & ~astray,
-        residual,
+        residual.to(mean.dtype),
         found.steps,
         found.boundary & ~astray,
-        found.outside | astray,
-        bool((rank == measure.dim).all()),
+        outside,
+        unique,
     )
 
 
@@ -135,8 +156,9 @@ def conjugate(measure: Measure, mean: Tensor) -> Tensor:
         >>> conjugate(Gaussian(torch.zeros(1), torch.eye(1)), torch.tensor([[3.0]]))
         tensor([4.5000])
     """
-    found = natural_from_mean(measure, mean)
-    value = (found.natural * mean).sum(-1) - measure.log_normalizer(found.natural)
+    found = natural_from_mean(measure, mean.detach())
+    natural = found.natural.masked_fill(found.outside[..., None], 0.0)  # held fixed: the gradient is natural itself
+    value = (natural * mean).sum(-1) - measure.log_normalizer(natural)
     return value.masked_fill(found.outside, torch.inf)
 
 
@@ -159,6 +181,7 @@ def bregman(potential: Measure | Callable[[Tensor], Tensor], first: Tensor, seco
         >>> bregman(lambda x: x.square().sum(-1), torch.tensor([[3.0]]), torch.tensor([[1.0]]))
         tensor([4.])
     """
+    check_pair(first, second)
     function: Callable[[Tensor], Tensor]
     if isinstance(potential, Measure):
         function, slope = potential.log_normalizer, potential.mean(second)
@@ -205,15 +228,40 @@ def prox(
         >>> prox(Gaussian(torch.zeros(1), torch.eye(1)), torch.tensor([[3.0]]), step=2.0).natural
         tensor([[1.]])
     """
-    if not step > 0:
-        raise ValueError(f"step must be positive, got {step}; a step of zero is the identity")
-    point = _checked_point(measure, point, "point")
-    found = _newton(measure, point, weight=step, ridge=1.0, tolerance=tolerance, max_steps=max_steps)
-    natural = found.natural
-    residual = (natural + step * measure.mean(natural) - point).norm(dim=-1)
-    jacobian = step * measure.fisher(natural) + torch.eye(measure.dim).to(natural)
-    log_determinant = 2 * torch.linalg.cholesky(jacobian).diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    return Proximal(natural, log_determinant, found.converged, residual, found.steps)
+    if not 0 < step < torch.inf:
+        raise ValueError(f"step must be positive and finite, got {step}; a step of zero is the identity")
+    target, eps = _checked_point(measure, point, "point")
+    problem = _Problem(measure, target, float(step), 1.0, None, eps)
+    found = _newton(problem, tolerance, max_steps)
+    with torch.no_grad():
+        residual = problem.descent(found.natural).norm(dim=-1)
+    root = torch.linalg.cholesky(problem.curvature(found.natural))
+    log_determinant = 2 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    results = (found.natural, log_determinant, found.converged, residual, found.steps)
+    return Proximal(*(x.to(point.dtype) if x.is_floating_point() else x for x in results))
+
+
+@dataclass(frozen=True)
+class _Problem:
+    r"""Minimise :math:`w G(\eta) + \tfrac{r}{2} \|\eta\|^2 - \eta \cdot target` for every query at once, in float64."""
+
+    measure: Measure
+    target: Tensor
+    weight: float
+    ridge: float
+    span: Tensor | None  # directions to stay in, None for all
+    eps: float  # relative rounding of the target
+
+    def objective(self, natural: Tensor) -> Tensor:
+        quadratic = 0.5 * self.ridge * natural.square().sum(-1)
+        return self.weight * self.measure.log_normalizer(natural) + quadratic - (natural * self.target).sum(-1)
+
+    def descent(self, natural: Tensor) -> Tensor:
+        """Minus the gradient."""
+        return self.target - self.weight * self.measure.mean(natural) - self.ridge * natural
+
+    def curvature(self, natural: Tensor) -> Tensor:
+        return self.weight * self.measure.fisher(natural) + self.ridge * torch.eye(self.measure.dim).to(natural)
 
 
 class _Found(NamedTuple):
@@ -224,143 +272,166 @@ class _Found(NamedTuple):
     outside: Tensor
 
 
-def _newton(
-    measure: Measure,
-    target: Tensor,
-    *,
-    weight: float = 1.0,
-    ridge: float = 0.0,
-    span: Tensor | None = None,
-    tolerance: float | None,
-    max_steps: int,
-    hopeless: Tensor | None = None,
-) -> _Found:
-    r"""Minimise :math:`w G(\eta) + \tfrac{r}{2} \|\eta\|^2 - \eta \cdot target` for every query at once."""
+def _newton(problem: _Problem, tolerance: float | None, max_steps: int, *, skip: Tensor | None = None) -> _Found:
+    if max_steps < 1:
+        raise ValueError(f"max_steps must be at least 1, got {max_steps}; twelve are enough inside the hull")
+    target = problem.target.detach()
     tolerance = torch.finfo(target.dtype).eps ** 0.6 if tolerance is None else tolerance
-    identity = torch.eye(measure.dim).to(target)
-    span = identity if span is None else span
-
-    def descent(natural: Tensor) -> Tensor:
-        return target - weight * measure.mean(natural) - ridge * natural
-
     natural = torch.zeros_like(target)
     no = torch.zeros_like(target[..., 0], dtype=torch.bool)
-    active = ~no if hopeless is None else ~hopeless
-    converged, boundary, outside, stalled, steps = no.clone(), no.clone(), no.clone(), no, no.long()
-    rounding = 2 * torch.finfo(target.dtype).eps * (target.norm(dim=-1) + measure.mean(natural).norm(dim=-1))
+    active = ~no if skip is None else ~skip
+    converged, boundary, outside, steps = no.clone(), no.clone(), no.clone(), no.long()
     with torch.no_grad():
+        rounding = 8 * problem.eps * (target.norm(dim=-1) + problem.measure.mean(natural).norm(dim=-1))
+        last = torch.full_like(rounding, torch.inf)
         for _ in range(max_steps):
-            slope = descent(natural)
-            metric = _Metric(weight * measure.fisher(natural) + ridge * identity, span)
+            slope = problem.descent(natural)
+            metric = _Metric(problem.curvature(natural), problem.span)
             direction = metric.solve(slope)
-            if ridge == 0:
-                flattest = metric.flattest
-                on, off = _meets_boundary(measure, target, (natural, flattest, -flattest, direction))
+            if problem.ridge == 0:
+                # Near the boundary the Newton direction turns to the face that the mean lies on.
+                on, off = _meets_boundary(problem, (natural, direction))
                 boundary |= active & on
                 outside |= active & off
                 active &= ~off
-            small = direction.norm(dim=-1) <= tolerance * (1 + natural.norm(dim=-1))
-            length = _line_search(measure, descent, natural, direction, slope, active)
-            moved = _chords(measure, descent, metric, natural + length[..., None] * direction)
+            reach = direction.norm(dim=-1) / (1 + natural.norm(dim=-1))
+            small = reach <= tolerance
+            # Far out on a flat side a full step would be beyond what a line search can take back.
+            direction = direction / (reach / FARTHEST).clamp(min=1)[..., None]
+            length = _line_search(problem, natural, direction, slope, active)
+            moved = _chords(problem, metric, natural, length[..., None] * direction)
             natural = torch.where(active[..., None], moved, natural)
             steps += active
             converged |= active & small
-            # A residual of rounding size twice in a row: the mean is too close to the boundary to gain more.
-            exhausted = slope.norm(dim=-1) <= rounding
-            active &= ~small & ~(exhausted & stalled)
-            stalled = exhausted
+            # A residual of rounding size that no longer falls: the mean is too close to the boundary to gain more.
+            size = slope.norm(dim=-1)
+            active &= ~small & ~((size <= rounding) & (boundary | (size >= last)))
+            last = size
             if not bool(active.any()):
                 break
-    return _Found(natural, converged & ~boundary, steps, boundary & ~outside, outside)
+        # Rounding of the mean, seen through the inverse Fisher matrix, must leave natural determined.
+        blur = rounding * metric.inverse_trace() / (1 + natural.norm(dim=-1))
+        converged &= ~boundary & (blur <= problem.eps**0.3)
+    return _Found(_attached(problem, natural, converged), converged, steps, boundary & ~outside, outside)
+
+
+def _attached(problem: _Problem, natural: Tensor, converged: Tensor) -> Tensor:
+    """The solution with its derivatives, if somebody wants them: two Newton steps that move nothing but carry them."""
+    if not problem.descent(natural).requires_grad:
+        return natural
+    identity = torch.eye(problem.measure.dim).to(natural)
+    attached = natural
+    for _ in range(2):
+        curvature = torch.where(converged[..., None, None], problem.curvature(attached), identity)
+        step = _Metric(curvature, problem.span).solve(problem.descent(attached))
+        attached = attached + torch.where(converged[..., None], step, 0.0)
+    return attached
 
 
 class _Metric:
-    """A positive semidefinite matrix on the span: solves with it, and knows where it is flattest."""
+    """A positive semidefinite matrix on the span, ready to be solved with."""
 
-    def __init__(self, matrix: Tensor, span: Tensor) -> None:
-        largest = matrix.diagonal(dim1=-2, dim2=-1).amax(-1)[..., None, None]
-        self.scale = largest.clamp(min=torch.finfo(matrix.dtype).tiny)
+    def __init__(self, matrix: Tensor, span: Tensor | None) -> None:
         self.span = span
-        # Directions off the span get a curvature above all others: they stay out of solutions and are never flattest.
-        off = torch.eye(matrix.shape[-1]).to(matrix) - span
-        curvature, self.axes = torch.linalg.eigh(span @ (matrix / self.scale) @ span + (1 + matrix.shape[-1]) * off)
-        self.curvature = curvature.clamp(min=torch.finfo(matrix.dtype).eps * curvature[..., -1:])
-
-    @property
-    def flattest(self) -> Tensor:
-        axes: Tensor = self.axes
-        return axes[..., 0]
+        if span is not None:
+            # Off the span it gets the scale of the matrix, which keeps the solution there at zero.
+            largest = matrix.diagonal(dim1=-2, dim2=-1).amax(-1)[..., None, None]
+            largest = torch.where(largest > 0, largest, 1.0)  # a single atom has no covariance
+            matrix = span @ matrix @ span + largest * (torch.eye(matrix.shape[-1]).to(matrix) - span)
+        # Unit diagonal: coordinates of very different scale do not spoil each other.
+        self.unit = matrix.diagonal(dim1=-2, dim2=-1).clamp(min=torch.finfo(matrix.dtype).tiny).sqrt()
+        whole = matrix / (self.unit[..., :, None] * self.unit[..., None, :])
+        self.factor, failed = torch.linalg.cholesky_ex(whole)
+        if bool(failed.any()):
+            curvature, axes = torch.linalg.eigh(whole[failed > 0].nan_to_num())
+            floor = matrix.shape[-1] * torch.finfo(matrix.dtype).eps
+            lifted = curvature.clamp(min=floor).sqrt().unsqueeze(-1) * axes.mT
+            self.factor = self.factor.clone()
+            self.factor[failed > 0] = torch.linalg.qr(lifted).R.mT
 
     def solve(self, vector: Tensor) -> Tensor:
         """Solution of least norm."""
-        vector = torch.einsum("...de,...e->...d", self.span, vector)
-        inner = torch.einsum("...de,...d->...e", self.axes, vector) / self.curvature
-        return torch.einsum("...de,...e->...d", self.axes, inner) / self.scale[..., 0]
+        if self.span is not None:
+            vector = torch.einsum("...de,...e->...d", self.span, vector)
+        return torch.cholesky_solve((vector / self.unit)[..., None], self.factor)[..., 0] / self.unit
+
+    def inverse_trace(self) -> Tensor:
+        """Trace of the inverse on the span, a bound on how much it can lengthen a vector."""
+        inverse = torch.cholesky_inverse(self.factor) / (self.unit[..., :, None] * self.unit[..., None, :])
+        if self.span is not None:
+            inverse = inverse * self.span
+            return inverse.sum((-2, -1))
+        return inverse.diagonal(dim1=-2, dim2=-1).sum(-1)
 
 
-def _meets_boundary(measure: Measure, mean: Tensor, directions: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+def _meets_boundary(problem: _Problem, directions: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
     """Whether one of the directions shows the mean on the boundary of the hull, or outside of it.
 
     The hull lies below its support function, so that the distance of the mean from the boundary is at most the gap.
     """
+    mean = problem.target
     on = off = torch.zeros_like(mean[..., 0], dtype=torch.bool)
-    rounding = 64 * torch.finfo(mean.dtype).eps
     for direction in directions:
         length = direction.norm(dim=-1)
-        reach, height = measure.support_function(direction), (direction * mean).sum(-1)
-        slack = rounding * (height.abs() + length * mean.norm(dim=-1))
+        direction = direction / length.clamp(min=torch.finfo(mean.dtype).tiny)[..., None]
+        reach, height = problem.measure.support_function(direction), (direction * mean).sum(-1)
+        slack = 64 * problem.eps * (height.abs() + mean.norm(dim=-1))
         known = (length > 0) & torch.isfinite(reach)
         off = off | (known & (reach - height < -slack))
         on = on | (known & ((reach - height).abs() <= slack))
     return on & ~off, off
 
 
-def _line_search(
-    measure: Measure,
-    descent: Callable[[Tensor], Tensor],
-    natural: Tensor,
-    direction: Tensor,
-    slope: Tensor,
-    active: Tensor,
-) -> Tensor:
+def _line_search(problem: _Problem, natural: Tensor, direction: Tensor, slope: Tensor, active: Tensor) -> Tensor:
     """Step length that lets the slope along the direction fall, stays in the natural domain and may exceed one."""
     first = (direction * slope).sum(-1)
     low, high = torch.zeros_like(first), torch.full_like(first, torch.inf)
     length = torch.ones_like(first)
-    open_ = active & (first > 0)
+    searching = active & (first > 0)
     for _ in range(LINE_TRIALS):
         trial = natural + length[..., None] * direction
-        inside = measure.contains(trial)
-        left = (direction * descent(torch.where(inside[..., None], trial, natural))).sum(-1)
+        inside = problem.measure.contains(trial)
+        left = (direction * problem.descent(torch.where(inside[..., None], trial, natural))).sum(-1)
         over = ~inside | ~torch.isfinite(left) | (left < 0)
-        good = inside & torch.isfinite(left) & (left.abs() <= SLOPE_LEFT * first)
-        open_ = open_ & ~good
-        if not bool(open_.any()):
+        searching = searching & ~(inside & (left.abs() <= SLOPE_LEFT * first))
+        if not bool(searching.any()):
             break
-        high = torch.where(open_ & over, length, high)
-        low = torch.where(open_ & ~over, length, low)
-        length = torch.where(open_, torch.where(torch.isinf(high), 2 * length, 0.5 * (low + high)), length)
+        high = torch.where(searching & over, length, high)
+        low = torch.where(searching & ~over, length, low)
+        longer = torch.where(torch.isinf(high), 2 * length, 0.5 * (low + high))
+        # A mean on the boundary would draw the step out without end.
+        length = torch.where(searching & (longer <= LONGEST), longer, length)
     # Where the search ran out, the lower end is still a descent.
-    return torch.where(open_, low, length)
+    return torch.where(searching, low, length)
 
 
-def _chords(measure: Measure, descent: Callable[[Tensor], Tensor], metric: _Metric, natural: Tensor) -> Tensor:
-    """Further steps with the Fisher matrix of the last one, as long as they get shorter."""
-    direction = metric.solve(descent(natural))
+def _chords(problem: _Problem, metric: _Metric, natural: Tensor, step: Tensor) -> Tensor:
+    """The step and further ones with the same Fisher matrix, while they get shorter and lower the objective."""
+    natural = natural + step
+    direction = metric.solve(problem.descent(natural))
+    direction = torch.where((direction.norm(dim=-1) < step.norm(dim=-1))[..., None], direction, 0.0)
+    value = problem.objective(natural)
     for _ in range(CHORDS):
-        inside = measure.contains(natural + direction)
+        inside = problem.measure.contains(natural + direction)
         trial = torch.where(inside[..., None], natural + direction, natural)
-        following = metric.solve(descent(trial))
-        better = following.norm(dim=-1) <= CHORD_GAIN * direction.norm(dim=-1)
-        keep = (inside & better)[..., None]
+        following, next_value = metric.solve(problem.descent(trial)), problem.objective(trial)
+        ratio = following.norm(dim=-1) / direction.norm(dim=-1)
+        # Close to the solution the objective no longer tells, but the steps shrink fast.
+        keep = inside & ((ratio <= CHORD_SURE) | ((ratio < 1) & (next_value < value)))
         if not bool(keep.any()):
             break
-        natural, direction = torch.where(keep, trial, natural), torch.where(keep, following, direction)
+        natural = torch.where(keep[..., None], trial, natural)
+        direction = torch.where(keep[..., None], following, direction)
+        value = torch.where(keep, next_value, value)
     return natural
 
 
-def _checked_point(measure: Measure, point: Tensor, name: str) -> Tensor:
+def _checked_point(measure: Measure, point: Tensor, name: str) -> tuple[Tensor, float]:
+    """The point in float64, in which all is solved, and the relative rounding that its own dtype brought with it."""
+    if not hasattr(measure, "vectors"):
+        got = type(measure).__name__
+        raise TypeError(f"the first argument must be a Measure, got {got}; the order is (measure, {name})")
     point = measure.vectors(point, name)
     if not bool(torch.isfinite(point).all()):
         raise ValueError(f"{name} must be finite, got nan or infinity; remove those rows")
-    return point
+    return point.double(), torch.finfo(point.dtype).eps

@@ -6,7 +6,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from massieu import (
+    Gamma,
     Gaussian,
+    Hypercube,
     Points,
     Poisson,
     Sphere,
@@ -43,10 +45,77 @@ def test_means_inside_on_and_outside_the_hull_are_told_apart():
 
 def test_the_message_says_expected_got_and_what_to_do():
     text = natural_from_mean(SQUARE, double([0.5, 0.5], [2.0, 0.0], [0.0, 0.5])).message
-    assert "1 of 3 converged" in text
-    assert "must lie in the convex hull of the support, got 1 outside it, the first at index (1,); project" in text
-    assert "1 means lie on the boundary of the hull" in text
+    assert "1 of 3 means converged" in text
+    assert "must lie in the convex hull of the support, got 1 outside it, the first at index (1,); move them" in text
+    assert "1 on the boundary of the hull" in text
     assert "\n" not in text
+
+
+def test_no_natural_parameter_is_invented_for_a_mean_outside():
+    found = natural_from_mean(SQUARE, double([0.5, 0.5], [2.0, 0.0]))
+    assert found.natural.isnan().all(-1).tolist() == [False, True]
+    assert repr(found) == f"Inversion({found.message}; natural of shape (2, 2))"
+
+
+@pytest.mark.parametrize("size", [5, 20, 100])
+@pytest.mark.parametrize("seed", range(4))
+def test_converged_means_right_also_where_most_means_touch_the_boundary(size, seed):
+    points = Points(randn(16, 4, seed=seed))
+    natural = size * randn(40, 4, seed=10 + seed)
+    found = natural_from_mean(points, points.mean(natural))
+    error = (found.natural - natural).norm(dim=-1) / natural.norm(dim=-1)
+    assert float(error[found.converged].max(0).values if bool(found.converged.any()) else 0.0) < 1e-5
+    assert not bool(found.outside.any())
+    assert float(found.residual.max()) < 1e-7
+    assert_close(conjugate(points, points.mean(natural)), points.conjugate(natural), rtol=1e-6, atol=1e-6)
+
+
+def test_a_mean_beside_a_thin_support_far_from_the_origin_is_outside():
+    points = Points(double([1000.0, 0.0], [1000.0, 1e-3]))
+    assert natural_from_mean(points, double([1000 + 1e-5, 5e-4])).outside.tolist() == [True]
+    assert conjugate(points, double([1000 + 1e-5, 5e-4])).tolist() == [float("inf")]
+
+
+def test_huge_means_are_reached():
+    assert_close(natural_from_mean(Poisson(2.0), double([1e30])).natural, double([0.5e30]).log())
+    found = natural_from_mean(Gamma(2.5, 0.7), double([1e12]))
+    assert bool(found.converged.all())
+    assert_close(found.natural, 1 / 0.7 - 2.5 / double([1e12]))
+
+
+def test_single_precision_is_solved_in_double_precision():
+    found = prox(Gamma(2.5, 0.7), torch.tensor([[5.0]]), 1e-8)
+    assert found.natural.dtype == torch.float32
+    assert float(found.residual) < 1e-6
+    # Normalised in float32, these means lie on the sphere to float32 rounding only.
+    means = torch.nn.functional.normalize(randn(20, 48).float(), dim=-1)
+    assert bool(natural_from_mean(Sphere(48), means).boundary.all())
+    half = natural_from_mean(SQUARE, torch.tensor([[0.5, 0.25]], dtype=torch.float16))
+    assert_close(half.natural, torch.logit(torch.tensor([[0.5, 0.25]])).half())
+
+
+def test_solutions_carry_first_and_second_derivatives():
+    support, natural = randn(9, 3).requires_grad_(), randn(2, 3, seed=1)
+    mean = Points(support.detach()).mean(natural).requires_grad_()
+
+    def inverse(mean, support):
+        return natural_from_mean(Points(support), mean).natural
+
+    def step(point, support):
+        return prox(Points(support), point).natural
+
+    for function in (inverse, step):
+        assert torch.autograd.gradcheck(function, (mean, support))
+        assert torch.autograd.gradgradcheck(function, (mean, support), atol=1e-4)
+
+
+def test_chord_steps_keep_sharp_members_within_twelve_steps(monkeypatch):
+    cube, natural = Hypercube(4), 3 * randn(60, 4)
+    found = natural_from_mean(cube, cube.mean(natural))
+    assert bool(found.converged.all())
+    assert int(found.steps.max()) <= 12
+    monkeypatch.setattr("massieu.duality.CHORDS", 0)
+    assert int(natural_from_mean(cube, cube.mean(natural)).steps.max()) > 12
 
 
 def test_fewer_atoms_than_dimensions_give_the_solution_of_least_norm_and_say_so():
@@ -74,6 +143,8 @@ def test_a_single_atom_has_one_mean():
     atom = Points(double([1.0, 2.0]))
     found = natural_from_mean(atom, double([1.0, 2.0], [1.0, 2.1]))
     assert_close(found.natural[0], torch.zeros(2, dtype=torch.float64))
+    assert found.converged.tolist() == [True, False]
+    assert found.boundary.tolist() == [False, False]
     assert found.outside.tolist() == [False, True]
 
 
@@ -166,14 +237,32 @@ def test_bregman_of_a_function_and_of_a_measure_agree():
             ValueError,
             r"mean of Points must have shape .* got \(2,\); .*mean\[None\]",
         ),
-        (lambda: natural_from_mean(SQUARE, torch.zeros(1, 3)), ValueError, r"\(..., queries, 2\), got \(1, 3\)"),
+        (
+            lambda: natural_from_mean(SQUARE, torch.zeros(1, 3)),
+            ValueError,
+            r"\(..., queries, 2\), got \(1, 3\); check its last axis",
+        ),
         (
             lambda: natural_from_mean(SQUARE, torch.zeros(1, 2).long()),
             TypeError,
             "mean must be a floating-point tensor, got",
         ),
         (lambda: natural_from_mean(SQUARE, torch.full((1, 2), torch.nan)), ValueError, "mean must be finite, got nan"),
-        (lambda: prox(SQUARE, torch.zeros(1, 2), -1.0), ValueError, "step must be positive, got -1.0; a step of zero"),
+        (
+            lambda: natural_from_mean(torch.zeros(1, 2), SQUARE),
+            TypeError,
+            r"must be a Measure, got Tensor; the order is \(measure, mean",
+        ),
+        (
+            lambda: natural_from_mean(SQUARE, torch.zeros(1, 2), max_steps=0),
+            ValueError,
+            "max_steps must be at least 1, got 0",
+        ),
+        (
+            lambda: prox(SQUARE, torch.zeros(1, 2), -1.0),
+            ValueError,
+            "step must be positive and finite, got -1.0; a step of zero",
+        ),
         (
             lambda: prox(SQUARE, torch.zeros(2)),
             ValueError,

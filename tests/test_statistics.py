@@ -51,8 +51,12 @@ def options(request):
     return request.param
 
 
-def with_lengths(options: dict, length: int) -> dict:
-    return {**options, "lengths": torch.tensor([max(1, length // 3), length])} if "lengths" in options else options
+def with_lengths(options: dict, length: int, batch: int = 2) -> dict:
+    return (
+        {**options, "lengths": torch.tensor([max(1, length // 3), length][-batch:])}
+        if "lengths" in options
+        else options
+    )
 
 
 @pytest.mark.parametrize("length", [1, 7, 256, 700])
@@ -66,7 +70,11 @@ def test_attend_agrees_with_the_dense_reference_in_double_precision(options):
 
 
 def test_attend_agrees_with_the_dense_reference_at_four_thousand_atoms(options):
-    assert_matches_dense(*inputs(4096, heads=2, key_heads=1, batch=2), **with_lengths(options, 4096))
+    assert_matches_dense(*inputs(4096, heads=4, key_heads=2, batch=1), **with_lengths(options, 4095, batch=1))
+
+
+def test_attend_with_a_bias_agrees_with_the_dense_reference_at_four_thousand_atoms():
+    assert_matches_dense(*inputs(4096, heads=2, key_heads=2, batch=1), 3 * randn(4096, 4096, seed=5), causal=True)
 
 
 @pytest.mark.parametrize(
@@ -170,6 +178,10 @@ def test_masks_of_half_precision_models_count_as_absent():
         torch.ones(16, 16, dtype=torch.bool).triu(1), torch.finfo(torch.float16).min
     )
     assert_close(attend(query, key, value, log_weight).output, attend(query, key, value, causal=True).output)
+    log_weight[3] = torch.finfo(torch.float16).min
+    attended = attend(query, key, value, log_weight)
+    assert bool((attended.output[:, :, 3] == 0).all())
+    assert bool(torch.isnan(attended.statistics.entropy[:, :, 3]).all())
 
 
 def test_strided_inputs_give_the_same_numbers():
@@ -294,6 +306,13 @@ def test_gradients_of_huge_scores_are_finite_and_right():
     assert_close(ours.double(), theirs, rtol=1e-2, atol=1e-2 * float(theirs.abs().max()))
 
 
+def test_absent_atoms_do_not_overflow_a_large_gradient_of_the_variance():
+    query, key, value = inputs(20)
+    query.requires_grad_()
+    (grad,) = torch.autograd.grad(1e12 * attend(query, key, value, causal=True).statistics.score_variance.sum(), query)
+    assert bool(torch.isfinite(grad).all())
+
+
 def test_gradients_reach_an_expanded_log_weight():
     query, key, value = inputs(10)
     small = randn(1, 1, 1, 10).requires_grad_()
@@ -302,16 +321,92 @@ def test_gradients_reach_an_expanded_log_weight():
     assert_close(through, direct)
 
 
-def test_functional_gradients_work():
+def test_functional_gradients_work_and_stay_with_tiles(monkeypatch):
+    monkeypatch.setattr("massieu.statistics._dense_backward", None)  # would raise if called
     query, key, value = inputs(10)
     entropy = torch.func.grad(lambda q: attend(q, key, value).statistics.entropy.sum())(query)
     query.requires_grad_()
-    (expected,) = torch.autograd.grad(attend(query, key, value).statistics.entropy.sum(), query)
+    (expected,) = torch.autograd.grad(attend(query, key, value).statistics.entropy.sum(), query, create_graph=True)
     assert_close(entropy, expected)
 
 
-def test_no_tensor_of_size_queries_times_atoms_is_ever_made(monkeypatch):
-    # Every allocation of a tile goes through these two; with 2000 x 2000 scores none may exceed a tile.
+@pytest.mark.parametrize("options", GRADIENTS.values(), ids=list(GRADIENTS))
+def test_second_derivatives_of_output_and_statistics_pass_gradgradcheck(options):
+    query, key, value = (
+        randn(2, h, 5, 3, seed=s, dtype=torch.float64).requires_grad_() for s, h in enumerate((4, 2, 2))
+    )
+    log_weight = randn(2, 1, 1, 5, seed=4, dtype=torch.float64).requires_grad_()
+
+    def function(*tensors):
+        attended = attend(*tensors, **options)
+        return attended.output, *attended.statistics[:4], attended.statistics.collision
+
+    assert torch.autograd.gradgradcheck(function, (query, key, value, log_weight), fast_mode=True)
+
+
+def test_second_derivatives_are_right_when_keys_values_and_loss_depend_on_one_tensor():
+    states = randn(6, 3, dtype=torch.float64).requires_grad_()
+
+    def ours(x):
+        output, found = attend(x, x.sin(), x.cos(), causal=True)
+        return (output.square().sum(-1) * found.entropy).sum()
+
+    def dense_form(x):
+        found = dense(x[None, None], x.sin()[None, None], x.cos()[None, None], causal=True)
+        return (found.output.square().sum(-1) * (found.log_normalizer - found.score_mean)).sum()
+
+    hessians = [torch.autograd.functional.hessian(f, states.detach()) for f in (ours, dense_form)]
+    assert_close(*hessians, rtol=1e-9, atol=1e-10)
+
+
+def test_the_hessian_of_the_log_normalizer_is_the_fisher_matrix():
+    keys, query = randn(7, 4, dtype=torch.float64), randn(4, seed=1, dtype=torch.float64)
+    hessian = torch.autograd.functional.hessian(lambda q: row_statistics(q[None], keys).log_normalizer.sum(), query)
+    weight = torch.softmax(keys @ query, 0)
+    mean = weight @ keys
+    assert_close(hessian, (weight[:, None] * (keys - mean)).mT @ (keys - mean))
+
+
+def test_a_boolean_mask_is_true_where_the_atom_is_present():
+    query, key, value = inputs(20)
+    mask = randn(2, 1, 20, 20, seed=6) > 0
+    mask[..., 0] = True
+    expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, mask)
+    assert_close(attend(query, key, value, mask).output, expected)
+
+
+def test_a_wide_mask_with_narrow_inputs_hides_and_does_not_spoil():
+    query, key, value = inputs(3)
+    mask = torch.tensor([0.0, 0.0, torch.finfo(torch.float32).min], dtype=torch.float64)
+    assert_close(
+        attend(query, key, value, mask).statistics.entropy, row_statistics(query, key[:, :, :2], scale=32**-0.5).entropy
+    )
+
+
+def test_gradients_come_back_in_the_dtype_of_each_input():
+    query, key, value = (x.bfloat16().requires_grad_() for x in inputs(10))
+    log_weight = randn(10, 10).requires_grad_()
+    attend(query, key, value, log_weight).output.float().square().sum().backward()
+    assert [x.grad.dtype for x in (query, value, log_weight)] == [torch.bfloat16, torch.bfloat16, torch.float32]
+
+
+def test_lengths_may_be_one_number_and_a_batch_may_be_empty():
+    query, key, value = (x[0, 0] for x in inputs(6))
+    assert_close(attend(query, key, value, lengths=2).output, attend(query, key[:2], value[:2]).output)
+    nothing = torch.zeros(0, 2, 3, 4)
+    assert attend(nothing, nothing, nothing, lengths=torch.zeros(0).long()).output.shape == (0, 2, 3, 4)
+
+
+def test_perplexity_and_effective_atoms_follow_from_the_row():
+    query, key, value = inputs(50)
+    found = attend(0 * query, key, value).statistics
+    assert_close(found.perplexity, torch.full((2, 4, 50), 50.0))
+    assert_close(found.effective_atoms, torch.full((2, 4, 50), 50.0))
+    with pytest.raises(ValueError, match="effective_atoms needs full statistics, got light ones; pass"):
+        _ = attend(query, key, value, statistics="light").statistics.effective_atoms
+
+
+def test_no_tensor_of_size_queries_times_atoms_is_ever_made():
     length, largest = 2000, 0
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
@@ -328,6 +423,9 @@ def test_no_tensor_of_size_queries_times_atoms_is_ever_made(monkeypatch):
         attended = attend(query, key, value, causal=True)
         (attended.output.sum() + attended.statistics.entropy.sum()).backward()
         mass_count(query, key)
+        # Many leading entries that share one set of keys.
+        row_statistics(torch.zeros(20_000, 1, 4), torch.zeros(256, 4))
+        mass_count(torch.zeros(20_000, 1, 4), torch.zeros(256, 4))
     assert largest <= 3 * tiles.TILE_BYTES < length * length * 4
 
 
@@ -341,6 +439,10 @@ def test_grouped_keys_are_never_copied():
     assert rows.value.data_ptr() == value.data_ptr()
     assert rows.log_weight.numel() == 2 * 64
     assert rows.log_weight.data_ptr() == mask.data_ptr()
+    expanded = key[:, :1].expand(2, 8, 64, 32)
+    rows = arrange(query, expanded, expanded, None, scale=1.0, causal=False, window=None, lengths=None)
+    assert rows.key.shape == (2, 64, 32)
+    assert rows.key.data_ptr() == key.data_ptr()
 
 
 @pytest.mark.parametrize("mass", [0.1, 0.5, 0.9, 0.999, 1.0])
@@ -354,14 +456,17 @@ def test_mass_count_is_the_size_of_the_smallest_set_with_the_mass(mass, options)
     assert found.dtype == torch.int64
     present = (probability > 0).sum(-1)
     assert bool((found <= present).all())
-    if mass < 1:
-        assert torch.equal(found, expected)
+    # All of the mass: atoms lighter than rounding are not asked for.
+    assert torch.equal(found, expected) if mass < 1 else bool((held.gather(-1, found[..., None] - 1) > 1 - 1e-13).all())
 
 
 def test_mass_count_of_equal_weights_is_the_share_of_atoms():
     for atoms in (1, 3, 10, 100, 1000):
         found = mass_count(torch.zeros(1, 4), torch.zeros(atoms, 4), 0.9)
         assert int(found) == -(-9 * atoms // 10)
+    # In floating point 0.07 * 100 and 0.14 * 50 exceed seven.
+    assert int(mass_count(torch.zeros(1, 4), torch.zeros(100, 4), 0.07)) == 7
+    assert int(mass_count(torch.zeros(1, 4).double(), torch.zeros(50, 4).double(), 0.14)) == 7
 
 
 def test_probabilities_of_an_empty_row_are_zero():
@@ -395,7 +500,11 @@ Q, K, V = torch.zeros(2, 4, 5, 8), torch.zeros(2, 4, 7, 8), torch.zeros(2, 4, 7,
             r"query must be a floating-point tensor, got torch.int64; convert it with .double",
         ),
         ((Q, K.numpy(), V), TypeError, "key must be a floating-point tensor, got ndarray"),
-        ((Q, K.double(), V), TypeError, r"must share one dtype, got \['torch.float32', 'torch.float64'\]; convert"),
+        (
+            (Q, K.double(), V),
+            TypeError,
+            "must share one dtype, got query torch.float32, key torch.float64, value torch.float32; convert",
+        ),
         (
             (Q, K, V, torch.zeros(5, 6)),
             ValueError,
@@ -403,10 +512,18 @@ Q, K, V = torch.zeros(2, 4, 5, 8), torch.zeros(2, 4, 7, 8), torch.zeros(2, 4, 7,
         ),
         ((Q, K, V, torch.zeros(1, 1, 1, 1, 1, 7)), ValueError, "log_weight must broadcast to"),
         (
-            (Q, K, V, torch.ones(5, 7, dtype=torch.bool)),
+            (Q, K, V, torch.ones(5, 7).long()),
             TypeError,
-            r"got torch.bool; for a mask use torch.where\(mask, 0.0, -torch.inf",
+            r"got torch.int64; for a mask of zeros and ones pass mask.bool",
         ),
+        (
+            (Q, K, V, [0.0] * 7),
+            TypeError,
+            "log_weight must be a floating-point tensor, got list; convert it with torch.as_tensor",
+        ),
+        ((None, K, V), TypeError, "query must be a floating-point tensor, got NoneType"),
+        ((Q, K, None), TypeError, "value must be a floating-point tensor, got NoneType; for statistics alone"),
+        ((Q, K, V[0, 0, 0]), ValueError, r"value must have shape .* pass value\[:, None\]"),
         ((Q, K, V, torch.full((7,), -1.0).log()), ValueError, "got nan or plus infinity; a nan is often the logarithm"),
         ((Q, K, V, torch.full((7,), torch.inf)), ValueError, "log_weight must be finite or minus infinity, got"),
     ],
@@ -422,6 +539,11 @@ def test_bad_tensors_are_refused_in_one_sentence(arguments, error, message):
     [
         ({"scale": float("nan")}, ValueError, "scale must be a finite number, got nan; multiply the query"),
         ({"scale": torch.ones(4)}, ValueError, "scale must be a finite number, got tensor"),
+        (
+            {"causal": torch.ones(5, 7)},
+            TypeError,
+            "causal must be True or False, got Tensor; a mask of your own goes in",
+        ),
         ({"window": 0}, ValueError, "window must be a positive number of atoms, got 0; pass None"),
         (
             {"lengths": torch.tensor([3.0, 4.0])},
@@ -448,8 +570,10 @@ def test_bad_options_are_refused_in_one_sentence(options, error, message):
 
 
 def test_a_mass_outside_its_range_is_refused():
-    with pytest.raises(ValueError, match=r"mass must lie in \(0, 1\], got 1.5; 0.9 asks for"):
+    with pytest.raises(ValueError, match=r"mass must be a number in \(0, 1\], got 1.5; 0.9 asks for"):
         mass_count(Q, K, 1.5)
+    with pytest.raises(ValueError, match="got Tensor"):
+        mass_count(Q, K, torch.zeros(5, 7))
 
 
 def test_a_call_in_inference_mode_does_not_spoil_later_calls():

@@ -5,9 +5,9 @@ statistics), ``backward`` (gradients by recomputation) and ``mass_count``. It kn
 """
 
 from massieu.kernels.rows import Plan, Rows, arrange
-from massieu.kernels.tiles import Moments, Slope, backward, forward, mass_count
+from massieu.kernels.tiles import Moments, Slope, backward, forward, hidden, mass_count
 
-__all__ = ["Moments", "Plan", "Rows", "Slope", "arrange", "backend", "backward", "forward", "mass_count"]
+__all__ = ["Moments", "Plan", "Rows", "Slope", "arrange", "backend", "backward", "forward", "hidden", "mass_count"]
 
 
 def backend() -> str:

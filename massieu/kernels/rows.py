@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -62,15 +63,21 @@ def arrange(
     window: int | None,
     lengths: Tensor | int | None,
 ) -> Rows:
-    """Check a call at the border and bring it into :class:`Rows`, without copying keys, values or log weights."""
+    """Check a call at the border and bring it into :class:`Rows`.
+
+    Axes that several queries share are never copied; keys whose own leading axes do not flatten into one are, once.
+    """
     _check_tensors(query, key, value, log_weight)
-    if not isinstance(scale, (int, float)) or not math.isfinite(scale):
+    if not isinstance(causal, (bool, np.bool_)):
+        got = type(causal).__name__
+        raise TypeError(f"causal must be True or False, got {got}; a mask of your own goes in as log_weight")
+    if not isinstance(scale, Real) or not math.isfinite(scale):
         raise ValueError(f"scale must be a finite number, got {scale!r}; multiply the query by a learned scale instead")
     if window is not None and (not isinstance(window, int) or window < 1):
         raise ValueError(f"window must be a positive number of atoms, got {window!r}; pass None for no window")
 
     queries, atoms = query.shape[-2], key.shape[-2]
-    key_shape = tuple(key.shape[:-2]) if value is None else np.broadcast_shapes(key.shape[:-2], value.shape[:-2])
+    key_shape = _key_shape(key, value)
     heads, query_shape = _grouped(tuple(query.shape[:-2]), key_shape)
     try:
         shape = np.broadcast_shapes(query_shape, key_shape)
@@ -80,11 +87,14 @@ def arrange(
             f" {key_shape}; insert axes of size 1, or make the heads of query a multiple of those of key"
         ) from None
     rank = len(shape)
-    key_lead = (1,) * (rank - len(key_shape)) + key_shape
+    key = _narrowed(key, key.dim() - 2)
+    value = None if value is None else _narrowed(value, value.dim() - 2)
+    stored = _key_shape(key, value)  # sizes of one where the axis is only expanded
+    key_lead = (1,) * (rank - len(stored)) + stored
     if heads:
         shape = (*shape[:-1], query.shape[-3])
         lead = (*shape[:-1], heads, shape[-1] // heads)
-        key_lead = (*key_lead[:-1], heads, 1)
+        key_lead = (*key_lead, 1)
     else:
         lead = shape
 
@@ -94,7 +104,7 @@ def arrange(
     batch, groups = math.prod(lead[i] for i in distinct), math.prod(lead[i] for i in shared)
 
     def by_key(tensor: Tensor) -> Tensor:
-        return tensor.expand(*key_shape, *tensor.shape[-2:]).reshape(batch, *tensor.shape[-2:])
+        return tensor.expand(*stored, *tensor.shape[-2:]).reshape(batch, *tensor.shape[-2:])
 
     query = query.expand(*shape, *query.shape[-2:]).reshape(*lead, *query.shape[-2:])
     query = query.permute(*axes, -2, -1).reshape(batch, groups, *query.shape[-2:])
@@ -103,7 +113,7 @@ def arrange(
         scale=float(scale),
         causal=causal,
         window=window,
-        lengths=_arrange_lengths(lengths, shape, lead, axes, batch, atoms, query.device),
+        lengths=_arrange_lengths(lengths, shape, lead, axes, batch, groups, atoms, query.device),
         weight_index=weight_index,
     )
     return Rows(query, by_key(key), None if value is None else by_key(value), weight, plan, axes, lead, shape)
@@ -111,9 +121,11 @@ def arrange(
 
 def check_floating(tensor: Any, name: str, remedy: str = "convert it with .double()") -> None:
     """One sentence unless this is a floating-point tensor."""
-    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-        got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-        raise TypeError(f"{name} must be a floating-point tensor, got {got}; {remedy}")
+    if not isinstance(tensor, Tensor):
+        got = type(tensor).__name__
+        raise TypeError(f"{name} must be a floating-point tensor, got {got}; convert it with torch.as_tensor")
+    if not tensor.is_floating_point():
+        raise TypeError(f"{name} must be a floating-point tensor, got {tensor.dtype}; {remedy}")
 
 
 def check_log_weight(log_weight: Tensor) -> None:
@@ -127,16 +139,17 @@ def check_log_weight(log_weight: Tensor) -> None:
 
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor | None, log_weight: Tensor | None) -> None:
     for name, axis, tensor in (("query", "queries", query), ("key", "atoms", key), ("value", "atoms", value)):
-        if tensor is None:
+        if name == "value" and tensor is None:
             continue
         check_floating(tensor, name)
+        assert tensor is not None
         if tensor.dim() < 2:
             raise ValueError(
                 f"{name} must have shape (..., {axis}, dim), got {tuple(tensor.shape)};"
-                f" for a single vector pass {name}[None]"
+                f" for a single vector pass {name}[{':, None' if name == 'value' else 'None'}]"
             )
-    if log_weight is not None:
-        check_floating(log_weight, "log_weight", "for a mask use torch.where(mask, 0.0, -torch.inf)")
+    if log_weight is not None and getattr(log_weight, "dtype", None) != torch.bool:
+        check_floating(log_weight, "log_weight", "for a mask of zeros and ones pass mask.bool()")
     if query.shape[-1] != key.shape[-1]:
         raise ValueError(
             f"query and key must have the same last axis, got {query.shape[-1]} and {key.shape[-1]};"
@@ -155,11 +168,17 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor | None, log_weight:
                 f"key and value must have leading axes that broadcast, got {tuple(key.shape[:-2])} and"
                 f" {tuple(value.shape[:-2])}; insert axes of size 1 where they should broadcast"
             ) from None
-    dtypes = {tensor.dtype for tensor in (query, key, value) if tensor is not None}
-    if len(dtypes) > 1:
-        raise TypeError(
-            f"query, key and value must share one dtype, got {sorted(map(str, dtypes))}; convert them to the widest"
-        )
+    named = {"query": query, "key": key, "value": value}
+    for what, remedy in (("dtype", "convert them to the widest"), ("device", "move them to one place")):
+        found = {name: getattr(tensor, what) for name, tensor in named.items() if tensor is not None}
+        if len(set(found.values())) > 1:
+            got = ", ".join(f"{name} {own}" for name, own in found.items())
+            raise TypeError(f"query, key and value must share one {what}, got {got}; {remedy}")
+
+
+def _key_shape(key: Tensor, value: Tensor | None) -> tuple[int, ...]:
+    shapes = [tuple(tensor.shape[:-2]) for tensor in (key, value) if tensor is not None]
+    return np.broadcast_shapes(*shapes)
 
 
 def _grouped(query_shape: tuple[int, ...], key_shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
@@ -169,6 +188,14 @@ def _grouped(query_shape: tuple[int, ...], key_shape: tuple[int, ...]) -> tuple[
         if 1 < own < heads and heads % own == 0:
             return own, (*query_shape[:-1], own)
     return 0, query_shape
+
+
+def _narrowed(tensor: Tensor, axes: int) -> Tensor:
+    """The tensor with its first expanded axes back at the size that they store, so that flattening copies nothing."""
+    for axis in range(axes):
+        if tensor.shape[axis] > 1 and tensor.stride(axis) == 0:
+            tensor = tensor.narrow(axis, 0, 1)
+    return tensor
 
 
 def _arrange_log_weight(
@@ -187,13 +214,12 @@ def _arrange_log_weight(
     if len(sizes) > len(full) or any(own not in (1, whole) for own, whole in zip(sizes, full, strict=False)):
         raise ValueError(
             f"log_weight must broadcast to {full} = (..., queries, atoms), got {tuple(log_weight.shape)};"
-            " insert axes of size 1 where it should broadcast"
+            " insert axes of size 1 where it should broadcast, as in mask[:, None, None, :] for padding"
         )
     weight = log_weight.reshape(sizes)
-    # An expanded mask is narrowed back to what it stores, so that flattening its axes copies nothing.
-    for axis, (size, stride) in enumerate(zip(weight.shape, weight.stride(), strict=True)):
-        if size > 1 and stride == 0:
-            weight = weight.narrow(axis, 0, 1)
+    weight = _narrowed(weight, weight.dim())
+    if weight.dtype == torch.bool:
+        weight = torch.zeros(weight.shape, device=weight.device).masked_fill_(~weight, -torch.inf)
     check_log_weight(weight)
     if len(lead) > len(shape):
         own_heads = weight.shape[-3]
@@ -214,6 +240,7 @@ def _arrange_lengths(
     lead: tuple[int, ...],
     axes: tuple[int, ...],
     batch: int,
+    groups: int,
     atoms: int,
     device: torch.device,
 ) -> Tensor | None:
@@ -234,5 +261,5 @@ def _arrange_lengths(
             f"lengths must lie between 0 and the number of atoms {atoms}, got {lengths.min()} to {lengths.max()};"
             " count the atoms that are present"
         )
-    lengths = lengths.long().reshape(*lengths.shape, *(1,) * (len(shape) - lengths.dim()))
-    return lengths.expand(shape).reshape(lead).permute(axes).reshape(batch, -1)
+    lengths = lengths.long().reshape((*lengths.shape, *(1,) * (len(shape) - lengths.dim())))
+    return lengths.expand(shape).reshape(lead).permute(axes).reshape(batch, groups)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from massieu.kernels.rows import Plan
 
-__all__ = ["ABSENT", "Moments", "Slope", "backward", "forward", "mass_count"]
+__all__ = ["ABSENT", "Moments", "Slope", "backward", "forward", "hidden", "mass_count"]
 
 LN2 = math.log(2.0)
 LOG2E = 1.0 / LN2
@@ -72,9 +73,27 @@ def forward(
 ) -> tuple[Tensor | None, Moments]:
     """Output ``(batch, groups, queries, value_dim)`` and the row moments, up to the given power (0, 1 or 2)."""
     dtype = compute_dtype(query.dtype)
-    batch, groups, queries, _ = query.shape
-    out = None if value is None else query.new_zeros(batch, groups, queries, value.shape[-1], dtype=dtype)
-    rows = query.new_full(((2, 3, 5)[moments], batch, groups, queries), torch.nan, dtype=dtype)
+    shape = query.shape[:3]
+    out = None if value is None else query.new_zeros(*shape, value.shape[-1], dtype=dtype)
+    rows = query.new_full(((2, 3, 5)[moments], *shape), torch.nan, dtype=dtype)
+    for part, own, weights, visible in group_parts(query, log_weight, plan, TILE_ROWS):
+        into = None if out is None else out[:, part]
+        _forward(own, key, value, weights, visible, moments, rows[:, :, part], into)
+    return out, Moments(*rows)
+
+
+def _forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor | None,
+    log_weight: Tensor | None,
+    plan: Plan,
+    moments: int,
+    rows: Tensor,
+    out: Tensor | None,
+) -> None:
+    dtype = rows.dtype
+    batch, groups, _, _ = query.shape
     height, width, depth = tile_shape(query, key, plan, dtype)
     buffers = query.new_empty(2, depth * groups * height * width, dtype=dtype)
     for entries in slices(0, batch, depth):
@@ -87,7 +106,6 @@ def forward(
                 add_log_weights(score, log_weight, plan, block, atoms, query, key)
                 sums.absorb(score, weight, None if value is None else value[entries, atoms].to(dtype))
             sums.store(rows, out, block)
-    return out, Moments(*rows)
 
 
 class RowSums:
@@ -172,13 +190,41 @@ def backward(
     grad_weight = None
     if want_log_weight and log_weight is not None:
         grad_weight = log_weight.new_zeros(log_weight.shape, dtype=dtype)
-    height, width, depth = tile_shape(query, key, plan, dtype)
-    buffers = query.new_empty(3, depth * query.shape[1] * height * width, dtype=dtype)
     empty = moments.total.isnan()
     per_row = [
         None if row is None else row.to(dtype).masked_fill(empty, 0.0)
         for row in (moments.maximum, moments.total.reciprocal(), moments.offset, *slope)
     ]
+    for part, own, weights, visible in group_parts(query, log_weight, plan, TILE_ROWS):
+        own_weights = grad_weight[:, part] if grad_weight is not None and grad_weight.shape[1] > 1 else grad_weight
+        _backward(
+            (own, key, value, weights),
+            visible,
+            [None if row is None else row[:, part] for row in per_row],
+            None if grad_output is None else grad_output[:, part],
+            (grad_query[:, part], grad_key, grad_value, own_weights),
+        )
+    grad_key.mul_(LN2)  # the scaled query carries the factor log2(e)
+    return (
+        grad_query.to(query.dtype),
+        grad_key.to(key.dtype),
+        None if value is None or grad_value is None else grad_value.to(value.dtype),
+        None if log_weight is None or grad_weight is None else grad_weight.to(log_weight.dtype),
+    )
+
+
+def _backward(
+    inputs: tuple[Tensor, Tensor, Tensor | None, Tensor | None],
+    plan: Plan,
+    per_row: list[Tensor | None],
+    grad_output: Tensor | None,
+    grads: tuple[Tensor, Tensor, Tensor | None, Tensor | None],
+) -> None:
+    query, key, value, log_weight = inputs
+    grad_query, grad_key, grad_value, grad_weight = grads
+    dtype = grad_query.dtype
+    height, width, depth = tile_shape(query, key, plan, dtype)
+    buffers = query.new_empty(3, depth * query.shape[1] * height * width, dtype=dtype)
     for entries in slices(0, query.shape[0], depth):
         for block in blocks(query, key, plan, entries, height):
             cut = (entries, slice(None), block.queries)
@@ -209,9 +255,6 @@ def backward(
                     _add_weight_gradient(grad_weight, slopes, plan, block, atoms, query)
             into = grad_query[cut]
             into.copy_(collected.mul_(plan.scale).view(into.shape))
-    grad_key.mul_(LN2)  # the scaled query carries the factor log2(e)
-    grads = (grad_query, grad_key, grad_value, grad_weight)
-    return tuple(None if g is None else g.to(query.dtype) for g in grads)  # type: ignore[return-value]
 
 
 def _add_slope(
@@ -249,12 +292,18 @@ def _add_weight_gradient(grad: Tensor, slopes: Tensor, plan: Plan, block: Block,
 
 def mass_count(query: Tensor, key: Tensor, log_weight: Tensor | None, plan: Plan, mass: float) -> Tensor:
     """How many of the heaviest atoms hold the given mass, ``(batch, groups, queries)``, int64."""
+    count = query.new_zeros(query.shape[:3], dtype=torch.int64)
+    most = max(1, TILE_BYTES // (max(key.shape[1], 1) * compute_dtype(query.dtype).itemsize))  # rows in one tile
+    for part, own, weights, visible in group_parts(query, log_weight, plan, most):
+        _mass_count(own, key, weights, visible, mass, max(1, most // own.shape[1]), count[:, part])
+    return count
+
+
+def _mass_count(
+    query: Tensor, key: Tensor, log_weight: Tensor | None, plan: Plan, mass: float, height: int, count: Tensor
+) -> None:
     dtype = compute_dtype(query.dtype)
-    batch, groups, queries, _ = query.shape
-    atoms = key.shape[1]
-    count = query.new_zeros(batch, groups, queries, dtype=torch.int64)
-    height = max(1, min(queries, TILE_BYTES // (groups * max(atoms, 1) * dtype.itemsize)))
-    for entries in slices(0, batch, 1):
+    for entries in slices(0, query.shape[0], 1):
         for block in blocks(query, key, plan, entries, height):
             if block.last_atom == block.first_atom:
                 continue
@@ -269,7 +318,19 @@ def mass_count(query: Tensor, key: Tensor, log_weight: Tensor | None, plan: Plan
             needed = held[..., -1:] * mass * (1 - 16 * torch.finfo(dtype).eps)
             into = count[entries, :, block.queries]
             into.copy_(((held < needed).sum(-1, keepdim=True).add_(1) * present).view(into.shape))
-    return count
+
+
+def group_parts(
+    query: Tensor, log_weight: Tensor | None, plan: Plan, most: int
+) -> Iterator[tuple[slice, Tensor, Tensor | None, Plan]]:
+    """The queries in parts of at most so many groups each, with what belongs to them of log weights and lengths."""
+    for part in slices(0, query.shape[1], most):
+        weights, lengths = log_weight, plan.lengths
+        if weights is not None and weights.shape[1] > 1:
+            weights = weights[:, part]
+        if lengths is not None and lengths.shape[1] > 1:
+            lengths = lengths[:, part]
+        yield part, query[:, part], weights, replace(plan, lengths=lengths)
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -350,6 +411,16 @@ def add_log_weights(
             tile.add_((place >= lengths[..., None, None]).to(score.dtype), alpha=ABSENT)
 
 
+def hidden(query: Tensor, key: Tensor, log_weight: Tensor | None, plan: Plan) -> Tensor:
+    """Which atoms are absent for each query, ``(batch, groups, queries, atoms)``, as one large tile."""
+    batch, groups, queries, _ = query.shape
+    score = query.new_zeros(batch, groups * queries, key.shape[1], dtype=compute_dtype(query.dtype))
+    everything = Block(slice(0, batch), slice(0, queries), 0, key.shape[1])
+    with torch.no_grad():
+        add_log_weights(score, log_weight, plan, everything, slice(0, key.shape[1]), query, key)
+    return score.view(batch, groups, queries, key.shape[1]) < 0.5 * ABSENT
+
+
 def _log_weight_tile(log_weight: Tensor, plan: Plan, block: Block, atoms: slice, dtype: torch.dtype) -> Tensor:
     assert plan.weight_index is not None
     tile = log_weight[
@@ -367,4 +438,4 @@ def _log_weight_tile(log_weight: Tensor, plan: Plan, block: Block, atoms: slice,
         tile = tile[index]
     # Models mask with the most negative number of their dtype instead of minus infinity.
     masked = tile <= torch.finfo(tile.dtype).min / 2
-    return tile.to(dtype).mul(LOG2E).masked_fill_(masked, ABSENT)
+    return tile.to(dtype).mul(LOG2E).masked_fill_(masked, ABSENT).clamp_(min=ABSENT)

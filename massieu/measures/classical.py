@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from massieu.measures.measure import Measure, as_parameter
+from massieu.measures.measure import Measure, as_integer, as_parameter
 
 __all__ = ["Gamma", "Hypercube", "Laplace", "Poisson"]
 
@@ -48,7 +48,7 @@ class Hypercube(Measure):
         # 1 - tanh^2 as a product: the difference has no correct digit left beyond |natural| = 19 in float64.
         return torch.diag_embed(4 * torch.sigmoid(2 * natural) * torch.sigmoid(-2 * natural))
 
-    def sample(self, natural: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
+    def _draw(self, natural: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
         """Independent spins, shape ``(count, ..., queries, dim)``."""
         up = torch.sigmoid(2 * self.expect(natural))
         return 2 * torch.bernoulli(up.expand(count, *up.shape), generator=generator) - 1
@@ -114,7 +114,7 @@ class Gamma(Measure):
         r"""Whether :math:`\eta_i < 1 / \theta_i` in every coordinate, shape ``(..., queries)``."""
         return (self.scale.to(natural) * natural < 1).all(-1)
 
-    def sample(self, natural: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
+    def _draw(self, natural: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
         """Gamma draws at the tilted scale, shape ``(count, ..., queries, dim)``."""
         scale = self._tilted_scale(self.expect(natural))
         shape = self.shape.to(scale).expand(count, *scale.shape)
@@ -167,7 +167,7 @@ class Poisson(Measure):
         r""":math:`\mathrm{diag}(\lambda e^\eta)`, shape ``(..., queries, dim, dim)``."""
         return torch.diag_embed(self.mean(natural))
 
-    def sample(self, natural: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
+    def _draw(self, natural: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
         """Poisson draws at the tilted rate, shape ``(count, ..., queries, dim)``."""
         rate = self.mean(natural)
         return torch.poisson(rate.expand(count, *rate.shape), generator=generator)
@@ -233,7 +233,7 @@ class Laplace(Measure):
         r"""Whether :math:`|\eta_i| < 1 / b_i` in every coordinate, shape ``(..., queries)``."""
         return (self.scale.to(natural) * natural.abs() < 1).all(-1)
 
-    def sample(self, natural: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
+    def _draw(self, natural: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
         """Differences of two exponential draws, shape ``(count, ..., queries, dim)``."""
         right, left = self._sides(self.expect(natural))
         first, second = (torch.empty_like(side.expand(count, *side.shape)) for side in (right, left))
@@ -258,13 +258,6 @@ def as_coordinates(**parameters: Any) -> list[Tensor]:
             f" got {' and '.join(map(str, shapes))}; one measure holds one parameter per coordinate"
         )
     return [tensor.expand(max(lengths, default=1)) for tensor in tensors]
-
-
-def as_integer(value: Any, name: str, *, least: int) -> int:
-    """An integer that is not below ``least``."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}; pass a Python int")
-    return value
 
 
 def _orthant_support(direction: Tensor) -> Tensor:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from massieu.measures.measure import Measure, as_log_weight, as_parameter
+from massieu.measures.measure import Measure, as_log_weight, as_parameter, common_batch
 from massieu.statistics import probabilities
 
 __all__ = ["Convolution", "Mixture", "Tilted"]
@@ -37,8 +36,8 @@ class Mixture(Measure):
             raise ValueError(f"measures must be at least one, all of one dim, got dims {dims}; map them to one space")
         self.dim = dims[0]
         components = len(self.measures)
-        self.log_weight = as_log_weight(log_weight, components).expand(components)
-        self.batch_shape = np.broadcast_shapes(*(measure.batch_shape for measure in self.measures))
+        self.log_weight = as_log_weight(log_weight, components, flat=True).expand(components)
+        self.batch_shape = common_batch(*(measure.batch_shape for measure in self.measures))
         self.domain = "the natural domain of every component"
 
     def log_normalizer(self, natural: Tensor) -> Tensor:
@@ -57,9 +56,9 @@ class Mixture(Measure):
         return (share[..., None, None] * within).sum(-3) + (share[..., None] * centred).mT @ centred
 
     def contains(self, natural: Tensor) -> Tensor:
-        return torch.stack([measure.contains(natural) for measure in self.measures]).all(0)
+        return torch.stack(torch.broadcast_tensors(*(m.contains(natural) for m in self.measures))).all(0)
 
-    def sample(self, natural: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
+    def _draw(self, natural: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
         share, _ = self._components(self.expect(natural))
         drawn = torch.multinomial(share.flatten(0, -2), count, replacement=True, generator=generator)
         drawn = drawn.reshape(*share.shape[:-1], count).movedim(-1, 0)
@@ -67,7 +66,8 @@ class Mixture(Measure):
         return torch.take_along_dim(every, drawn[None, ..., None], dim=0)[0]
 
     def support_function(self, direction: Tensor) -> Tensor:
-        reach = torch.stack([measure.support_function(direction) for measure in self.measures], -1)
+        reaches = [measure.support_function(direction) for measure in self.measures]
+        reach = torch.stack(torch.broadcast_tensors(*reaches), -1)
         return reach.masked_fill(self.log_weight == -torch.inf, -torch.inf).amax(-1)
 
     def _potentials(self, natural: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ class Convolution(Measure):
                 " transpose a map that goes the other way"
             )
         self.dim = shapes[0][0]
-        self.batch_shape = np.broadcast_shapes(*(measure.batch_shape for measure in self.measures))
+        self.batch_shape = common_batch(*(measure.batch_shape for measure in self.measures))
 
     def log_normalizer(self, natural: Tensor) -> Tensor:
         natural = self.expect(natural)
@@ -129,13 +129,14 @@ class Convolution(Measure):
     def contains(self, natural: Tensor) -> Tensor:
         return torch.stack([measure.contains(natural @ a) for a, measure in self._heads(natural)]).all(0)
 
-    def sample(self, natural: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
+    def _draw(self, natural: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
         natural = self.expect(natural)
         draws = [measure.sample(natural @ a, count, generator) @ a.mT for a, measure in self._heads(natural)]
         return torch.stack(draws).sum(0)
 
     def support_function(self, direction: Tensor) -> Tensor:
-        return torch.stack([measure.support_function(direction @ a) for a, measure in self._heads(direction)]).sum(0)
+        reaches = [measure.support_function(direction @ a) for a, measure in self._heads(direction)]
+        return torch.stack(torch.broadcast_tensors(*reaches)).sum(0)
 
     def _heads(self, natural: Tensor) -> list[tuple[Tensor, Measure]]:
         return [(a.to(natural), measure) for a, measure in zip(self.maps, self.measures, strict=True)]
@@ -162,9 +163,10 @@ class Tilted(Measure):
 
     def __init__(self, measure: Measure, natural: Tensor) -> None:
         self.measure = measure
+        natural = as_parameter(natural, "natural")
         self.natural = measure.expect(natural[None] if natural.dim() == 1 else natural)
         self.dim = measure.dim
-        self.batch_shape = np.broadcast_shapes(measure.batch_shape, self.natural.shape[:-2])
+        self.batch_shape = common_batch(measure.batch_shape, tuple(self.natural.shape[:-2]))
         self.reference = measure.reference
         self.domain = f"{measure.domain}, moved by minus the tilt"
 
@@ -189,7 +191,7 @@ class Tilted(Measure):
     def contains(self, natural: Tensor) -> Tensor:
         return self.measure.contains(natural + self.natural.to(natural))
 
-    def sample(self, natural: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
+    def _draw(self, natural: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
         return self.measure.sample(self._shifted(natural)[0], count, generator)
 
     def support_function(self, direction: Tensor) -> Tensor:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from massieu.measures.classical import as_coordinates, as_integer
-from massieu.measures.measure import Measure, as_log_weight
+from massieu.measures.classical import as_coordinates
+from massieu.measures.measure import Measure, as_integer, as_log_weight
 
 __all__ = ["DirichletMultinomial", "Multinomial"]
 
@@ -35,8 +35,8 @@ class Multinomial(Measure):
     """
 
     def __init__(self, log_weight: Tensor, count: int) -> None:
-        self.dim = log_weight.numel()
-        self.log_weight = as_log_weight(log_weight, self.dim).reshape(-1)
+        self.log_weight = as_log_weight(log_weight, getattr(log_weight, "shape", (0,))[-1], flat=True)
+        self.dim = len(self.log_weight)
         self.count = as_integer(count, "count", least=0)
 
     def log_normalizer(self, natural: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ class Multinomial(Measure):
         probability = torch.softmax(self._scores(natural), dim=-1)
         return self.count * _balanced(-probability[..., :, None] * probability[..., None, :])
 
-    def sample(self, natural: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
+    def _draw(self, natural: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
         """Multinomial counts, drawn cell by cell as binomials, shape ``(count, ..., queries, dim)``."""
         probability = torch.softmax(self._scores(natural), dim=-1)
         rest = probability.flip(-1).cumsum(-1).flip(-1)
@@ -143,7 +143,7 @@ class DirichletMultinomial(Measure):
             covariance = _balanced(moved - share * moved.sum(-2, keepdim=True))
         return covariance
 
-    def sample(self, natural: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
+    def _draw(self, natural: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
         """Exact draws, cell by cell given the number of draws left, shape ``(count, ..., queries, dim)``."""
         natural = self.expect(natural).detach()
         # In float64 whatever comes in: log factorials of a thousand leave float32 three digits.

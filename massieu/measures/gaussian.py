@@ -34,7 +34,7 @@ class Gaussian(Measure):
 
     def __init__(self, location: Tensor, covariance: Tensor) -> None:
         self.location = as_parameter(location, "location")
-        if self.location.dim() != 1:
+        if self.location.dim() != 1 or not len(self.location):
             raise ValueError(f"location must have shape (dim,), got {tuple(self.location.shape)}; flatten it")
         self.dim = self.location.shape[0]
         self.covariance, self._root = checked_covariance(covariance, (self.dim, self.dim))
@@ -56,7 +56,7 @@ class Gaussian(Measure):
         half_log_det = self._root.diagonal().log().sum().to(natural)
         return -0.5 * (self.dim * (1 + math.log(2 * math.pi)) + self._square(natural)) - half_log_det
 
-    def sample(self, natural: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
+    def _draw(self, natural: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
         mean = self.mean(natural)
         noise = torch.randn(count, *mean.shape, dtype=mean.dtype, device=mean.device, generator=generator)
         return mean + noise @ self._root.to(mean).mT
@@ -95,7 +95,7 @@ class GaussianMixture(Measure):
                 f"locations must have shape (components, dim), got {tuple(self.locations.shape)}; stack them"
             )
         components, self.dim = self.locations.shape
-        self.log_weight = as_log_weight(log_weight, components).expand(components)
+        self.log_weight = as_log_weight(log_weight, components, flat=True).expand(components)
         covariances, root = checked_covariance(covariances, (components, self.dim, self.dim))
         self.covariances = covariances.expand(components, self.dim, self.dim)
         self._roots = root.expand_as(self.covariances)
@@ -126,7 +126,7 @@ class GaussianMixture(Measure):
         weights = self._unit_weights(natural)
         return torch.einsum("n,...qnd->...qd", weights, self._components(natural)[1])
 
-    def sample(self, natural: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
+    def _draw(self, natural: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
         share, means = self._components(natural)
         drawn = torch.multinomial(share.flatten(0, -2), count, replacement=True, generator=generator)
         drawn = drawn.reshape(*share.shape[:-1], count)
@@ -160,8 +160,9 @@ def checked_covariance(covariance: Tensor, shape: tuple[int, ...]) -> tuple[Tens
     """A covariance of the given shape, or shared over its first axes, with its Cholesky factor."""
     covariance = as_parameter(covariance, "covariance")
     if covariance.shape not in (torch.Size(shape), torch.Size(shape[-2:])):
+        shapes = " or ".join(dict.fromkeys((str(shape), str(shape[-2:]))))
         raise ValueError(
-            f"covariance must have shape {shape} or {shape[-2:]}, got {tuple(covariance.shape)};"
+            f"covariance must have shape {shapes}, got {tuple(covariance.shape)};"
             " for independent coordinates pass torch.diag(variances)"
         )
     scale = covariance.abs().amax()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from massieu.kernels.rows import check_floating, check_log_weight
 
-__all__ = ["Measure", "as_log_weight", "as_parameter", "gradient"]
+__all__ = ["Measure", "as_integer", "as_log_weight", "as_parameter", "check_pair", "common_batch", "gradient"]
 
 
 class Measure(abc.ABC):
@@ -96,6 +96,7 @@ class Measure(abc.ABC):
         It equals :math:`B_G(second, first)`: section 3.2 of the paper prints the arguments the other way round.
         """
         start, end = self.expect(first).double(), self.expect(second).double()
+        check_pair(start, end)
         linear = ((end - start) * self.mean(start)).sum(-1)
         return (self.log_normalizer(end) - self.log_normalizer(start) - linear).to(first.dtype)
 
@@ -111,6 +112,9 @@ class Measure(abc.ABC):
 
     def sample(self, natural: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
         """``count`` independent draws from each member of the family, shape ``(count, ..., queries, dim)``."""
+        return self._draw(self.expect(natural), as_integer(count, "count", least=0), generator)
+
+    def _draw(self, natural: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
         raise NotImplementedError(
             f"{type(self).__name__} has no exact sampler; expected a measure with one, such as Points or Gaussian"
         )
@@ -145,7 +149,8 @@ class Measure(abc.ABC):
         if tensor.dim() < 2 or tensor.shape[-1] != self.dim:
             raise ValueError(
                 f"{name} of {type(self).__name__} must have shape (..., queries, {self.dim}),"
-                f" got {tuple(tensor.shape)}; for a single vector pass {name}[None]"
+                f" got {tuple(tensor.shape)};"
+                + (f" for a single vector pass {name}[None]" if tensor.dim() == 1 else " check its last axis")
             )
         try:
             batch = np.broadcast_shapes(tensor.shape[:-2], self.batch_shape)
@@ -163,7 +168,7 @@ class Measure(abc.ABC):
         if not bool(inside.all()):
             raise ValueError(
                 f"natural of {type(self).__name__} must lie in {self.domain}, got {natural[~inside][0].tolist()};"
-                " the normalizer is infinite there"
+                " elsewhere the normalizer is infinite, which contains(natural) tells beforehand"
             )
         return natural
 
@@ -184,27 +189,62 @@ def gradient(function: Callable[[Tensor], Tensor], point: Tensor) -> Tensor:
     return result
 
 
+def check_pair(first: Tensor, second: Tensor) -> None:
+    """One sentence unless the shapes of two arguments broadcast."""
+    try:
+        np.broadcast_shapes(first.shape, second.shape)
+    except ValueError:
+        raise ValueError(
+            f"first and second must have shapes that broadcast, got {tuple(first.shape)} and {tuple(second.shape)};"
+            " pair every point with one other"
+        ) from None
+
+
+def common_batch(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The batch that several parameters share, or one sentence when they share none."""
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        got = " and ".join(str(tuple(shape)) for shape in shapes)
+        raise ValueError(
+            f"parameters must have leading axes that broadcast, got {got}; insert axes of size 1"
+        ) from None
+
+
 def as_parameter(value: Any, name: str, *, positive: bool = False) -> Tensor:
     """A finite floating-point parameter tensor; Python numbers become float64."""
-    tensor = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
+    try:
+        tensor = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        got = type(value).__name__
+        raise TypeError(f"{name} must be numbers or a floating-point tensor, got {got}; pass a tensor") from None
     check_floating(tensor, name)
     if not bool(torch.isfinite(tensor).all()):
-        raise ValueError(f"{name} must be finite, got {tensor.tolist()}; remove the nan or infinite entries")
+        bad = tensor[~torch.isfinite(tensor)]
+        raise ValueError(f"{name} must be finite, got {bad.numel()} entries such as {bad[0].item()}; remove them")
     if positive and not bool((tensor > 0).all()):
-        raise ValueError(f"{name} must be positive, got {tensor.tolist()}; check its sign and units")
+        raise ValueError(f"{name} must be positive, got {tensor.min().item():.6g}; check its sign and units")
     return tensor
 
 
-def as_log_weight(value: Any, components: int) -> Tensor:
-    """Log weights whose last axis serves the given number of components, with one present in each row."""
+def as_log_weight(value: Any, components: int, *, flat: bool = False) -> Tensor:
+    """Log weights whose last (or, if flat, only) axis serves the components, with one present in each row."""
     check_floating(value, "log_weight", "take the logarithm of the weights")
     check_log_weight(value)
     tensor: Tensor = value
-    if tensor.dim() < 1 or tensor.shape[-1] not in (1, components):
+    if tensor.dim() < 1 or (flat and tensor.dim() > 1) or tensor.shape[-1] not in (1, components):
         raise ValueError(
-            f"log_weight must have {components} entries on its last axis, got shape {tuple(tensor.shape)};"
+            f"log_weight must have {components} entries on its {'only' if flat else 'last'} axis,"
+            f" got shape {tuple(tensor.shape)};"
             " give every component its weight"
         )
     if bool(tensor.isneginf().all(-1).any()):
         raise ValueError("log_weight must leave one component in each row, got a row of minus infinities; mask less")
     return tensor
+
+
+def as_integer(value: Any, name: str, *, least: int) -> int:
+    """An integer that is not below ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}; pass a Python int")
+    return value

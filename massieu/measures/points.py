@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
+import math
+
 import torch
 from torch import Tensor
 
-from massieu.kernels.rows import check_floating
-from massieu.measures.measure import Measure, as_log_weight
+from massieu.measures.measure import Measure, as_log_weight, as_parameter, common_batch
 from massieu.statistics import attend, probabilities, row_statistics
 
 __all__ = ["Points"]
@@ -31,6 +31,7 @@ class Points(Measure):
         affinely span the space, which never holds with no more atoms than dimensions.
 
     Example:
+        >>> # attend(query, keys, keys, scale=1.0) has the same output
         >>> keys = torch.tensor([[0.0], [1.0]])
         >>> Points(keys).mean(torch.tensor([[0.0]]))
         tensor([[0.5000]])
@@ -39,20 +40,18 @@ class Points(Measure):
     reference = "counting"
 
     def __init__(self, support: Tensor, log_weight: Tensor | None = None) -> None:
-        check_floating(support, "support")
+        support = as_parameter(support, "support")
         if support.dim() < 2 or support.shape[-2] == 0:
             raise ValueError(
                 f"support must have shape (..., atoms, dim) with at least one atom, got {tuple(support.shape)};"
                 " for a single atom pass support[None]"
             )
-        if not bool(torch.isfinite(support).all()):
-            raise ValueError("support must be finite, got nan or infinity; drop those atoms or mask them by log_weight")
         self.support = support
         self.log_weight = None if log_weight is None else as_log_weight(log_weight, support.shape[-2])
         self.dim = support.shape[-1]
         self.batch_shape = tuple(support.shape[:-2])
         if self.log_weight is not None:
-            self.batch_shape = np.broadcast_shapes(self.batch_shape, self.log_weight.shape[:-2])
+            self.batch_shape = common_batch(self.batch_shape, tuple(self.log_weight.shape[:-2]))
 
     def log_normalizer(self, natural: Tensor) -> Tensor:
         natural, support, log_weight = self._operands(natural)
@@ -64,8 +63,11 @@ class Points(Measure):
 
     def fisher(self, natural: Tensor) -> Tensor:
         natural, support, _ = self._operands(natural)
+        if not self.batch_shape and (self.log_weight is None or self.log_weight.dim() == 1) and natural.dim() > 2:
+            return self.fisher(natural.flatten(0, -2)).reshape(*natural.shape, self.dim)
         mean, weight = self.mean(natural), self.probabilities(natural)
-        rows = max(1, FISHER_NUMBERS // (support.numel() + 1))
+        batch = math.prod(natural.shape[:-2])
+        rows = max(1, FISHER_NUMBERS // (batch * support.shape[-2] * self.dim))
         blocks = []
         for m, p in zip(mean.split(rows, -2), weight.split(rows, -2), strict=True):
             # Centred on the mean of each query: a sharp row has a variance far below its second moment.
@@ -88,8 +90,10 @@ class Points(Measure):
         natural, support, log_weight = self._operands(natural)
         return probabilities(natural @ support.mT, log_weight)
 
-    def sample(self, natural: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
+    def _draw(self, natural: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
         weight = self.probabilities(natural)
+        if count == 0:
+            return natural.new_empty(0, *natural.shape)
         drawn = torch.multinomial(weight.flatten(0, -2), count, replacement=True, generator=generator)
         drawn = drawn.reshape(*weight.shape[:-2], -1, 1)
         support = self.support.to(natural).expand(*weight.shape[:-2], *self.support.shape[-2:])

@@ -124,7 +124,7 @@ class ConjugatePrior(Measure):
         inside = (tilted > 0).all(-1)
         return inside if self.likelihood == "poisson" else inside & (self._last(tilted) > 0)[..., 0]
 
-    def sample(self, natural: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
+    def _draw(self, natural: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
         r"""Draws of :math:`\theta`: logs of Gamma variables, shape ``(count, ..., queries, dim)``."""
         tilted = self._tilted(natural)
         draws = _log_gamma_draws(tilted, count, generator)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import normalize, pad
 
 from massieu.measures.bessel import Radial, radial
-from massieu.measures.measure import Measure, as_parameter
+from massieu.measures.measure import Measure, as_integer, as_parameter
 
 __all__ = ["Ball", "Box", "Sphere"]
 
@@ -38,9 +38,7 @@ class Sphere(Measure):
     reference = "surface"
 
     def __init__(self, dim: int) -> None:
-        if dim < 2:
-            raise ValueError(f"dim of Sphere must be at least 2, got {dim}; for the two points of dim 1 use Points")
-        self.dim = dim
+        self.dim = as_integer(dim, "dim", least=2)
 
     def log_normalizer(self, natural: Tensor) -> Tensor:
         r""":math:`G(\eta) = \tfrac D2 \log 2\pi + \log I_\nu(\kappa) \kappa^{-\nu}`, shape ``(..., queries)``."""
@@ -72,7 +70,7 @@ class Sphere(Measure):
         return length
 
     @torch.no_grad()
-    def sample(self, natural: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
+    def _draw(self, natural: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
         r"""Exact draws :math:`x = w u + \sqrt{1 - w^2}\, \tau`, shape ``(count, ..., queries, dim)``.
 
         The cosine :math:`w` comes from :func:`cosine_gap`, :math:`\tau` is uniform on the unit sphere
@@ -117,9 +115,7 @@ class Ball(Measure):
     reference = "lebesgue"
 
     def __init__(self, dim: int, radius: float | Tensor = 1.0) -> None:
-        if dim < 1:
-            raise ValueError(f"dim of Ball must be at least 1, got {dim}; pass the dimension of the space")
-        self.dim = dim
+        self.dim = as_integer(dim, "dim", least=1)
         self.radius = as_parameter(radius, "radius", positive=True)
         if self.radius.dim():
             raise ValueError(
@@ -149,7 +145,7 @@ class Ball(Measure):
         return self.radius.to(direction) * length
 
     @torch.no_grad()
-    def sample(self, natural: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
+    def _draw(self, natural: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
         """Exact draws: those of the sphere without their last two coordinates, ``(count, ..., queries, dim)``."""
         eta, radius = self.lift(natural)
         return (radius * self.sphere.sample(eta, count, generator)[..., :-2]).to(natural.dtype)
@@ -184,9 +180,7 @@ class Box(Measure):
     reference = "lebesgue"
 
     def __init__(self, dim: int, half_width: float | Tensor = 1.0) -> None:
-        if dim < 1:
-            raise ValueError(f"dim of Box must be at least 1, got {dim}; pass the number of axes")
-        self.dim = dim
+        self.dim = as_integer(dim, "dim", least=1)
         self.half_width = as_parameter(half_width, "half_width", positive=True)
         if self.half_width.shape not in ((), (dim,)):
             raise ValueError(
@@ -216,7 +210,7 @@ class Box(Measure):
         return (self.half_width.to(direction) * self.expect(direction).abs()).sum(-1)
 
     @torch.no_grad()
-    def sample(self, natural: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
+    def _draw(self, natural: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
         """Exact draws, each axis by its inverse distribution function, ``(count, ..., queries, dim)``."""
         eta, width = self.scale(natural)
         uniform = torch.rand(count, *eta.shape, dtype=eta.dtype, device=eta.device, generator=generator)

@@ -224,7 +224,7 @@ def test_gradients_reach_the_parameters():
         (lambda: Multinomial(tensor([-math.inf, -math.inf]), 2), "log_weight must leave one component"),
         (
             lambda: Multinomial(torch.zeros(2, 3), 2),
-            r"log_weight must have 6 entries on its last axis, got shape \(2, 3\)",
+            r"log_weight must have 3 entries on its only axis, got shape \(2, 3\)",
         ),
         (lambda: Multinomial(torch.zeros(2), -1), "count must be an integer of at least 0, got -1"),
         (lambda: Multinomial(torch.zeros(2), 2.5), r"count must be an integer of at least 0, got 2\.5"),

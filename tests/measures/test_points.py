@@ -111,11 +111,15 @@ def test_means_by_default_carry_gradients_to_the_parameters_of_a_measure():
             TypeError,
             "support must be a floating-point tensor, got torch.int64",
         ),
-        (lambda: Points([[1.0]]), TypeError, "support must be a floating-point tensor, got list; convert it"),
+        (
+            lambda: Points(None),
+            TypeError,
+            "support must be numbers or a floating-point tensor, got NoneType; pass a tensor",
+        ),
         (
             lambda: Points(torch.full((2, 3), torch.nan)),
             ValueError,
-            "support must be finite, got nan or infinity; drop",
+            "support must be finite, got 6 entries such as nan; remove",
         ),
         (
             lambda: Points(torch.zeros(2, 3), torch.zeros(3)),
@@ -142,7 +146,17 @@ def test_impossible_atoms_and_weights_are_refused(make, error, message):
     assert "\n" not in str(caught.value)
 
 
+def test_a_list_of_atoms_is_taken_as_a_tensor():
+    assert_close(
+        Points([[0.0], [1.0]]).mean(torch.zeros(1, 1, dtype=torch.float64)), torch.tensor([[0.5]], dtype=torch.float64)
+    )
+
+
 def test_a_batch_that_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match=r"leading axes that broadcast, got \(2,\) and \(5,\); insert"):
+        Points(torch.zeros(2, 3, 4), torch.zeros(5, 1, 3))
+    with pytest.raises(ValueError, match=r"shapes that broadcast, got \(3, 2\) and \(4, 2\); pair"):
+        Points(torch.zeros(5, 2)).divergence(torch.zeros(3, 2), torch.zeros(4, 2))
     points = Points(torch.zeros(3, 5, 2))
     with pytest.raises(ValueError, match=r"leading axes that broadcast against \(3,\) of Points, got \(2,\); insert"):
         points.mean(torch.zeros(2, 4, 2))

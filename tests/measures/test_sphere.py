@@ -308,13 +308,13 @@ def test_draws_lie_in_the_support_and_repeat_with_the_seed(measure):
 
 @pytest.mark.parametrize("dim", [1, 0, -3])
 def test_sphere_refuses_a_dimension_below_two(dim):
-    with pytest.raises(ValueError, match=f"dim of Sphere must be at least 2, got {dim}"):
+    with pytest.raises(ValueError, match=f"dim must be an integer of at least 2, got {dim}"):
         Sphere(dim)
 
 
 @pytest.mark.parametrize("family", [Ball, Box])
 def test_ball_and_box_refuse_a_dimension_below_one(family):
-    with pytest.raises(ValueError, match=f"dim of {family.__name__} must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="dim must be an integer of at least 1, got 0"):
         family(0)
 
 
