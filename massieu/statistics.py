@@ -261,12 +261,14 @@ class _Gradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *second: Tensor | None) -> tuple[Tensor | None, ...]:
         with torch.enable_grad():
-            # Views are nodes of their own: what depends on another input, as a gradient may, is not followed back to it.
+            # Views are nodes of their own: an input that depends on another is not followed back to it.
             leaves = [
                 x if x is None else x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
                 for x in ctx.saved_tensors
             ]
             query, key, value, log_weight, *grads = leaves
+            assert query is not None
+            assert key is not None
             first = _dense_backward(query, key, value, log_weight, ctx.plan, tuple(grads), ctx.want_log_weight)
         pairs = [(x, g) for x, g in zip(first, second, strict=True) if x is not None and g is not None]
         wanted = [x for x in leaves if x is not None]
@@ -287,7 +289,8 @@ def _thermal(moments: Moments) -> tuple[Tensor | None, ...]:
     if moments.offset is None:
         return log_normalizer, None, None, None, peak, None
     mean = LN2 * (moments.maximum + moments.offset)
-    entropy = (log_total - LN2 * moments.offset).clamp(min=0)
+    # Never negative: the total is at least one, and no score lies above the maximum.
+    entropy = log_total - LN2 * moments.offset
     variance = None if moments.spread is None else LN2**2 * moments.spread
     return log_normalizer, mean, entropy, variance, peak, moments.collision
 

@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from massieu import Points, row_statistics
+from massieu import Points, natural_from_mean, row_statistics
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
@@ -58,6 +58,17 @@ def test_a_sharp_row_keeps_the_digits_of_its_covariance():
     mean = points.mean(query)
     plain = points.probabilities(query) @ points.support.square() - mean.square()
     assert float((plain / (p * (1 - p)) - 1).abs()) > 1e-3
+
+
+def test_an_absent_atom_neither_reaches_nor_spans():
+    atoms = torch.tensor([[0.0, 0.0], [1.0, 0.0], [5.0, 5.0]], dtype=torch.float64)
+    points = Points(atoms, torch.tensor([0.0, 0.0, -torch.inf], dtype=torch.float64))
+    direction = torch.tensor([[1.0, 1.0]], dtype=torch.float64)
+    assert_close(points.support_function(direction), torch.tensor([1.0], dtype=torch.float64))
+    assert_close(points.affine_span()[0], torch.diag(torch.tensor([1.0, 0.0], dtype=torch.float64)))
+    found = natural_from_mean(points, torch.tensor([[0.25, 0.0], [2.0, 2.0]], dtype=torch.float64))
+    assert found.outside.tolist() == [False, True]
+    assert not found.unique
 
 
 def test_gradients_reach_the_keys_and_the_weights():

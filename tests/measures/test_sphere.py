@@ -352,3 +352,14 @@ def test_sampler_answers_a_natural_that_is_not_finite_with_nan_and_does_not_wait
     draws = Sphere(2).sample(natural, 10, torch.Generator().manual_seed(7))
     assert draws[:, 0].isnan().all()
     assert draws[:, 1].isfinite().all()
+
+
+def test_divergences_and_entropies_of_float32_are_differences_of_float64():
+    # The potential is near 1e4, where float32 rounds by 1e-3: the divergence of 5e-5 would drown.
+    sphere, natural = Sphere(3), torch.tensor([[1e4, 0.0, 0.0]])
+    for single, double in (
+        (sphere.divergence(natural, 1.01 * natural), sphere.divergence(natural.double(), (1.01 * natural).double())),
+        (sphere.entropy(natural), sphere.entropy(natural.double())),
+        (sphere.conjugate(natural), sphere.conjugate(natural.double())),
+    ):
+        assert_close(single.double(), double, rtol=1e-6, atol=0)
