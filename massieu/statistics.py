@@ -20,7 +20,8 @@ class RowStatistics(NamedTuple):
     r"""What one attention row is as a distribution; every field has shape ``(..., queries)``.
 
     With scores :math:`s_j` (log weights included) and weights :math:`p_j = e^{s_j} / Z`. A row without atoms has
-    nan in every field: average with ``nanmean``. Half-precision inputs give float32 statistics.
+    nan in every field: average with ``nanmean``. Half-precision inputs give float32 statistics, and scores that may
+    exceed 1000 are computed in float64 whatever comes in.
 
     Attributes:
         log_normalizer: :math:`\log Z = \log \sum_j e^{s_j}`.
@@ -216,7 +217,9 @@ class _Attention(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         output, moments = kernels.forward(query, key, value, log_weight, plan, level)
         # The collision is a statistic already; returned twice, it could not be marked as differentiable.
-        return (None if output is None else output.to(query.dtype), *_thermal(moments), *moments[:4])
+        exposed = torch.promote_types(query.dtype, torch.float32)
+        fields = (None if x is None else x.to(exposed) for x in _thermal(moments))
+        return (None if output is None else output.to(query.dtype), *fields, *moments[:4])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:

@@ -95,6 +95,17 @@ def test_scores_up_to_ten_thousand_keep_their_statistics(size, options):
     assert_matches_dense(query, key, value, **with_lengths(options, 300))
 
 
+def test_scores_of_ten_thousand_cost_no_accuracy_at_all():
+    # A product in float32 alone would round these scores by 1e-3, and near ties between atoms with them.
+    query, key, value = inputs(300)
+    expected = dense(query, key, value, scale=300.0)
+    assert expected.largest_score > 5e3
+    attended = attend(query, key, value, scale=300.0)
+    assert attended.output.dtype == attended.statistics.entropy.dtype == torch.float32
+    assert_close(attended.output.double(), expected.output, rtol=1e-6, atol=1e-6)
+    assert_close(attended.statistics.entropy.double(), expected.entropy, rtol=1e-6, atol=1e-6)
+
+
 def test_a_common_offset_of_ten_thousand_does_not_hurt_the_variance():
     query, key, value = inputs(300)
     query[..., 0], key[..., 0] = 32**0.5, 1e4

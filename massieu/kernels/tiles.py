@@ -1,8 +1,9 @@
 """The torch kernel: an online softmax over tiles of scores, with the moments of each row.
 
 Scores are kept in base 2 (``exp2`` costs half of ``exp`` on a CPU) and their moments are taken about the running
-maximum: with scores near 3000 the plain float32 variance is wrong by more than its own value. Row sums are
-carried in float64, since one row may have a million atoms. Nothing of size queries x atoms outlives its tile.
+maximum: with scores near 3000 the plain float32 variance is wrong by more than its own value. Row sums are carried
+in float64, since one row may have a million atoms, and large scores are computed in it. Nothing of size
+queries x atoms outlives its tile.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ LOG2E = 1.0 / LN2
 # An absent atom scores this much instead of minus infinity, so that no tile ever computes inf - inf.
 # Its square is still finite in float32.
 ABSENT = -1e15
+
+# Beyond this float32 rounds scores by more than 1e-4, and weights with them; a product in float64 costs twice.
+LARGE_SCORE = 1000.0
 
 # Small enough for the scores to stay in cache between the passes over them, large enough to pay for the passes.
 TILE_BYTES = 4 << 20
@@ -72,7 +76,7 @@ def forward(
     query: Tensor, key: Tensor, value: Tensor | None, log_weight: Tensor | None, plan: Plan, moments: int
 ) -> tuple[Tensor | None, Moments]:
     """Output ``(batch, groups, queries, value_dim)`` and the row moments, up to the given power (0, 1 or 2)."""
-    dtype = compute_dtype(query.dtype)
+    dtype = compute_dtype(query, key, plan)
     shape = query.shape[:3]
     out = None if value is None else query.new_zeros(*shape, value.shape[-1], dtype=dtype)
     rows = query.new_full(((2, 3, 5)[moments], *shape), torch.nan, dtype=dtype)
@@ -184,7 +188,7 @@ def backward(
     want_log_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Gradients in query, key, value and log weight; scores are recomputed, tile by tile."""
-    dtype = compute_dtype(query.dtype)
+    dtype = compute_dtype(query, key, plan)
     grad_query, grad_key = query.new_zeros(query.shape, dtype=dtype), key.new_zeros(key.shape, dtype=dtype)
     grad_value = None if value is None else value.new_zeros(value.shape, dtype=dtype)
     grad_weight = None
@@ -293,16 +297,23 @@ def _add_weight_gradient(grad: Tensor, slopes: Tensor, plan: Plan, block: Block,
 def mass_count(query: Tensor, key: Tensor, log_weight: Tensor | None, plan: Plan, mass: float) -> Tensor:
     """How many of the heaviest atoms hold the given mass, ``(batch, groups, queries)``, int64."""
     count = query.new_zeros(query.shape[:3], dtype=torch.int64)
-    most = max(1, TILE_BYTES // (max(key.shape[1], 1) * compute_dtype(query.dtype).itemsize))  # rows in one tile
+    dtype = compute_dtype(query, key, plan)
+    most = max(1, TILE_BYTES // (max(key.shape[1], 1) * dtype.itemsize))  # rows in one tile
     for part, own, weights, visible in group_parts(query, log_weight, plan, most):
-        _mass_count(own, key, weights, visible, mass, max(1, most // own.shape[1]), count[:, part])
+        _mass_count(own, key, weights, visible, mass, max(1, most // own.shape[1]), dtype, count[:, part])
     return count
 
 
 def _mass_count(
-    query: Tensor, key: Tensor, log_weight: Tensor | None, plan: Plan, mass: float, height: int, count: Tensor
+    query: Tensor,
+    key: Tensor,
+    log_weight: Tensor | None,
+    plan: Plan,
+    mass: float,
+    height: int,
+    dtype: torch.dtype,
+    count: Tensor,
 ) -> None:
-    dtype = compute_dtype(query.dtype)
     for entries in slices(0, query.shape[0], 1):
         for block in blocks(query, key, plan, entries, height):
             if block.last_atom == block.first_atom:
@@ -333,9 +344,14 @@ def group_parts(
         yield part, query[:, part], weights, replace(plan, lengths=lengths)
 
 
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """float64 stays; everything else is accumulated in float32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
+def compute_dtype(query: Tensor, key: Tensor, plan: Plan) -> torch.dtype:
+    """float32, or float64 if the inputs have it or scores may be so large that float32 rounds them visibly."""
+    if query.dtype == torch.float64:
+        return torch.float64
+    if not query.numel() or not key.numel():
+        return torch.float32
+    longest = [float(torch.linalg.vector_norm(x.detach(), dim=-1, dtype=torch.float32).max()) for x in (query, key)]
+    return torch.float64 if abs(plan.scale) * longest[0] * longest[1] > LARGE_SCORE else torch.float32
 
 
 def tile_shape(query: Tensor, key: Tensor, plan: Plan, dtype: torch.dtype) -> tuple[int, int, int]:
@@ -414,7 +430,7 @@ def add_log_weights(
 def hidden(query: Tensor, key: Tensor, log_weight: Tensor | None, plan: Plan) -> Tensor:
     """Which atoms are absent for each query, ``(batch, groups, queries, atoms)``, as one large tile."""
     batch, groups, queries, _ = query.shape
-    score = query.new_zeros(batch, groups * queries, key.shape[1], dtype=compute_dtype(query.dtype))
+    score = query.new_zeros(batch, groups * queries, key.shape[1], dtype=torch.float32)
     everything = Block(slice(0, batch), slice(0, queries), 0, key.shape[1])
     with torch.no_grad():
         add_log_weights(score, log_weight, plan, everything, slice(0, key.shape[1]), query, key)
