@@ -4,8 +4,9 @@ A kernel sees :class:`~massieu.kernels.rows.Rows` and offers three functions: ``
 statistics), ``backward`` (gradients by recomputation) and ``mass_count``. It knows nothing of autograd.
 """
 
+from massieu.kernels.blocks import hidden
 from massieu.kernels.rows import Plan, Rows, arrange
-from massieu.kernels.tiles import Moments, Slope, backward, forward, hidden, mass_count
+from massieu.kernels.tiles import Moments, Slope, backward, forward, mass_count
 
 __all__ = ["Moments", "Plan", "Rows", "Slope", "arrange", "backend", "backward", "forward", "hidden", "mass_count"]
 
