@@ -216,9 +216,9 @@ class _Attention(torch.autograd.Function):
         query: Tensor, key: Tensor, value: Tensor | None, log_weight: Tensor | None, plan: Plan, level: int
     ) -> tuple[Tensor | None, ...]:
         output, moments = kernels.forward(query, key, value, log_weight, plan, level)
-        # The collision is a statistic already; returned twice, it could not be marked as differentiable.
         exposed = torch.promote_types(query.dtype, torch.float32)
         fields = (None if x is None else x.to(exposed) for x in _thermal(moments))
+        # The collision is a statistic already; returned twice, it could not be marked as differentiable.
         return (None if output is None else output.to(query.dtype), *fields, *moments[:4])
 
     @staticmethod
