@@ -2,6 +2,7 @@ PYTHON ?= python3
 ARGS ?=
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+NATIVE := setup.py $(wildcard massieu/kernels/native/*)
 
 .PHONY: inspect test verify bench lint format clean
 
@@ -28,11 +29,11 @@ format: $(INSTALLED)
 	$(BIN)/ruff format
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info massieu/kernels/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # setuptools comes first and builds without isolation, so that the constraints hold for the build too.
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt $(NATIVE)
 	@echo "Installing into .venv, once; this takes a minute or two." >&2
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt pip setuptools

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json as json_format
 import platform
+import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy
 import torch
@@ -17,16 +18,19 @@ import torch
 import massieu
 from massieu import kernels
 
+Case = TypeVar("Case")
 Row = dict[str, Any]
 Benchmark = Callable[[], list[Row]]
 
 
 def main(names: Sequence[str] = (), *, json: bool = False) -> int:
     """Run the named benchmarks (all when none is named); the exit code is 2 for an unknown name."""
-    from benchmarks.forward import forward, forward_backward
+    from benchmarks.attention import forward, forward_backward, forward_bfloat16, forward_grouped
     from benchmarks.memory import memory
+    from benchmarks.retrieval import retrieval
 
-    known: dict[str, Benchmark] = {"forward": forward, "forward_backward": forward_backward, "memory": memory}
+    every = (forward, forward_bfloat16, forward_grouped, forward_backward, retrieval, memory)
+    known: dict[str, Benchmark] = {benchmark.__name__: benchmark for benchmark in every}
     unknown = sorted(set(names) - set(known))
     if unknown:
         print(f"massieu bench: NAME must be one of {', '.join(known)}, got {', '.join(unknown)}", file=sys.stderr)
@@ -36,12 +40,23 @@ def main(names: Sequence[str] = (), *, json: bool = False) -> int:
         print(f"running {name} ...", file=sys.stderr, flush=True)
         results[name] = known[name]()
     if json:
-        print(json_format.dumps({"environment": environment(), "benchmarks": results}))
+        summaries = {name: summary(rows) for name, rows in results.items()}
+        print(json_format.dumps({"environment": environment(), "benchmarks": results, "summaries": summaries}))
         return 0
     print("  ".join(f"{name} {fact}" for name, fact in environment().items()))
     for name, rows in results.items():
         print(f"\n{name}\n{table(rows)}")
+        for way, (middle, worst) in summary(rows).items():
+            print(f"{way}: median {middle:.2f}, largest {worst:.2f}")
     return 0
+
+
+def track(cases: Sequence[Case]) -> Iterator[Case]:
+    """The cases, with a line on stderr about how far we are."""
+    begin = time.perf_counter()
+    for i, case in enumerate(cases):
+        print(f"  case {i + 1} of {len(cases)}, {time.perf_counter() - begin:.0f} s", file=sys.stderr, flush=True)
+        yield case
 
 
 def environment() -> Row:
@@ -68,17 +83,19 @@ def processor() -> str:
 def alternate(ways: dict[str, Callable[[], object]], *, baseline: str, seconds: float = 4.0) -> Row:
     """Median ratio of every way to the baseline over alternating rounds, with its lower and upper quartile.
 
-    Each ratio is taken within one round, so that a slow minute of the machine touches both of its sides.
+    Each ratio is taken within one round, so that a slow minute of the machine touches both of its sides; the order
+    within a round is random, since a way may leave caches and threads behind that help or harm the next.
     """
     for way in ways.values():
         way()
+    order = random.Random(0)
     rounds: list[dict[str, float]] = []
     start = time.perf_counter()
     while len(rounds) < 7 or (time.perf_counter() - start < seconds and len(rounds) < 101):
         taken = {}
-        for name, way in ways.items():
+        for name in order.sample(list(ways), len(ways)):
             begin = time.perf_counter()
-            way()
+            ways[name]()
             taken[name] = time.perf_counter() - begin
         rounds.append(taken)
     row: Row = {"rounds": len(rounds), f"{baseline} ms": 1e3 * statistics.median(r[baseline] for r in rounds)}
@@ -90,12 +107,20 @@ def alternate(ways: dict[str, Callable[[], object]], *, baseline: str, seconds: 
     return row
 
 
+def summary(rows: list[Row]) -> dict[str, tuple[float, float]]:
+    """Median and largest ratio of every way that was compared with a baseline, over all rows."""
+    ways = dict.fromkeys(name.removesuffix(" low") for row in rows for name in row if name.endswith(" low"))
+    ratios = {way: [row[way] for row in rows if way in row] for way in ways}
+    return {way: (statistics.median(each), max(each)) for way, each in ratios.items()}
+
+
 def table(rows: list[Row]) -> str:
     """Columns aligned, the quartiles of a ratio in brackets behind it."""
-    columns = [name for name in rows[0] if not name.endswith((" low", " high"))]
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = [name for name in names if not name.endswith((" low", " high"))]
 
     def cell(row: Row, name: str) -> str:
-        value = row.get(name)
+        value = row.get(name, "")
         text = f"{value:.2f}" if isinstance(value, float) else str(value)
         return f"{text} [{row[name + ' low']:.2f}, {row[name + ' high']:.2f}]" if f"{name} low" in row else text
 

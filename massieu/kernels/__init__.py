@@ -1,16 +1,29 @@
 """Where scores are computed tile by tile; one interface, whichever kernel serves it.
 
-A kernel sees :class:`~massieu.kernels.rows.Rows` and offers three functions: ``forward`` (output and row
+A kernel sees :class:`~massieu.kernels.rows.Inputs` and offers three functions: ``forward`` (output and row
 statistics), ``backward`` (gradients by recomputation) and ``mass_count``. It knows nothing of autograd.
 """
 
-from massieu.kernels.blocks import hidden
-from massieu.kernels.rows import Plan, Rows, arrange
-from massieu.kernels.tiles import Moments, Slope, backward, forward, mass_count
+from massieu.kernels.blocks import LN2, LOG2E, hidden
+from massieu.kernels.results import Found, Gradients, Moments, Slope
+from massieu.kernels.rows import Inputs, Plan, Rows, arrange
+from massieu.kernels.selection import backend, backward, forward, mass_count, retrieve
 
-__all__ = ["Moments", "Plan", "Rows", "Slope", "arrange", "backend", "backward", "forward", "hidden", "mass_count"]
-
-
-def backend() -> str:
-    """Name of the kernel in use."""
-    return "torch"
+__all__ = [
+    "Found",
+    "Gradients",
+    "Inputs",
+    "LN2",
+    "LOG2E",
+    "Moments",
+    "Plan",
+    "Rows",
+    "Slope",
+    "arrange",
+    "backend",
+    "backward",
+    "forward",
+    "hidden",
+    "mass_count",
+    "retrieve",
+]

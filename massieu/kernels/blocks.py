@@ -20,6 +20,7 @@ __all__ = [
     "compute_dtype",
     "group_parts",
     "hidden",
+    "masked_log_weight",
     "scaled_queries",
     "slices",
     "tile_shape",
@@ -150,9 +151,13 @@ def _log_weight_tile(log_weight: Tensor, plan: Plan, block: Block, atoms: slice,
         tile = tile[index[0] : index[-1] + 1]
     else:
         tile = tile[index]
-    # Models mask with the most negative number of their dtype instead of minus infinity.
-    masked = tile <= torch.finfo(tile.dtype).min / 2
-    return tile.to(dtype).mul(LOG2E).masked_fill_(masked, ABSENT).clamp_(min=ABSENT)
+    return masked_log_weight(tile).to(dtype).mul(LOG2E).clamp_(min=ABSENT)
+
+
+def masked_log_weight(log_weight: Tensor) -> Tensor:
+    """Models mask with the most negative number of their dtype; where that is not far enough away, minus infinity."""
+    least = torch.finfo(log_weight.dtype).min / 2
+    return log_weight if least < ABSENT else log_weight.masked_fill(log_weight <= least, -torch.inf)
 
 
 def hidden(query: Tensor, key: Tensor, log_weight: Tensor | None, plan: Plan) -> Tensor:

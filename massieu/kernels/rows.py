@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Plan", "Rows", "arrange", "check_floating", "check_log_weight"]
+__all__ = ["Inputs", "Plan", "Rows", "arrange", "check_floating", "check_log_weight"]
 
 
 @dataclass(frozen=True)
@@ -28,17 +28,42 @@ class Plan:
     """Atoms present, int64, ``(batch, groups or 1)``."""
     weight_index: list[int] | None
     """Which entry of the first axis of ``log_weight`` belongs to each entry of the batch."""
+    batch_axes: int
+    """How many of the leading axes of ``query`` are those of the keys."""
+
+
+class Inputs(NamedTuple):
+    """The tensors of a call in the order that kernels want, and their plan."""
+
+    query: Tensor
+    """``(*batch, *groups, queries, dim)``: all groups share one key set."""
+    key: Tensor
+    """``(*batch, atoms, dim)``."""
+    value: Tensor | None
+    """``(*batch, atoms, value_dim)``, or None for statistics alone."""
+    log_weight: Tensor | None
+    """``(weights, groups or 1, queries or 1, atoms or 1)``, batch and groups as one axis each."""
+    sink: Tensor | None
+    """``(batch, groups)``, float64."""
+    plan: Plan
+
+    def flat(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Query, key and value with batch and groups as one axis each; copies what does not lie that way."""
+        query, axes = self.query, self.plan.batch_axes
+        batch, groups = math.prod(query.shape[:axes]), math.prod(query.shape[axes:-2])
+        value = None if self.value is None else self.value.reshape(batch, *self.value.shape[-2:])
+        return (
+            query.reshape(batch, groups, *query.shape[-2:]),
+            self.key.reshape(batch, *self.key.shape[-2:]),
+            value,
+        )
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Tensors in the order that kernels want, and the way back to the caller's axes."""
+    """The inputs of a call, and the way back to the caller's axes."""
 
-    query: Tensor  # (batch, groups, queries, dim): `groups` queries share one key set
-    key: Tensor  # (batch, atoms, dim)
-    value: Tensor | None  # (batch, atoms, value_dim)
-    log_weight: Tensor | None  # (weights, groups or 1, queries or 1, atoms or 1)
-    plan: Plan
+    inputs: Inputs
     axes: tuple[int, ...]  # permutation of the leading axes: those of the keys first, then the shared ones
     lead: tuple[int, ...]  # leading shape, grouped heads still apart
     shape: tuple[int, ...]  # leading shape of the caller
@@ -58,6 +83,7 @@ def arrange(
     value: Tensor | None,
     log_weight: Tensor | None,
     *,
+    sink: Tensor | float | None,
     scale: float,
     causal: bool,
     window: int | None,
@@ -65,7 +91,7 @@ def arrange(
 ) -> Rows:
     """Check a call at the border and bring it into :class:`Rows`.
 
-    Axes that several queries share are never copied; keys whose own leading axes do not flatten into one are, once.
+    Query, key and value keep their strides: nothing is copied, whatever the order of their axes in memory.
     """
     _check_tensors(query, key, value, log_weight)
     if not isinstance(causal, (bool, np.bool_)):
@@ -104,10 +130,9 @@ def arrange(
     batch, groups = math.prod(lead[i] for i in distinct), math.prod(lead[i] for i in shared)
 
     def by_key(tensor: Tensor) -> Tensor:
-        return tensor.expand(*stored, *tensor.shape[-2:]).reshape(batch, *tensor.shape[-2:])
+        return tensor.expand(*stored, *tensor.shape[-2:]).reshape(*(lead[i] for i in distinct), *tensor.shape[-2:])
 
-    query = query.expand(*shape, *query.shape[-2:]).reshape(*lead, *query.shape[-2:])
-    query = query.permute(*axes, -2, -1).reshape(batch, groups, *query.shape[-2:])
+    query = query.expand(*shape, *query.shape[-2:]).reshape(*lead, *query.shape[-2:]).permute(*axes, -2, -1)
     weight, weight_index = _arrange_log_weight(log_weight, shape, lead, distinct, shared, queries, atoms)
     plan = Plan(
         scale=float(scale),
@@ -115,8 +140,11 @@ def arrange(
         window=window,
         lengths=_arrange_lengths(lengths, shape, lead, axes, batch, groups, atoms, query.device),
         weight_index=weight_index,
+        batch_axes=len(distinct),
     )
-    return Rows(query, by_key(key), None if value is None else by_key(value), weight, plan, axes, lead, shape)
+    own_sink = _arrange_sink(sink, shape, lead, axes, batch, groups, query.device)
+    inputs = Inputs(query, by_key(key), None if value is None else by_key(value), weight, own_sink, plan)
+    return Rows(inputs, axes, lead, shape)
 
 
 def check_floating(tensor: Any, name: str, remedy: str = "convert it with .double()") -> None:
@@ -130,7 +158,8 @@ def check_floating(tensor: Any, name: str, remedy: str = "convert it with .doubl
 
 def check_log_weight(log_weight: Tensor) -> None:
     """One sentence unless every log weight is finite or minus infinity."""
-    if bool(log_weight.isnan().any()) or bool(log_weight.isposinf().any()):
+    # The largest one is nan if any is; nothing as large as the log weights is made on the way.
+    if log_weight.numel() and not float(log_weight.detach().amax()) < math.inf:
         raise ValueError(
             "log_weight must be finite or minus infinity, got nan or plus infinity;"
             " a nan is often the logarithm of a negative weight, and an absent atom has weight minus infinity"
@@ -232,6 +261,31 @@ def _arrange_log_weight(
     weights, groups = math.prod(own[i] for i in distinct), math.prod(weight.shape[len(distinct) : -2])
     index = torch.arange(weights).reshape([own[i] for i in distinct]).expand([lead[i] for i in distinct])
     return weight.reshape(weights, groups, *weight.shape[-2:]), index.reshape(-1).tolist()
+
+
+def _arrange_sink(
+    sink: Tensor | float | None,
+    shape: tuple[int, ...],
+    lead: tuple[int, ...],
+    axes: tuple[int, ...],
+    batch: int,
+    groups: int,
+    device: torch.device,
+) -> Tensor | None:
+    if sink is None:
+        return None
+    if not isinstance(sink, Tensor):
+        sink = torch.as_tensor(sink, dtype=torch.float64)
+    check_floating(sink, "sink")
+    check_log_weight(sink)
+    sizes = (1,) * (len(shape) - sink.dim()) + tuple(sink.shape)
+    if len(sizes) > len(shape) or any(own not in (1, whole) for own, whole in zip(sizes, shape, strict=True)):
+        raise ValueError(
+            f"sink must broadcast to the leading axes {shape}, got {tuple(sink.shape)};"
+            " pass one log weight per head, shape (heads,)"
+        )
+    sink = sink.to(device=device, dtype=torch.float64).expand(shape)
+    return sink.reshape(lead).permute(axes).reshape(batch, groups)
 
 
 def _arrange_lengths(

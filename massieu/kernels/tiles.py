@@ -9,7 +9,6 @@ queries x atoms outlives its tile.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from torch import Tensor
 from massieu.kernels.blocks import (
     ABSENT,
     LN2,
+    LOG2E,
     TILE_BYTES,
     TILE_ROWS,
     Block,
@@ -28,50 +28,38 @@ from massieu.kernels.blocks import (
     slices,
     tile_shape,
 )
-from massieu.kernels.rows import Plan
+from massieu.kernels.results import Found, Gradients, Moments, Slope
+from massieu.kernels.rows import Inputs, Plan
 
-__all__ = ["Moments", "Slope", "backward", "forward", "mass_count"]
-
-
-class Moments(NamedTuple):
-    """Sums of one row about its maximum, each ``(batch, groups, queries)``; a row without atoms has nan.
-
-    With u the base-2 scores minus their maximum and p the weights: ``maximum``, ``total`` = sum of 2^u,
-    ``offset`` = E_p[u], ``spread`` = Var_p[u], ``collision`` = sum of p^2. The last three are None if not asked for.
-    """
-
-    maximum: Tensor
-    total: Tensor
-    offset: Tensor | None = None
-    spread: Tensor | None = None
-    collision: Tensor | None = None
+__all__ = ["backward", "forward", "mass_count"]
 
 
-class Slope(NamedTuple):
-    r"""Gradient of a loss in the scores, as coefficients per row.
-
-    .. math:: ds_j = p_j (g \cdot v_j + constant + linear\, c_j + quadratic\, c_j^2 + weight\, p_j),
-              \qquad c_j = s_j - E[s]
-    """
-
-    constant: Tensor
-    linear: Tensor | None
-    quadratic: Tensor | None
-    weight: Tensor | None
-
-
-def forward(
-    query: Tensor, key: Tensor, value: Tensor | None, log_weight: Tensor | None, plan: Plan, moments: int
-) -> tuple[Tensor | None, Moments]:
-    """Output ``(batch, groups, queries, value_dim)`` and the row moments, up to the given power (0, 1 or 2)."""
+def forward(inputs: Inputs, level: int) -> Found:
+    """Output and row statistics, with as many powers of the scores as the level says (0, 1 or 2)."""
+    (query, key, value), (log_weight, sink, plan) = inputs.flat(), inputs[3:]
     dtype = compute_dtype(query, key, plan)
     shape = query.shape[:3]
     out = None if value is None else query.new_zeros(*shape, value.shape[-1], dtype=dtype)
-    rows = query.new_full(((2, 3, 5)[moments], *shape), torch.nan, dtype=dtype)
+    rows = query.new_full(((2, 3, 5)[level], *shape), torch.nan, dtype=dtype)
     for part, own, weights, visible in group_parts(query, log_weight, plan, TILE_ROWS):
         into = None if out is None else out[:, part]
-        _forward(own, key, value, weights, visible, moments, rows[:, :, part], into)
-    return out, Moments(*rows)
+        own_sink = None if sink is None else sink[:, part]
+        _forward(own, key, value, weights, own_sink, visible, level, rows[:, :, part], into)
+    maximum, total = rows[:2]
+    return Found(out, _statistics(rows), Moments(maximum, total, rows[2] if level else None))
+
+
+def _statistics(rows: Tensor) -> tuple[Tensor | None, ...]:
+    """The fields of ``RowStatistics``, from sums in base 2 about the maximum."""
+    maximum, total, *powers = rows
+    log_total, peak = total.log(), total.reciprocal()
+    log_normalizer = LN2 * maximum + log_total
+    if not powers:
+        return log_normalizer, None, None, None, peak, None
+    offset = powers[0]
+    variance, collision = (LN2**2 * powers[1], powers[2]) if len(powers) > 1 else (None, None)
+    # The entropy is never negative: the total is at least one, and no score lies above the maximum.
+    return log_normalizer, LN2 * (maximum + offset), log_total - LN2 * offset, variance, peak, collision
 
 
 def _forward(
@@ -79,8 +67,9 @@ def _forward(
     key: Tensor,
     value: Tensor | None,
     log_weight: Tensor | None,
+    sink: Tensor | None,
     plan: Plan,
-    moments: int,
+    level: int,
     rows: Tensor,
     out: Tensor | None,
 ) -> None:
@@ -91,7 +80,9 @@ def _forward(
     for entries in slices(0, batch, depth):
         for block in blocks(query, key, plan, entries, height):
             scaled = scaled_queries(query, plan, block, dtype)
-            sums = RowSums(scaled, None if value is None else value.shape[-1], moments)
+            sums = RowSums(scaled, None if value is None else value.shape[-1], level)
+            if sink is not None:
+                sums.absorb_sink(sink[entries])
             for atoms in slices(block.first_atom, block.last_atom, width):
                 score, weight = tile_buffers(buffers, scaled, atoms)
                 torch.bmm(scaled, transposed(key[entries, atoms], dtype), out=score)
@@ -106,13 +97,21 @@ class RowSums:
     In place and stacked, because a tile costs as much in small operations as in arithmetic otherwise.
     """
 
-    def __init__(self, scaled: Tensor, value_dim: int | None, moments: int) -> None:
-        shape, kinds = scaled.shape[:2], (1, 2, 4)[moments]
-        self.moments = moments
+    def __init__(self, scaled: Tensor, value_dim: int | None, level: int) -> None:
+        shape, kinds = scaled.shape[:2], (1, 2, 4)[level]
+        self.level = level
         self.maximum = scaled.new_full(shape, 2 * ABSENT)
         self.tile = scaled.new_empty(kinds, *shape)
         self.sums = scaled.new_zeros(kinds, *shape, dtype=torch.float64)
         self.out = None if value_dim is None else scaled.new_zeros(*shape, value_dim)
+
+    def absorb_sink(self, sink: Tensor) -> None:
+        """Begin with an atom at the origin of value zero; one log weight per group, ``(entries, groups)``."""
+        log_weight = sink.mul(LOG2E).clamp(min=ABSENT).to(self.maximum.dtype)
+        self.maximum = log_weight.repeat_interleave(self.maximum.shape[1] // sink.shape[1], 1)
+        self.sums[0] = 1.0
+        if self.level == 2:
+            self.sums[3] = 1.0
 
     def absorb(self, score: Tensor, weight: Tensor, value: Tensor | None) -> None:
         """Take in one more tile of base-2 scores; the tile is overwritten."""
@@ -124,22 +123,22 @@ class RowSums:
         if self.out is not None and value is not None:
             self.out.mul_(decay.to(weight.dtype).unsqueeze(-1)).baddbmm_(weight, value)
         torch.sum(weight, -1, out=self.tile[0])
-        if self.moments == 2:
+        if self.level == 2:
             torch.linalg.vector_norm(weight, dim=-1, out=self.tile[3]).square_()
-        if self.moments >= 1:
+        if self.level >= 1:
             torch.sum(weight.mul_(score), -1, out=self.tile[1])
-        if self.moments == 2:
+        if self.level == 2:
             torch.sum(weight.mul_(score), -1, out=self.tile[2])
         self._move(drop, decay)
         self.sums += self.tile
 
     def _move(self, drop: Tensor, decay: Tensor) -> None:
         """Re-expand the sums about the new maximum: it moved by ``-drop``, and with it every u."""
-        if self.moments == 2:
+        if self.level == 2:
             self.sums[2].addcmul_(drop, self.sums[1])
-        if self.moments >= 1:
+        if self.level >= 1:
             self.sums[1].addcmul_(drop, self.sums[0])
-        if self.moments == 2:
+        if self.level == 2:
             self.sums[2].addcmul_(drop, self.sums[1])
             self.sums[3] *= decay
         self.sums *= decay
@@ -147,10 +146,10 @@ class RowSums:
     def store(self, rows: Tensor, out: Tensor | None, block: Block) -> None:
         """Write moments and outputs where they belong; rows without atoms keep nan and zero."""
         total, found = self.sums[0], [self.maximum, self.sums[0]]
-        if self.moments >= 1:
+        if self.level >= 1:
             offset = self.sums[1] / total
             found.append(offset)
-        if self.moments == 2:
+        if self.level == 2:
             found += [(self.sums[2] / total - offset.square()).clamp_(min=0), self.sums[3] / total.square()]
         empty = self.maximum < 0.5 * ABSENT
         some_empty = bool(empty.any())
@@ -164,28 +163,30 @@ class RowSums:
 
 
 def backward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor | None,
-    log_weight: Tensor | None,
-    plan: Plan,
+    inputs: Inputs,
     moments: Moments,
     slope: Slope,
+    output: Tensor | None,
     grad_output: Tensor | None,
     *,
     want_log_weight: bool,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+) -> Gradients:
     """Gradients in query, key, value and log weight; scores are recomputed, tile by tile."""
+    (query, key, value), log_weight, plan = inputs.flat(), inputs.log_weight, inputs.plan
     dtype = compute_dtype(query, key, plan)
     grad_query, grad_key = query.new_zeros(query.shape, dtype=dtype), key.new_zeros(key.shape, dtype=dtype)
     grad_value = None if value is None else value.new_zeros(value.shape, dtype=dtype)
     grad_weight = None
     if want_log_weight and log_weight is not None:
         grad_weight = log_weight.new_zeros(log_weight.shape, dtype=dtype)
+    constant = slope.constant
+    if output is not None and grad_output is not None:
+        through = -(grad_output.to(dtype) * output.to(dtype)).sum(-1)
+        constant = through if constant is None else constant + through
     empty = moments.total.isnan()
     per_row = [
         None if row is None else row.to(dtype).masked_fill(empty, 0.0)
-        for row in (moments.maximum, moments.total.reciprocal(), moments.offset, *slope)
+        for row in (moments.maximum, moments.total.reciprocal(), moments.offset, constant, *slope[1:])
     ]
     for part, own, weights, visible in group_parts(query, log_weight, plan, TILE_ROWS):
         own_weights = grad_weight[:, part] if grad_weight is not None and grad_weight.shape[1] > 1 else grad_weight
@@ -197,10 +198,10 @@ def backward(
             (grad_query[:, part], grad_key, grad_value, own_weights),
         )
     grad_key.mul_(LN2)  # the scaled query carries the factor log2(e)
-    return (
-        grad_query.to(query.dtype),
-        grad_key.to(key.dtype),
-        None if value is None or grad_value is None else grad_value.to(value.dtype),
+    return Gradients(
+        grad_query.to(query.dtype).view(inputs.query.shape),
+        grad_key.to(key.dtype).view(inputs.key.shape),
+        None if inputs.value is None or grad_value is None else grad_value.to(query.dtype).view(inputs.value.shape),
         None if log_weight is None or grad_weight is None else grad_weight.to(log_weight.dtype),
     )
 
@@ -282,13 +283,15 @@ def _add_weight_gradient(grad: Tensor, slopes: Tensor, plan: Plan, block: Block,
     own.index_add_(0, torch.tensor(plan.weight_index[block.batch], device=grad.device), tile)
 
 
-def mass_count(query: Tensor, key: Tensor, log_weight: Tensor | None, plan: Plan, mass: float) -> Tensor:
+def mass_count(inputs: Inputs, mass: float) -> Tensor:
     """How many of the heaviest atoms hold the given mass, ``(batch, groups, queries)``, int64."""
-    count = query.new_zeros(query.shape[:3], dtype=torch.int64)
+    (query, key, _), (log_weight, sink, plan) = inputs.flat(), inputs[3:]
     dtype = compute_dtype(query, key, plan)
+    count = query.new_zeros(query.shape[:3], dtype=torch.int64)
     most = max(1, TILE_BYTES // (max(key.shape[1], 1) * dtype.itemsize))  # rows in one tile
     for part, own, weights, visible in group_parts(query, log_weight, plan, most):
-        _mass_count(own, key, weights, visible, mass, max(1, most // own.shape[1]), dtype, count[:, part])
+        own_sink = None if sink is None else sink[:, part]
+        _mass_count(own, key, weights, own_sink, visible, mass, max(1, most // own.shape[1]), dtype, count[:, part])
     return count
 
 
@@ -296,6 +299,7 @@ def _mass_count(
     query: Tensor,
     key: Tensor,
     log_weight: Tensor | None,
+    sink: Tensor | None,
     plan: Plan,
     mass: float,
     height: int,
@@ -304,11 +308,14 @@ def _mass_count(
 ) -> None:
     for entries in slices(0, query.shape[0], 1):
         for block in blocks(query, key, plan, entries, height):
-            if block.last_atom == block.first_atom:
+            if block.last_atom == block.first_atom and sink is None:
                 continue
             reach = slice(block.first_atom, block.last_atom)
             score = torch.bmm(scaled_queries(query, plan, block, dtype), transposed(key[entries, reach], dtype))
             add_log_weights(score, log_weight, plan, block, reach, query, key)
+            if sink is not None:
+                own = sink[entries].mul(LOG2E).clamp(min=ABSENT).to(dtype)
+                score = torch.cat([score, own.repeat_interleave(score.shape[1] // own.shape[1], 1)[..., None]], -1)
             maximum = score.amax(-1, keepdim=True)
             present = maximum > 0.5 * ABSENT
             weight = torch.exp2(score.sub_(maximum))

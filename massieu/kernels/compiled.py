@@ -1,0 +1,253 @@
+"""The compiled kernel: its library, the structures that it reads, and the three functions of every kernel.
+
+The source lies in ``native/``. The library knows nothing of torch or Python; it reads tensors where they are, through
+pointers and strides, on as many threads as torch uses.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from ctypes import c_double, c_int64, c_void_p
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from massieu.kernels.blocks import masked_log_weight
+from massieu.kernels.results import Found, Gradients, Moments, Slope
+from massieu.kernels.rows import Inputs, Plan
+
+__all__ = ["Library", "serves"]
+
+LIBRARY = Path(__file__).with_name("libmassieu.so")
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float64: 2}
+NO_MEMORY = 1
+MOST_ATOMS = 2**31 - 1  # the library counts them in 32 bits
+
+Starts: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+
+
+class _Rows(ctypes.Structure):
+    """``Rows`` of native/interface.h, field by field."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("query", "key", "value", "query_batch", "query_group")),
+        *((name, c_void_p) for name in ("key_batch", "value_batch")),
+        *((name, c_int64) for name in ("query_row", "key_row", "value_row")),
+        *((name, c_void_p) for name in ("log_weight", "weight_batch")),
+        *((name, c_int64) for name in ("weight_group", "weight_query", "weight_atom")),
+        *((name, c_void_p) for name in ("lengths", "sink")),
+        *((name, c_int64) for name in ("batch", "groups", "queries", "atoms", "dim", "value_dim", "causal", "window")),
+        ("scale", c_double),
+        *((name, c_int64) for name in ("type", "threads")),
+    ]
+
+
+def _structure(*fields: str) -> type[ctypes.Structure]:
+    return type("_Call", (ctypes.Structure,), {"_fields_": [("rows", _Rows), *((name, c_void_p) for name in fields)]})
+
+
+_Forward = _structure("output", "statistics")
+
+
+class _Backward(ctypes.Structure):
+    _fields_ = [
+        ("rows", _Rows),
+        *((name, c_void_p) for name in ("statistics", "coefficients", "output", "grad_output")),
+        *((name, c_void_p) for name in ("grad_query", "grad_key", "grad_value", "grad_weight")),
+        *((name, c_void_p) for name in ("grad_weight_batch", "order")),
+        *((name, c_int64) for name in ("grad_weight_group", "grad_weight_query", "grad_weight_atom")),
+    ]
+
+
+class _Count(ctypes.Structure):
+    _fields_ = [("rows", _Rows), ("mass", c_double), ("count", c_void_p)]
+
+
+def serves(inputs: Inputs) -> bool:
+    """Whether the compiled kernel can read these tensors: plain ones, not empty, on the processor."""
+    query, key, value = inputs[:3]
+    tensors = [x for x in (query, key, value) if x is not None]
+    return (
+        all(type(x) in (Tensor, torch.nn.Parameter) and x.numel() > 0 for x in tensors)
+        and query.device.type == "cpu"
+        and query.dtype in (*TYPES, torch.float16)
+        and query.shape[-2] + key.shape[-2] < MOST_ATOMS
+    )
+
+
+class Library:
+    """One build of the compiled kernel, ready to be called."""
+
+    def __init__(self, build: str = "", path: Path = LIBRARY) -> None:
+        library = ctypes.CDLL(str(path))
+        library.massieu_build.restype, library.massieu_build.argtypes = ctypes.c_char_p, [ctypes.c_char_p]
+        for name in ("forward", "backward", "count", "retrieve"):
+            function = getattr(library, f"massieu_{name}")
+            function.restype, function.argtypes = c_int64, [c_void_p]
+        name = library.massieu_build(build.encode())
+        if name is None:
+            raise OSError(f"this processor does not run the {build} build")
+        self.build: str = name.decode()
+        self._library = library
+
+    def forward(self, inputs: Inputs, level: int, *, split_atoms: bool = False) -> Found:
+        """Output and statistics; with ``split_atoms`` threads share the atoms instead of the rows."""
+        call, value = _Call(inputs), inputs.value
+        output = None if value is None else call.empty(*call.shape, value.shape[-1])
+        statistics = call.empty(9, *call.shape, exact=True)
+        fields = (_pointer(output), _pointer(statistics))
+        self._call("retrieve" if split_atoms else "forward", _Forward(call.rows, *fields))
+        log_z, mean, entropy, variance, peak, collision, *moments = statistics
+        light, full = level >= 1, level >= 2
+        found = (
+            log_z,
+            mean if light else None,
+            entropy if light else None,
+            variance if full else None,
+            peak,
+            collision if full else None,
+        )
+        return Found(output, found, Moments(*moments))
+
+    def backward(
+        self,
+        inputs: Inputs,
+        moments: Moments,
+        slope: Slope,
+        output: Tensor | None,
+        grad_output: Tensor | None,
+        *,
+        want_log_weight: bool,
+    ) -> Gradients:
+        """Gradients in query, key, value and log weight; scores are recomputed."""
+        call, log_weight = _Call(inputs), inputs.log_weight
+        if grad_output is None or output is None:
+            output = grad_output = None
+        statistics = call.empty(9, *call.shape, exact=True)
+        for i, moment in enumerate(moments):
+            statistics[6 + i] = 0.0 if moment is None else moment
+        coefficients = call.empty(4, *call.shape, exact=True)
+        for i, coefficient in enumerate(slope):
+            coefficients[i] = 0.0 if coefficient is None else coefficient
+        output, grad_output = (
+            None if x is None else x.to(call.dtype).contiguous().resolve_neg() for x in (output, grad_output)
+        )
+        grads = [None if x is None else call.empty(*x.shape) for x in inputs[:3]]
+        if grad_output is None and grads[2] is not None:
+            grads[2].zero_()
+        grad_weight, weight_batch, order, strides = None, None, None, (0, 0, 0)
+        if want_log_weight and log_weight is not None:
+            grad_weight = torch.zeros(log_weight.shape, dtype=statistics.dtype)
+            weight_batch, strides = _weight_strides(grad_weight, inputs.plan)
+            order = np.argsort(weight_batch, kind="stable")
+        tensors = (statistics, coefficients, output, grad_output, *grads, grad_weight)
+        arrays = (None if x is None else x.ctypes.data for x in (weight_batch, order))
+        self._call("backward", _Backward(call.rows, *map(_pointer, tensors), *arrays, *strides))
+        grad_query, grad_key, grad_value = (None if x is None else x.to(inputs.query.dtype) for x in grads)
+        assert grad_query is not None
+        assert grad_key is not None
+        if grad_weight is not None and log_weight is not None:
+            grad_weight = grad_weight.to(log_weight.dtype)
+        return Gradients(grad_query, grad_key, grad_value, grad_weight)
+
+    def mass_count(self, inputs: Inputs, mass: float) -> Tensor:
+        """How many of the heaviest atoms hold the given mass, ``(batch, groups, queries)``, int64."""
+        call = _Call(inputs)
+        count = torch.empty(call.shape, dtype=torch.int64)
+        self._call("count", _Count(call.rows, mass, count.data_ptr()))
+        return count
+
+    def _call(self, name: str, structure: ctypes.Structure) -> None:
+        status = getattr(self._library, f"massieu_{name}")(ctypes.byref(structure))
+        if status == NO_MEMORY:
+            raise MemoryError("not enough memory for the tiles of one call; pass fewer atoms or queries at a time")
+        assert status == 0, f"the compiled kernel refused a call with status {status}"
+
+
+class _Call:
+    """The rows of one call as the library reads them. Holds on to every tensor that the structure points into."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        query, key, value, log_weight, sink, plan = inputs
+        self.dtype = torch.float32 if query.dtype == torch.float16 else query.dtype
+        axes = plan.batch_axes
+        batch, groups = math.prod(query.shape[:axes]), math.prod(query.shape[axes:-2])
+        self.shape = (batch, groups, query.shape[-2])
+        query, key, value = (None if x is None else self._dense(x) for x in (query, key, value))  # type: ignore[assignment]
+        starts = [
+            _starts(query.shape[:axes], query.stride()[:axes]),
+            _starts(query.shape[axes:-2], query.stride()[axes:-2]),
+            _starts(key.shape[:-2], key.stride()[:-2]),
+            None if value is None else _starts(value.shape[:-2], value.stride()[:-2]),
+        ]
+        exact = torch.float64 if self.dtype == torch.float64 else torch.float32
+        weight_batch, weight_strides = None, (0, 0, 0)
+        if log_weight is not None:
+            log_weight = masked_log_weight(log_weight).to(exact).resolve_neg()
+            weight_batch, weight_strides = _weight_strides(log_weight, plan)
+        lengths = None if plan.lengths is None else plan.lengths.contiguous()
+        sink = None if sink is None else sink.double().contiguous().resolve_neg()
+        self.rows = _Rows(
+            query=_pointer(query),
+            key=_pointer(key),
+            value=_pointer(value),
+            **{
+                name: None if start is None else start.ctypes.data
+                for name, start in zip(("query_batch", "query_group", "key_batch", "value_batch"), starts, strict=True)
+            },
+            query_row=query.stride(-2),
+            key_row=key.stride(-2),
+            value_row=0 if value is None else value.stride(-2),
+            log_weight=_pointer(log_weight),
+            weight_batch=None if weight_batch is None else weight_batch.ctypes.data,
+            weight_group=weight_strides[0],
+            weight_query=weight_strides[1],
+            weight_atom=weight_strides[2],
+            lengths=_pointer(lengths),
+            sink=_pointer(sink),
+            batch=batch,
+            groups=groups,
+            queries=query.shape[-2],
+            atoms=key.shape[-2],
+            dim=query.shape[-1],
+            value_dim=0 if value is None else value.shape[-1],
+            causal=int(plan.causal),
+            window=min(plan.window or 0, MOST_ATOMS),
+            scale=plan.scale,
+            type=TYPES[self.dtype],
+            threads=torch.get_num_threads(),
+        )
+        self._kept = (query, key, value, log_weight, weight_batch, lengths, sink, starts)
+
+    def _dense(self, tensor: Tensor) -> Tensor:
+        """The tensor in a type that the library reads, its last axis dense."""
+        tensor = tensor.to(self.dtype).resolve_neg()
+        return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+
+    def empty(self, *shape: int, exact: bool = False) -> Tensor:
+        """A new tensor; an exact one is at least float32."""
+        dtype = torch.promote_types(self.dtype, torch.float32) if exact else self.dtype
+        return torch.empty(shape, dtype=dtype)
+
+
+def _starts(sizes: Sequence[int], strides: Sequence[int]) -> Starts:
+    """Where each entry of the flattened leading axes starts, in elements."""
+    start = np.zeros(1, dtype=np.int64)
+    for size, stride in zip(sizes, strides, strict=True):
+        start = np.add.outer(start, np.arange(size, dtype=np.int64) * stride).ravel()
+    return start
+
+
+def _weight_strides(log_weight: Tensor, plan: Plan) -> tuple[Starts, tuple[int, int, int]]:
+    """Where the log weights of each batch entry start, and their strides over groups, queries and atoms."""
+    stride = [0 if size == 1 else own for size, own in zip(log_weight.shape, log_weight.stride(), strict=True)]
+    return np.asarray(plan.weight_index, dtype=np.int64) * stride[0], (stride[1], stride[2], stride[3])
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

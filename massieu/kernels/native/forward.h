@@ -1,0 +1,327 @@
+// Attention and the statistics of its rows: an online softmax over tiles of atoms.
+#pragma once
+#include <cmath>
+#include <type_traits>
+
+#include "parallel.h"
+#include "rows.h"
+
+namespace massieu::MASSIEU_BUILD {
+
+// What is known of the rows of a panel after some of their atoms, with u = score - maximum in base 2. A row is summed in
+// double: it may have a million atoms.
+template <class Real>
+struct RowSums {
+    Real maximum[MOST_LANES];
+    double total[MOST_LANES], first[MOST_LANES], second[MOST_LANES], collision[MOST_LANES];  // 2^u {1, u, u^2}, 4^u
+
+    // Every row starts with its sink. Where the lanes are atoms of one row, only the first has it.
+    void start(const Panel<Real>& panel, bool one_row) {
+        for (int64_t lane = 0; lane < panel.lanes; lane++) {
+            maximum[lane] = panel.sink[lane];
+            total[lane] = collision[lane] = panel.sink[lane] > Real(1.5 * ABSENT) && !(one_row && lane) ? 1 : 0;
+            first[lane] = second[lane] = 0;
+        }
+    }
+
+    // Add up lanes that are atoms of one row; they have the same maximum.
+    void fold() {
+        for (int64_t lane = 1; lane < Lanes<Real>::COUNT; lane++) {
+            total[0] += total[lane], first[0] += first[lane];
+            second[0] += second[lane], collision[0] += collision[lane];
+        }
+    }
+
+    // Re-expand the sums about a higher maximum: all u fall by the same.
+    void move(int64_t lane, Real drop, Real decay) {
+        const double d = drop, r = decay;
+        second[lane] = r * (second[lane] + 2 * d * first[lane] + d * d * total[lane]);
+        first[lane] = r * (first[lane] + d * total[lane]);
+        collision[lane] *= r * r;
+        total[lane] *= r;
+    }
+};
+
+// Turn the scores of one vector of rows into weights 2^u, and take them into the sums; in `one_row` the lanes are atoms of
+// the same row and have one maximum. Returns whether outputs decay.
+template <class Real, bool ONE_ROW>
+bool absorb(RowSums<Real>& sums, int64_t lane, int64_t count, int64_t stride, Real* score, Real* decay) {
+    constexpr int64_t L = Lanes<Real>::COUNT;
+    const Vector<Real> old = load(sums.maximum + lane);
+    Vector<Real> even = old, odd = old;
+    int64_t j = 0;
+    for (; j + 2 <= count; j += 2) {
+        even = greatest<Real>(even, load(score + j * stride));
+        odd = greatest<Real>(odd, load(score + (j + 1) * stride));
+    }
+    if (j < count) even = greatest<Real>(even, load(score + j * stride));
+    Vector<Real> maximum = greatest<Real>(even, odd);
+    if (ONE_ROW) {
+        Real most = maximum[0];
+        for (int64_t i = 1; i < L; i++) most = maximum[i] > most ? maximum[i] : most;
+        maximum = all<Real>(most);
+    }
+
+    struct Part {
+        Vector<Real> total{}, first{}, second{}, collision{};
+        void take(Vector<Real> u, Real* at) {
+            const Vector<Real> weight = power_of_two<Real>(u), product = weight * u;
+            store(at, weight);
+            total += weight;
+            first += product;
+            second += product * u;
+            collision += weight * weight;
+        }
+    } a, b;
+    // Atoms too light to matter must not overflow the square.
+    auto below = [&](int64_t at) { return greatest<Real>(all<Real>(Bits<Real>::SMALLEST), load(score + at * stride) - maximum); };
+    for (j = 0; j + 2 <= count; j += 2) {
+        a.take(below(j), score + j * stride);
+        b.take(below(j + 1), score + (j + 1) * stride);
+    }
+    if (j < count) a.take(below(j), score + j * stride);
+
+    const Vector<Real> drop = old - maximum, factor = power_of_two<Real>(drop);
+    Real drops[L], totals[L], firsts[L], seconds[L], collisions[L];
+    store(drops, drop), store(decay, factor), store(sums.maximum + lane, maximum);
+    store(totals, a.total + b.total), store(firsts, a.first + b.first);
+    store(seconds, a.second + b.second), store(collisions, a.collision + b.collision);
+    bool moved = false;
+    for (int64_t i = 0; i < L; i++) moved = moved || drops[i] < 0;
+    if (moved)
+        for (int64_t i = 0; i < L; i++) sums.move(lane + i, drops[i], decay[i]);
+    for (int64_t i = 0; i < L; i++) {
+        sums.total[lane + i] += totals[i];
+        sums.first[lane + i] += firsts[i];
+        sums.second[lane + i] += seconds[i];
+        sums.collision[lane + i] += collisions[i];
+    }
+    return moved;
+}
+
+// Up to so many rows are taken one by one: lanes full of atoms are faster than lanes that are mostly padding.
+constexpr int64_t FEW_ROWS = 4;
+
+// A span of rows on its way through the atoms: panels of rows, their sums and their outputs.
+template <class Input, class Real>
+class RowBlock {
+  public:
+    static constexpr int64_t L = Lanes<Real>::COUNT, MOST_PANELS = BLOCK_VECTORS;
+
+    RowBlock(const Rows& call, Arena& arena) : call_(call), value_width_(call.value ? ceil_div(call.value_dim, L) * L : 0) {
+        const int64_t lanes = BLOCK_VECTORS * L;
+        panels_ = arena.take<Panel<Real>>(MOST_PANELS);
+        sums_ = arena.take<RowSums<Real>>(MOST_PANELS);
+        queries_ = arena.take<Real>(lanes * call.dim);
+        score_ = arena.take<Real>(TILE * MOST_LANES);
+        output_ = arena.take<Real>(lanes * value_width_);
+        keys_ = arena.take<Real>(TILE * ceil_div(call.dim, L) * L);
+        values_ = arena.take<Real>(TILE * value_width_);
+    }
+
+    void start(const Span& span) {
+        count_ = 0, first_atom_ = call_.atoms, last_atom_ = 0;
+        one_row_ = span.count <= FEW_ROWS;
+        const int64_t vectors = ceil_div(span.count, L);
+        wide_ = one_row_ ? 1 : ceil_div(vectors, ceil_div(vectors, WIDEST)) * L;
+        for (int64_t done = 0; done < span.count; done += wide_, count_++) {
+            Panel<Real>& panel = panels_[count_];
+            panel.place(call_, span.entry, span.first + done, smaller(wide_, span.count - done));
+            sums_[count_].start(panel, one_row_);
+            first_atom_ = smaller(first_atom_, panel.first_atom), last_atom_ = larger(last_atom_, panel.last_atom);
+            if (one_row_)
+                load_query<Input, Real>(call_, span.entry, span.first + done, call_.scale * LOG2E, queries(count_));
+            else
+                load_queries<Input, Real>(call_, panel, call_.scale * LOG2E, queries(count_));
+        }
+        std::memset(output_, 0, count_ * wide_ * value_width_ * sizeof(Real));
+    }
+
+    // Take in the atoms of a range, as far as the rows see them.
+    void absorb_atoms(int64_t from, int64_t to) {
+        from = larger(from, first_atom_), to = smaller(to, last_atom_);
+        const int64_t entry = panels_[0].entry;
+        for (; from < to; from += TILE) {
+            const int64_t end = smaller(from + TILE, to);
+            const Tile<Real> keys = tile_of<Input, Real>(call_.key, call_.key_batch[entry] + from * call_.key_row, call_.key_row,
+                                                         end - from, call_.dim, false, keys_);
+            Tile<Real> values{};
+            if (value_width_)
+                values = tile_of<Input, Real>(call_.value, call_.value_batch[entry] + from * call_.value_row, call_.value_row,
+                                              end - from, call_.value_dim, true, values_);
+            for (int64_t p = 0; p < count_; p++) {
+                // Only what this panel sees of the tile.
+                const int64_t start = larger(from, panels_[p].first_atom), stop = smaller(end, panels_[p].last_atom);
+                if (start < stop)
+                    tile(p, keys.part(start - from), values.part(start - from), start, stop - start);
+            }
+        }
+    }
+
+    void finish() {
+        for (int64_t p = 0; one_row_ && p < count_; p++) sums_[p].fold();
+    }
+
+    int64_t panels() const { return count_; }
+    const Panel<Real>& panel(int64_t p) const { return panels_[p]; }
+    RowSums<Real>& sums(int64_t p) { return sums_[p]; }
+    Real* output(int64_t p) { return output_ + p * wide_ * value_width_; }
+    int64_t value_width() const { return value_width_; }
+
+  private:
+    void tile(int64_t p, Tile<Real> keys, Tile<Real> values, int64_t from, int64_t count) {
+        const Panel<Real>& panel = panels_[p];
+        const int64_t lanes = panel.lanes;
+        Real decay[MOST_LANES];
+        bool moved = false;
+        if (one_row_) {
+            row_scores<Input, Real>(call_, panel, queries(p), keys, from, count, score_);
+            moved = absorb<Real, true>(sums_[p], 0, ceil_div(count, L), L, score_, decay);
+        } else {
+            tile_scores<Input, Real>(call_, panel, queries(p), keys, from, count, score_);
+            for (int64_t lane = 0; lane < lanes; lane += L)
+                moved = absorb<Real, false>(sums_[p], lane, count, lanes, score_ + lane, decay + lane) || moved;
+        }
+        if (!value_width_) return;
+        Real* output = this->output(p);
+        if (moved)
+            for (int64_t row = 0; row < panel.rows; row++)
+                for (int64_t c = 0; c < value_width_; c += L)
+                    store<Real>(output + row * value_width_ + c, load<Real>(output + row * value_width_ + c) * decay[row]);
+        product<Real, Order::BY_COLUMN>(panel.rows, value_width_ / L, count,
+                                        {score_, one_row_ ? 1 : lanes, values.data, values.stride, output, value_width_}, true);
+    }
+
+    Real* queries(int64_t p) { return queries_ + p * wide_ * call_.dim; }
+
+    const Rows& call_;
+    bool one_row_ = false;  // panels of one row, whose lanes are atoms
+    int64_t value_width_, count_ = 0, wide_ = 0, first_atom_ = 0, last_atom_ = 0;
+    Panel<Real>* panels_;
+    RowSums<Real>* sums_;
+    Real *queries_, *score_, *output_, *keys_, *values_;
+};
+
+// Write the outputs and statistics of one finished row.
+template <class Input, class Real>
+void finish_row(const Forward& call, const RowSums<Real>& sums, int64_t lane, const Real* output, int64_t row) {
+    using Stored = Single<Input>;
+    const int64_t rows = call.rows.batch * call.rows.groups * call.rows.queries, dim = call.rows.value ? call.rows.value_dim : 0;
+    Stored* statistic = static_cast<Stored*>(call.statistics) + row;
+    Input* to = static_cast<Input*>(call.output) + row * dim;
+    const double maximum = sums.maximum[lane], total = sums.total[lane];
+    if (maximum < 0.5 * ABSENT && total == total) {  // a score that was nan left its mark in the total
+        for (int64_t c = 0; c < dim; c++) to[c] = narrowed<Input, Real>(0);
+        for (int64_t s = 0; s < STATISTICS; s++) statistic[s * rows] = Stored(NAN);
+        return;
+    }
+    const Real inverse = Real(1 / total);
+    for (int64_t c = 0; c < dim; c++) to[c] = narrowed<Input, Real>(output[c] * inverse);
+    const double log_total = std::log(total), offset = sums.first[lane] / total;
+    const double spread = sums.second[lane] / total - offset * offset;
+    statistic[LOG_NORMALIZER * rows] = Stored(LN2 * maximum + log_total);
+    statistic[SCORE_MEAN * rows] = Stored(LN2 * (maximum + offset));
+    statistic[ENTROPY * rows] = Stored(log_total - LN2 * offset);  // total >= 1 and offset <= 0: never negative
+    statistic[SCORE_VARIANCE * rows] = Stored(LN2 * LN2 * (spread < 0 ? 0 : spread));
+    statistic[PEAK * rows] = Stored(1 / total);
+    statistic[COLLISION * rows] = Stored(sums.collision[lane] / (total * total));
+    // The backward pass starts from the maximum as it is stored, so the sums refer to that one.
+    const Stored kept = Stored(maximum);
+    const double lost = maximum - double(kept);
+    statistic[MAXIMUM * rows] = kept;
+    statistic[TOTAL * rows] = Stored(total * std::exp2(lost));
+    statistic[OFFSET * rows] = Stored(offset + lost);
+}
+
+template <class Input, class Real>
+void forward_span(const Forward& call, const Span& span, char* memory) {
+    Arena arena(memory);
+    RowBlock<Input, Real> block(call.rows, arena);
+    block.start(span);
+    block.absorb_atoms(0, call.rows.atoms);
+    block.finish();
+    const int64_t first = span.entry * call.rows.groups * call.rows.queries;
+    for (int64_t p = 0; p < block.panels(); p++)
+        for (int64_t lane = 0; lane < block.panel(p).rows; lane++)
+            finish_row<Input, Real>(call, block.sums(p), lane, block.output(p) + lane * block.value_width(),
+                                    first + block.panel(p).first_row + lane);
+}
+
+// Scores beyond this are computed in double: float32 rounds them by more than 1e-4, and weights with them.
+constexpr double LARGE_SCORE = 1000;
+
+// Whether scores of an entry may be large, by the norms of its longest query and key; one flag for each entry.
+template <class Input>
+void find_large(const Rows& call, bool* large) {
+    if (sizeof(Input) == 8) {
+        for (int64_t entry = 0; entry < call.batch; entry++) large[entry] = false;
+        return;
+    }
+    auto longest = [&](const Input* row, int64_t stride, int64_t count) {
+        double most = 0;
+        for (int64_t i = 0; i < count; i++, row += stride) {
+            float sum[16] = {};
+            for (int64_t c = 0; c < call.dim; c += 16)
+                for (int64_t i = 0; i < smaller(16, call.dim - c); i++) {
+                    const float x = float(widened(row[c + i]));
+                    sum[i] += x * x;
+                }
+            double square = 0;
+            for (float x : sum) square += x;
+            if (!(square <= most)) most = square;  // nan counts as large
+        }
+        return most;
+    };
+    in_parallel(call.batch, call.threads, [&](int64_t entry, int64_t) {
+        const Input *key = static_cast<const Input*>(call.key), *query = static_cast<const Input*>(call.query);
+        double most = 0;
+        for (int64_t group = 0; group < call.groups; group++) {
+            const double own = longest(query + call.query_batch[entry] + call.query_group[group], call.query_row, call.queries);
+            if (!(own <= most)) most = own;
+        }
+        most *= longest(key + call.key_batch[entry], call.key_row, call.atoms);
+        large[entry] = !(std::fabs(call.scale) * std::sqrt(most) <= LARGE_SCORE);
+    });
+}
+
+// All entries that are computed in this precision.
+template <class Input, class Real>
+int64_t forward_in(const Forward& call, const bool* large, bool wanted) {
+    Arena need;
+    RowBlock<Input, Real>(call.rows, need);
+    const int64_t bytes = need.used();
+    Memory memory(bytes * call.rows.threads);
+    if (!memory.start()) return NO_MEMORY;
+    const Spans spans(call.rows, BLOCK_VECTORS * Lanes<Real>::COUNT);
+    const int64_t count = spans.per_entry();
+    in_parallel(call.rows.batch * count, call.rows.threads, [&](int64_t task, int64_t thread) {
+        if (large[task / count] == wanted)
+            forward_span<Input, Real>(call, spans.at(task / count, task % count), memory.start() + thread * bytes);
+    });
+    return DONE;
+}
+
+// Runs a pass in the precision that each entry needs: the entry alone decides, not what else is in the batch.
+template <class Input, class Pass>
+int64_t by_precision(const Rows& rows, const Pass& pass) {
+    Memory flags(rows.batch);
+    if (!flags.start()) return NO_MEMORY;
+    bool* large = reinterpret_cast<bool*>(flags.start());
+    find_large<Input>(rows, large);
+    bool some[2] = {};
+    for (int64_t entry = 0; entry < rows.batch; entry++) some[large[entry]] = true;
+    using Usual = std::conditional_t<sizeof(Input) == 8, double, float>;
+    int64_t status = DONE;
+    if (some[false]) status = pass(Usual(), large, false);
+    if (some[true] && status == DONE) status = pass(double(), large, true);
+    return status;
+}
+
+template <class Input>
+int64_t forward_of(const Forward& call) {
+    return by_precision<Input>(call.rows, [&](auto real, const bool* large, bool wanted) {
+        return forward_in<Input, decltype(real)>(call, large, wanted);
+    });
+}
+
+}  // namespace massieu::MASSIEU_BUILD

@@ -1,0 +1,52 @@
+"""What a kernel gives back, and what it needs for the way back."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+__all__ = ["Found", "Gradients", "Moments", "Slope"]
+
+
+class Moments(NamedTuple):
+    """Where the backward pass starts from, each ``(batch, groups, queries)``; a row without atoms has nan.
+
+    With u the base-2 scores minus ``maximum`` and p the weights: ``total`` = sum of 2^u, ``offset`` = E_p[u].
+    """
+
+    maximum: Tensor
+    total: Tensor
+    offset: Tensor | None
+
+
+class Found(NamedTuple):
+    """Output ``(batch, groups, queries, value_dim)``, the fields of ``RowStatistics`` in order, and the moments."""
+
+    output: Tensor | None
+    statistics: tuple[Tensor | None, ...]
+    moments: Moments
+
+
+class Slope(NamedTuple):
+    r"""Gradient of a loss in the scores, as coefficients per row, each ``(batch, groups, queries)``.
+
+    .. math:: ds_j = p_j (g \cdot (v_j - o) + constant + linear\, c_j + quadratic\, c_j^2 + weight\, p_j),
+              \qquad c_j = s_j - E[s]
+
+    with g the gradient that reaches the output o.
+    """
+
+    constant: Tensor | None
+    linear: Tensor | None
+    quadratic: Tensor | None
+    weight: Tensor | None
+
+
+class Gradients(NamedTuple):
+    """Gradients in the tensors of a call, each of their shape."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor | None
+    log_weight: Tensor | None

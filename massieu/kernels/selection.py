@@ -1,0 +1,120 @@
+"""Which kernel serves a call: the compiled one where it was built, works and can read the tensors; else torch tiles."""
+
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from massieu.kernels import tiles
+from massieu.kernels.compiled import LIBRARY, Library, serves
+from massieu.kernels.results import Found, Gradients, Moments, Slope
+from massieu.kernels.rows import Inputs, arrange
+
+__all__ = ["backend", "backward", "forward", "mass_count", "retrieve"]
+
+BUILDS = ("avx512", "avx2", "portable")
+FEWEST_SETS = 4
+
+
+def backend() -> str:
+    """Name of the kernel that serves tensors on the processor: "torch", or "compiled" and its instruction set.
+
+    The environment variable ``MASSIEU_KERNEL`` picks one: "torch", "avx512", "avx2" or "portable".
+
+    Example:
+        >>> massieu.kernels.backend().split()[0] in ("torch", "compiled")
+        True
+    """
+    library = loaded()
+    return "torch" if library is None else f"compiled {library.build}"
+
+
+@functools.cache
+def loaded() -> Library | None:
+    """The compiled kernel, once it has shown that it agrees with the torch tiles; None if there is none to use."""
+    wanted = os.environ.get("MASSIEU_KERNEL", "")
+    if wanted not in ("", "torch", *BUILDS):
+        names = ", ".join(("torch", *BUILDS))
+        raise ValueError(f"MASSIEU_KERNEL must be one of {names}, got {wanted}; leave it unset for the fastest")
+    if wanted == "torch" or (not wanted and not LIBRARY.exists()):
+        return None
+    try:
+        library = Library(wanted)
+        check(library)
+    except (OSError, AttributeError, AssertionError, MemoryError) as error:
+        warnings.warn(f"the compiled kernel is not used: {error}; the torch kernel serves instead", stacklevel=2)
+        return None
+    return library
+
+
+def check(library: Library) -> None:
+    """One tiny case with everything in it, forward and backward, against the torch tiles."""
+    inputs = _tiny_case()
+    ours, theirs = library.forward(inputs, 2), tiles.forward(inputs, 2)
+    assert theirs.output is not None
+    statistic = theirs.statistics[0]
+    slope = Slope(statistic, statistic, statistic, statistic)
+    coming = torch.arange(theirs.output.numel(), dtype=torch.float32).cos().view_as(theirs.output)
+    back = (inputs, theirs.moments, slope, theirs.output, coming)
+    mine, other = (kernel.backward(*back, want_log_weight=True) for kernel in (library, tiles))
+    pairs = zip((ours.output, *ours.statistics, *mine), (theirs.output, *theirs.statistics, *other), strict=True)
+    for found, expected in pairs:
+        assert found is not None
+        assert expected is not None
+        if not torch.allclose(found, expected, rtol=1e-4, atol=1e-4, equal_nan=True):
+            raise AssertionError(f"its {library.build} build disagrees with the torch kernel on a small case")
+
+
+def _tiny_case() -> Inputs:
+    wave = torch.arange(2 * 2 * 21 * 19, dtype=torch.float32).mul(0.7).sin().view(2, 2, 21, 19)
+    tensors = wave[:, :, :13], wave[:, :1].cos(), wave[:, :1, :, :11] + 1, wave[0, 0, :13, :1] + wave[0, 0, 0, :1]
+    options = {"sink": torch.tensor([0.5, -0.5]), "lengths": torch.tensor([21, 17])}
+    return arrange(*tensors, **options, scale=0.3, causal=True, window=9).inputs
+
+
+def _kernel(inputs: Inputs) -> Library | ModuleType:
+    library = loaded() if serves(inputs) else None
+    return tiles if library is None else library
+
+
+def forward(inputs: Inputs, level: int) -> Found:
+    """Output and row statistics, with as many powers of the scores as the level says (0, 1 or 2)."""
+    found: Found = _kernel(inputs).forward(inputs, level)
+    return found
+
+
+def retrieve(inputs: Inputs, level: int) -> Found:
+    """As :func:`forward`, for few queries over very many atoms: threads share the atoms and merge what they found.
+
+    The last digits depend on the number of threads.
+    """
+    kernel = _kernel(inputs)
+    return kernel.forward(inputs, level, split_atoms=True) if isinstance(kernel, Library) else forward(inputs, level)
+
+
+def backward(
+    inputs: Inputs,
+    moments: Moments,
+    slope: Slope,
+    output: Tensor | None,
+    grad_output: Tensor | None,
+    *,
+    want_log_weight: bool,
+) -> Gradients:
+    """Gradients in query, key, value and log weight; scores are recomputed."""
+    # The compiled kernel gives every set of log weights to one thread: few sets would leave the others idle.
+    few = want_log_weight and inputs.log_weight is not None and inputs.log_weight.shape[0] < FEWEST_SETS
+    kernel = tiles if few else _kernel(inputs)
+    found: Gradients = kernel.backward(inputs, moments, slope, output, grad_output, want_log_weight=want_log_weight)
+    return found
+
+
+def mass_count(inputs: Inputs, mass: float) -> Tensor:
+    """How many of the heaviest atoms hold the given mass, ``(batch, groups, queries)``, int64."""
+    count: Tensor = _kernel(inputs).mass_count(inputs, mass)
+    return count

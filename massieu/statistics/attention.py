@@ -1,0 +1,215 @@
+"""Attention with the statistics of its rows, and each of them alone."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from massieu import kernels
+from massieu.kernels import Rows
+from massieu.statistics.gradient import Attention
+
+__all__ = ["Attended", "RowStatistics", "attend", "mass_count", "probabilities", "row_statistics"]
+
+
+class RowStatistics(NamedTuple):
+    r"""What one attention row is as a distribution; every field has shape ``(..., queries)``.
+
+    With scores :math:`s_j` (log weights included) and weights :math:`p_j = e^{s_j} / Z`. A row without atoms has
+    nan in every field: average with ``nanmean``. Half-precision inputs give float32 statistics, and scores that may
+    exceed 1000 are computed in float64 whatever comes in.
+
+    Attributes:
+        log_normalizer: :math:`\log Z = \log \sum_j e^{s_j}`.
+        score_mean: :math:`E[s] = \sum_j p_j s_j`.
+        entropy: :math:`H = \log Z - E[s]`, in nats.
+        score_variance: :math:`Var[s]`, the heat capacity at temperature one; None in light statistics.
+        peak: :math:`\max_j p_j`, without gradient.
+        collision: :math:`\sum_j p_j^2`; None in light statistics.
+    """
+
+    log_normalizer: Tensor
+    score_mean: Tensor
+    entropy: Tensor
+    score_variance: Tensor | None
+    peak: Tensor
+    collision: Tensor | None
+
+    @property
+    def perplexity(self) -> Tensor:
+        r""":math:`e^H`, the number of equally likely atoms with the same entropy."""
+        return self.entropy.exp()
+
+    @property
+    def effective_atoms(self) -> Tensor:
+        r""":math:`1 / \sum_j p_j^2`, the effective sample size of the row."""
+        if self.collision is None:
+            raise ValueError('effective_atoms needs full statistics, got light ones; pass statistics="full"')
+        return self.collision.reciprocal()
+
+
+class Attended(NamedTuple):
+    """What attention returns: the output, and its row statistics when they were asked for."""
+
+    output: Tensor
+    statistics: RowStatistics | None
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_weight: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    lengths: Tensor | int | None = None,
+    sink: Tensor | float | None = None,
+    statistics: Literal["full", "light"] | None = "full",
+) -> Attended:
+    r"""Softmax attention with the statistics of every row, in one differentiable pass over tiles.
+
+    .. math:: o_i = \sum_j p_{ij} v_j, \qquad p_{ij} \propto e^{s_{ij}}, \qquad
+              s_{ij} = \mathrm{scale} \, \langle q_i, k_j \rangle + \log h_{ij}
+
+    Nothing of size queries x atoms outlives one tile, forward or backward. Gradients flow to query, key, value,
+    log_weight and sink from the output and from every statistic but the peak. Second derivatives
+    (``create_graph=True``) are exact too, but hold the whole matrix of weights.
+
+    For ``scaled_dot_product_attention(query, key, value, attn_mask, is_causal=True, enable_gqa=True)`` write
+    ``attend(query, key, value, log_weight, causal=True).output``; there is no dropout on the weights.
+
+    Args:
+        query: shape ``(..., queries, dim)``, in a model ``(batch, heads, queries, dim)``.
+        key: shape ``(..., atoms, dim)``. Leading axes of size 1 broadcast against those of ``query`` without a copy; on
+            the last of them (the heads) ``query`` may also have a multiple of the size, as in grouped-query attention.
+        value: shape ``(..., atoms, value_dim)``.
+        log_weight: :math:`\log h`, whatever is added to the scores (mask, padding, ALiBi, bias), broadcasting to
+            ``(..., queries, atoms)``. Minus infinity means absent, and so does anything below half of the most
+            negative number of its dtype, or below -3e14. A boolean mask is True where the atom is present.
+        scale: factor of the inner products; one over the square root of dim by default.
+        causal: query ``i`` sees the atoms up to its own position ``i + atoms - queries``: with a cache, queries are
+            the last atoms. (``scaled_dot_product_attention`` aligns them with the first.)
+        window: a query sees only atoms less than ``window`` positions away, on both sides or, if causal, behind it.
+        lengths: number of atoms present, from the first; matches the leading axes from the left, so ``(batch,)``
+            serves ``(batch, heads, queries, dim)``.
+        sink: log weight of one more atom, at the origin and with value zero, that every query sees: an attention sink.
+            Broadcasts to the leading axes, so ``(heads,)`` serves ``(batch, heads, queries, dim)``. It counts in every
+            statistic.
+        statistics: "full", "light" (no variance, no collision) or None.
+
+    Returns:
+        The output, ``(..., queries, value_dim)``, zero for a row without atoms, and its :class:`RowStatistics`.
+
+    Source:
+        "A Probabilistic Interpretation of Transformers", eq. 3 and 5; log weights are its intrinsic measure.
+
+    Example:
+        >>> query, key, value = torch.zeros(3, 2), torch.eye(2), torch.eye(2)
+        >>> attended = attend(query, key, value)
+        >>> attended.output[0], attended.statistics.entropy[0].exp()
+        (tensor([0.5000, 0.5000]), tensor(2.))
+    """
+    if statistics not in ("full", "light", None):
+        raise ValueError(f'statistics must be "full", "light" or None, got {statistics!r}; "full" costs little more')
+    if value is None:
+        raise TypeError("value must be a floating-point tensor, got NoneType; for statistics alone use row_statistics")
+    scale = _default_scale(query) if scale is None else scale
+    rows = kernels.arrange(
+        query, key, value, log_weight, sink=sink, scale=scale, causal=causal, window=window, lengths=lengths
+    )
+    level = {"full": 2, "light": 1, None: 0}[statistics]
+    output, found = _solve(rows, level)
+    assert output is not None
+    return Attended(output, found if level else None)
+
+
+def row_statistics(
+    natural: Tensor,
+    support: Tensor,
+    log_weight: Tensor | None = None,
+    *,
+    scale: float = 1.0,
+    causal: bool = False,
+    window: int | None = None,
+    lengths: Tensor | int | None = None,
+    sink: Tensor | float | None = None,
+) -> RowStatistics:
+    """Statistics of the rows without the output; arguments as in :func:`attend`, but scores are not scaled.
+
+    Example:
+        >>> row_statistics(torch.zeros(1, 2), torch.randn(5, 2)).collision
+        tensor([0.2000])
+    """
+    rows = kernels.arrange(
+        natural, support, None, log_weight, sink=sink, scale=scale, causal=causal, window=window, lengths=lengths
+    )
+    return _solve(rows, 2)[1]
+
+
+def mass_count(
+    query: Tensor,
+    key: Tensor,
+    mass: float = 0.9,
+    log_weight: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    lengths: Tensor | int | None = None,
+    sink: Tensor | float | None = None,
+) -> Tensor:
+    r"""The smallest number of atoms that together hold the given mass of the row, int64 ``(..., queries)``.
+
+    Arguments as in :func:`attend`. A row without atoms counts zero.
+
+    Source:
+        Ramsauer et al. 2020, section 3: heads are classed by this number at mass 0.9.
+
+    Example:
+        >>> mass_count(torch.zeros(1, 2), torch.randn(10, 2), mass=0.9)
+        tensor([9])
+    """
+    if not isinstance(mass, (int, float)) or not 0 < mass <= 1:
+        got = mass if isinstance(mass, (int, float)) else type(mass).__name__
+        raise ValueError(f"mass must be a number in (0, 1], got {got}; 0.9 asks for nine tenths of the attention")
+    scale = _default_scale(query) if scale is None else scale
+    rows = kernels.arrange(
+        query, key, None, log_weight, sink=sink, scale=scale, causal=causal, window=window, lengths=lengths
+    )
+    with torch.no_grad():
+        return rows.restore(kernels.mass_count(rows.inputs, float(mass)))
+
+
+def probabilities(scores: Tensor, log_weight: Tensor | None = None) -> Tensor:
+    r"""The weights :math:`p_{ij} = e^{s_{ij}} / Z_i` themselves, for small problems that need all of them.
+
+    Args:
+        scores: shape ``(..., queries, atoms)``.
+        log_weight: broadcasts to the same shape; minus infinity means absent.
+
+    Returns:
+        Weights of the same shape; a row without atoms is zero.
+
+    Example:
+        >>> probabilities(torch.tensor([[0.0, 0.0]]), torch.tensor([0.0, -torch.inf]))
+        tensor([[1., 0.]])
+    """
+    if log_weight is not None:
+        scores = scores + log_weight
+    empty = (scores == -torch.inf).all(-1, keepdim=True)
+    return torch.softmax(scores.masked_fill(empty, 0.0), dim=-1).masked_fill(empty, 0.0)
+
+
+def _default_scale(query: Tensor) -> float:
+    shape = getattr(query, "shape", None)
+    return float(shape[-1]) ** -0.5 if shape and shape[-1] else 1.0
+
+
+def _solve(rows: Rows, level: int) -> tuple[Tensor | None, RowStatistics]:
+    found = Attention.apply(*rows.inputs, level)  # type: ignore[no-untyped-call]
+    output, *fields = (None if x is None else rows.restore(x) for x in found[:7])
+    return output, RowStatistics(*fields)  # type: ignore[arg-type]  # a level that leaves fields out is not named
