@@ -11,6 +11,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from massieu import kernels as kernels
+    from massieu import nn as nn
     from massieu.duality import Inversion, Proximal, bregman, conjugate, natural_from_mean, natural_gradient, prox
     from massieu.measures import (
         Ball,
@@ -69,9 +71,12 @@ __all__ = [
 
 # Names are looked up on first use, so that the command line answers without waiting for torch.
 _HOMES = ("statistics", "measures", "duality")
+_SUBMODULES = ("kernels", "nn")
 
 
 def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return importlib.import_module(f"massieu.{name}")
     if name in __all__:
         for home in _HOMES:
             module = importlib.import_module(f"massieu.{home}")
@@ -81,4 +86,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_SUBMODULES})

@@ -24,7 +24,9 @@ class GradientBlock {
     static constexpr int64_t L = Lanes<Real>::COUNT, LANES = BACKWARD_VECTORS * L, PANELS = BACKWARD_VECTORS;
 
     GradientBlock(const Backward& call, Arena& arena)
-        : call_(call), rows_(call.rows), width_(ceil_div(rows_.dim, L) * L),
+        : call_(call),
+          rows_(call.rows),
+          width_(ceil_div(rows_.dim, L) * L),
           value_width_(call.grad_output ? ceil_div(rows_.value_dim, L) * L : 0) {
         panels_ = arena.take<Panel<Real>>(PANELS);
         slopes_ = arena.take<RowSlopes<Real>>(PANELS);
@@ -87,7 +89,8 @@ class GradientBlock {
             for (int64_t c = 0; c < width_; c++)
                 row[c] = real && c < rows_.dim ? Real(widened(query[c])) * Real(rows_.scale) : Real(0);
             Real* coming = coming_rows_ + (first + lane) * value_width_;
-            const Input* gradient = static_cast<const Input*>(call_.grad_output) + (row_index(panel) + smaller(lane, panel.rows - 1)) * rows_.value_dim;
+            const Input* gradient = static_cast<const Input*>(call_.grad_output) +
+                                    (row_index(panel) + smaller(lane, panel.rows - 1)) * rows_.value_dim;
             for (int64_t c = 0; c < value_width_; c++) {
                 coming[c] = real && c < rows_.value_dim ? Real(widened(gradient[c])) : Real(0);
                 coming_columns_[first * value_width_ + c * panel.lanes + lane] = coming[c];
@@ -100,7 +103,8 @@ class GradientBlock {
         const int64_t all_rows = rows_.batch * rows_.groups * rows_.queries;
         for (int64_t lane = 0; lane < panel.lanes; lane++) {
             const int64_t row = row_index(panel) + lane;
-            const Stored *statistic = static_cast<const Stored*>(call_.statistics) + row, *coefficient = static_cast<const Stored*>(call_.coefficients) + row;
+            const Stored *statistic = static_cast<const Stored*>(call_.statistics) + row,
+                         *coefficient = static_cast<const Stored*>(call_.coefficients) + row;
             if (lane >= panel.rows || !(statistic[TOTAL * all_rows] > 0)) {  // nobody's row, or one without atoms
                 slopes.maximum[lane] = Real(-ABSENT);
                 slopes.inverse[lane] = slopes.offset[lane] = slopes.constant[lane] = 0;
@@ -123,23 +127,32 @@ class GradientBlock {
         }
     }
 
-    void tile(int64_t p, Tile<Real> keys, Tile<Real> values, int64_t from, int64_t count, Real* grad_key, Real* grad_value) {
+    void tile(int64_t p, Tile<Real> keys, Tile<Real> values, int64_t from, int64_t count, Real* grad_key,
+              Real* grad_value) {
         const Panel<Real>& panel = panels_[p];
         const int64_t lanes = panel.lanes, first = p * wide_;
         tile_scores<Input, Real>(rows_, panel, query_columns_ + first * width_, keys, from, count, score_);
         if (value_width_)
-            product<Real, Order::BY_ROW>(count, panel.vectors, rows_.value_dim, {values.data, values.stride, coming_columns_ + first * value_width_, lanes, slope_, lanes}, false);
+            product<Real, Order::BY_ROW>(
+                count, panel.vectors, rows_.value_dim,
+                {values.data, values.stride, coming_columns_ + first * value_width_, lanes, slope_, lanes}, false);
         for (int64_t lane = 0; lane < lanes; lane += L) weigh(slopes_[p], lane, count, lanes);
         if (call_.grad_weight) add_weight_gradient(panel, from, count);
         if (value_width_)
-            product<Real, Order::BY_ROW>(count, value_width_ / L, lanes, {score_, lanes, coming_rows_ + first * value_width_, value_width_, grad_value, value_width_}, true);
-        product<Real, Order::BY_ROW>(count, width_ / L, lanes, {slope_, lanes, query_rows_ + first * width_, width_, grad_key, width_}, true);
-        product<Real, Order::BY_COLUMN>(panel.rows, width_ / L, count, {slope_, lanes, keys.data, keys.stride, grad_query_ + first * width_, width_}, true);
+            product<Real, Order::BY_ROW>(
+                count, value_width_ / L, lanes,
+                {score_, lanes, coming_rows_ + first * value_width_, value_width_, grad_value, value_width_}, true);
+        product<Real, Order::BY_ROW>(count, width_ / L, lanes,
+                                     {slope_, lanes, query_rows_ + first * width_, width_, grad_key, width_}, true);
+        product<Real, Order::BY_COLUMN>(panel.rows, width_ / L, count,
+                                        {slope_, lanes, keys.data, keys.stride, grad_query_ + first * width_, width_},
+                                        true);
     }
 
     // Scores become weights, and what came through the values becomes the gradient of the scores.
     void weigh(const RowSlopes<Real>& slopes, int64_t lane, int64_t count, int64_t lanes) {
-        const Vector<Real> maximum = load(slopes.maximum + lane), inverse = load(slopes.inverse + lane), offset = load(slopes.offset + lane);
+        const Vector<Real> maximum = load(slopes.maximum + lane), inverse = load(slopes.inverse + lane),
+                           offset = load(slopes.offset + lane);
         const Vector<Real> constant = load(slopes.constant + lane), linear = load(slopes.linear + lane);
         const Vector<Real> quadratic = load(slopes.quadratic + lane), collision = load(slopes.weight + lane);
         for (int64_t j = 0; j < count; j++) {
@@ -157,7 +170,8 @@ class GradientBlock {
         for (int64_t lane = 0; lane < panel.rows; lane++) {
             const int64_t row = panel.first_row + lane, group = row / rows_.queries, query = row % rows_.queries;
             auto* to = static_cast<Single<Input>*>(call_.grad_weight) + call_.grad_weight_batch[panel.entry] +
-                       group * call_.grad_weight_group + query * call_.grad_weight_query + from * call_.grad_weight_atom;
+                       group * call_.grad_weight_group + query * call_.grad_weight_query +
+                       from * call_.grad_weight_atom;
             for (int64_t j = 0; j < count; j++)
                 to[j * call_.grad_weight_atom] += Single<Input>(slope_[j * panel.lanes + lane]);
         }
@@ -182,7 +196,8 @@ class GradientBlock {
     int64_t width_, value_width_, count_ = 0, wide_ = 0, first_atom_ = 0, last_atom_ = 0;
     Panel<Real>* panels_;
     RowSlopes<Real>* slopes_;
-    Real *query_columns_, *query_rows_, *coming_columns_, *coming_rows_, *grad_query_, *score_, *slope_, *keys_, *values_;
+    Real *query_columns_, *query_rows_, *coming_columns_, *coming_rows_, *grad_query_, *score_, *slope_, *keys_,
+        *values_;
 };
 
 // Gradients of one entry or part of it; `parts` of them are added up before they are written.
@@ -192,7 +207,8 @@ struct Collected {
     int64_t width, value_width;
 
     Collected(const Backward& call_)
-        : call(call_), width(ceil_div(call.rows.dim, Lanes<Real>::COUNT) * Lanes<Real>::COUNT),
+        : call(call_),
+          width(ceil_div(call.rows.dim, Lanes<Real>::COUNT) * Lanes<Real>::COUNT),
           value_width(call.grad_output ? ceil_div(call.rows.value_dim, Lanes<Real>::COUNT) * Lanes<Real>::COUNT : 0) {}
     int64_t size() const { return ceil_div(call.rows.atoms * (width + value_width), 16) * 16; }
     Real* values(Real* part) const { return part + call.rows.atoms * width; }
@@ -234,7 +250,8 @@ int64_t backward_in(const Backward& call, const bool* large, bool wanted) {
     const Collected<Input, Real> layout(call);
     const int64_t bytes = need.used(), size = layout.size();
     const int64_t parts = call.grad_weight ? 1 : ceil_div(WANTED_TASKS, rows.batch);
-    // A part keeps what it collected until its entry is whole; whole entries write at once and need one place per thread.
+    // A part keeps what it collected until its entry is whole; whole entries write at once and need one place per
+    // thread.
     const int64_t places = parts > 1 ? rows.batch * parts : rows.threads;
     Memory memory(bytes * rows.threads), collected(places * size * int64_t(sizeof(Real)));
     if (!memory.start() || !collected.start()) return NO_MEMORY;
@@ -256,7 +273,8 @@ int64_t backward_in(const Backward& call, const bool* large, bool wanted) {
         });
         return DONE;
     }
-    in_parallel(rows.batch * parts, rows.threads, [&](int64_t task, int64_t thread) { run(task / parts, task % parts, thread); });
+    in_parallel(rows.batch * parts, rows.threads,
+                [&](int64_t task, int64_t thread) { run(task / parts, task % parts, thread); });
     if (parts > 1)
         for (int64_t entry = 0; entry < rows.batch; entry++)
             if (large[entry] == wanted) layout.write(place + entry * parts * size, parts, entry);

@@ -11,10 +11,14 @@ namespace MASSIEU_BUILD {
 template <class Pass>
 int64_t by_type(const Rows& rows, const Pass& pass) {
     switch (rows.type) {
-        case FLOAT32: return pass(float());
-        case BFLOAT16: return pass(bfloat16());
-        case FLOAT64: return pass(double());
-        default: return BAD_ARGUMENT;
+        case FLOAT32:
+            return pass(float());
+        case BFLOAT16:
+            return pass(bfloat16());
+        case FLOAT64:
+            return pass(double());
+        default:
+            return BAD_ARGUMENT;
     }
 }
 

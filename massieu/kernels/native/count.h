@@ -41,8 +41,9 @@ class MassCount {
         kept_ = 0;
         for (int64_t from = panel_->first_atom; from < panel_->last_atom; from += TILE) {
             const int64_t size = smaller(TILE, panel_->last_atom - from);
-            const Tile<Real> keys = tile_of<Input, Real>(rows_.key, rows_.key_batch[span_entry()] + from * rows_.key_row,
-                                                         rows_.key_row, size, rows_.dim, false, keys_);
+            const Tile<Real> keys =
+                tile_of<Input, Real>(rows_.key, rows_.key_batch[span_entry()] + from * rows_.key_row, rows_.key_row,
+                                     size, rows_.dim, false, keys_);
             tile_scores<Input, Real>(rows_, *panel_, queries_, keys, from, size, weight_ + kept_ * L);
             kept_ += size;
         }
@@ -105,8 +106,9 @@ class MassCount {
             std::memcpy(&weight, &low[lane], sizeof weight);
             const int64_t tied = light.atoms[lane] - heavy.atoms[lane];
             const double missing = needed[lane] - heavy.mass[lane];
-            found_[lane] = tied <= 1 || !(weight > 0) ? light.atoms[lane]
-                                                      : heavy.atoms[lane] + smaller(tied, int64_t(std::ceil(missing / weight)));
+            found_[lane] = tied <= 1 || !(weight > 0)
+                               ? light.atoms[lane]
+                               : heavy.atoms[lane] + smaller(tied, int64_t(std::ceil(missing / weight)));
         }
     }
 

@@ -1,4 +1,5 @@
-// The functions that the library exports. They check what could crash, and call the best build that this processor runs.
+// The functions that the library exports. They check what could crash, and call the best build that this processor
+// runs.
 #include <cstring>
 
 #include "builds.h"
@@ -27,8 +28,8 @@ static const Build* best_build(const char* limit) {
     const bool any = !limit || !*limit;
 #ifdef MASSIEU_X86
     __builtin_cpu_init();
-    if ((any || !std::strcmp(limit, "avx512")) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+    if ((any || !std::strcmp(limit, "avx512")) && __builtin_cpu_supports("avx512f") &&
+        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
         return &builds::avx512;
     if ((any || !std::strcmp(limit, "avx2")) && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
         return &builds::avx2;

@@ -8,8 +8,8 @@
 
 namespace massieu::MASSIEU_BUILD {
 
-// What is known of the rows of a panel after some of their atoms, with u = score - maximum in base 2. A row is summed in
-// double: it may have a million atoms.
+// What is known of the rows of a panel after some of their atoms, with u = score - maximum in base 2. A row is summed
+// in double: it may have a million atoms.
 template <class Real>
 struct RowSums {
     Real maximum[MOST_LANES];
@@ -42,8 +42,8 @@ struct RowSums {
     }
 };
 
-// Turn the scores of one vector of rows into weights 2^u, and take them into the sums; in `one_row` the lanes are atoms of
-// the same row and have one maximum. Returns whether outputs decay.
+// Turn the scores of one vector of rows into weights 2^u, and take them into the sums; in `one_row` the lanes are atoms
+// of the same row and have one maximum. Returns whether outputs decay.
 template <class Real, bool ONE_ROW>
 bool absorb(RowSums<Real>& sums, int64_t lane, int64_t count, int64_t stride, Real* score, Real* decay) {
     constexpr int64_t L = Lanes<Real>::COUNT;
@@ -72,20 +72,30 @@ bool absorb(RowSums<Real>& sums, int64_t lane, int64_t count, int64_t stride, Re
             second += product * u;
             collision += weight * weight;
         }
-    } a, b;
+        void add(const Part& other) {
+            total += other.total, first += other.first, second += other.second, collision += other.collision;
+        }
+    } a, b, sum;
     // Atoms too light to matter must not overflow the square.
-    auto below = [&](int64_t at) { return greatest<Real>(all<Real>(Bits<Real>::SMALLEST), load(score + at * stride) - maximum); };
-    for (j = 0; j + 2 <= count; j += 2) {
-        a.take(below(j), score + j * stride);
-        b.take(below(j + 1), score + (j + 1) * stride);
+    auto below = [&](int64_t at) {
+        return greatest<Real>(all<Real>(Bits<Real>::SMALLEST), load(score + at * stride) - maximum);
+    };
+    // Sums of sums: one long sum of equal weights would round the same way at every step.
+    for (j = 0; j + 2 <= count;) {
+        for (const int64_t stop = smaller(count - 1, j + 16); j < stop; j += 2) {
+            a.take(below(j), score + j * stride);
+            b.take(below(j + 1), score + (j + 1) * stride);
+        }
+        a.add(b), sum.add(a);
+        a = b = Part();
     }
-    if (j < count) a.take(below(j), score + j * stride);
+    if (j < count) sum.take(below(j), score + j * stride);
 
     const Vector<Real> drop = old - maximum, factor = power_of_two<Real>(drop);
     Real drops[L], totals[L], firsts[L], seconds[L], collisions[L];
     store(drops, drop), store(decay, factor), store(sums.maximum + lane, maximum);
-    store(totals, a.total + b.total), store(firsts, a.first + b.first);
-    store(seconds, a.second + b.second), store(collisions, a.collision + b.collision);
+    store(totals, sum.total), store(firsts, sum.first);
+    store(seconds, sum.second), store(collisions, sum.collision);
     bool moved = false;
     for (int64_t i = 0; i < L; i++) moved = moved || drops[i] < 0;
     if (moved)
@@ -108,7 +118,8 @@ class RowBlock {
   public:
     static constexpr int64_t L = Lanes<Real>::COUNT, MOST_PANELS = BLOCK_VECTORS;
 
-    RowBlock(const Rows& call, Arena& arena) : call_(call), value_width_(call.value ? ceil_div(call.value_dim, L) * L : 0) {
+    RowBlock(const Rows& call, Arena& arena)
+        : call_(call), value_width_(call.value ? ceil_div(call.value_dim, L) * L : 0) {
         const int64_t lanes = BLOCK_VECTORS * L;
         panels_ = arena.take<Panel<Real>>(MOST_PANELS);
         sums_ = arena.take<RowSums<Real>>(MOST_PANELS);
@@ -143,17 +154,16 @@ class RowBlock {
         const int64_t entry = panels_[0].entry;
         for (; from < to; from += TILE) {
             const int64_t end = smaller(from + TILE, to);
-            const Tile<Real> keys = tile_of<Input, Real>(call_.key, call_.key_batch[entry] + from * call_.key_row, call_.key_row,
-                                                         end - from, call_.dim, false, keys_);
+            const Tile<Real> keys = tile_of<Input, Real>(call_.key, call_.key_batch[entry] + from * call_.key_row,
+                                                         call_.key_row, end - from, call_.dim, false, keys_);
             Tile<Real> values{};
             if (value_width_)
-                values = tile_of<Input, Real>(call_.value, call_.value_batch[entry] + from * call_.value_row, call_.value_row,
-                                              end - from, call_.value_dim, true, values_);
+                values = tile_of<Input, Real>(call_.value, call_.value_batch[entry] + from * call_.value_row,
+                                              call_.value_row, end - from, call_.value_dim, true, values_);
             for (int64_t p = 0; p < count_; p++) {
                 // Only what this panel sees of the tile.
                 const int64_t start = larger(from, panels_[p].first_atom), stop = smaller(end, panels_[p].last_atom);
-                if (start < stop)
-                    tile(p, keys.part(start - from), values.part(start - from), start, stop - start);
+                if (start < stop) tile(p, keys.part(start - from), values.part(start - from), start, stop - start);
             }
         }
     }
@@ -187,9 +197,11 @@ class RowBlock {
         if (moved)
             for (int64_t row = 0; row < panel.rows; row++)
                 for (int64_t c = 0; c < value_width_; c += L)
-                    store<Real>(output + row * value_width_ + c, load<Real>(output + row * value_width_ + c) * decay[row]);
-        product<Real, Order::BY_COLUMN>(panel.rows, value_width_ / L, count,
-                                        {score_, one_row_ ? 1 : lanes, values.data, values.stride, output, value_width_}, true);
+                    store<Real>(output + row * value_width_ + c,
+                                load<Real>(output + row * value_width_ + c) * decay[row]);
+        product<Real, Order::BY_COLUMN>(
+            panel.rows, value_width_ / L, count,
+            {score_, one_row_ ? 1 : lanes, values.data, values.stride, output, value_width_}, true);
     }
 
     Real* queries(int64_t p) { return queries_ + p * wide_ * call_.dim; }
@@ -206,7 +218,8 @@ class RowBlock {
 template <class Input, class Real>
 void finish_row(const Forward& call, const RowSums<Real>& sums, int64_t lane, const Real* output, int64_t row) {
     using Stored = Single<Input>;
-    const int64_t rows = call.rows.batch * call.rows.groups * call.rows.queries, dim = call.rows.value ? call.rows.value_dim : 0;
+    const int64_t rows = call.rows.batch * call.rows.groups * call.rows.queries,
+                  dim = call.rows.value ? call.rows.value_dim : 0;
     Stored* statistic = static_cast<Stored*>(call.statistics) + row;
     Input* to = static_cast<Input*>(call.output) + row * dim;
     const double maximum = sums.maximum[lane], total = sums.total[lane];
@@ -276,7 +289,8 @@ void find_large(const Rows& call, bool* large) {
         const Input *key = static_cast<const Input*>(call.key), *query = static_cast<const Input*>(call.query);
         double most = 0;
         for (int64_t group = 0; group < call.groups; group++) {
-            const double own = longest(query + call.query_batch[entry] + call.query_group[group], call.query_row, call.queries);
+            const double own =
+                longest(query + call.query_batch[entry] + call.query_group[group], call.query_row, call.queries);
             if (!(own <= most)) most = own;
         }
         most *= longest(key + call.key_batch[entry], call.key_row, call.atoms);

@@ -26,7 +26,8 @@ void in_parallel(int64_t count, int64_t threads, const Body& body) {
     } work{body, count};
     auto run = [](void* context, int64_t thread) {
         Work& shared = *static_cast<Work*>(context);
-        for (int64_t i; (i = shared.next.fetch_add(1, std::memory_order_relaxed)) < shared.count;) shared.body(i, thread);
+        for (int64_t i; (i = shared.next.fetch_add(1, std::memory_order_relaxed)) < shared.count;)
+            shared.body(i, thread);
     };
     on_threads(smaller(threads, count), run, &work);
 }

@@ -9,7 +9,10 @@ enum class Order { BY_ROW, BY_COLUMN };  // A(r, k) = a[r * stride + k], or a[k 
 // How many rows go with so many vectors of columns, so that sums and operands fill the registers and no more.
 constexpr int rows_with(int vectors) {
     constexpr bool many = MASSIEU_VECTOR_BYTES == 64;  // 32 registers, else 16
-    return vectors >= 4 ? (many ? 6 : 2) : vectors == 3 ? (many ? 8 : 4) : vectors == 2 ? (many ? 12 : 6) : (many ? 16 : 8);
+    return vectors >= 4   ? (many ? 6 : 2)
+           : vectors == 3 ? (many ? 8 : 4)
+           : vectors == 2 ? (many ? 12 : 6)
+                          : (many ? 16 : 8);
 }
 // The widest block of columns that is still efficient.
 constexpr int64_t WIDEST = MASSIEU_VECTOR_BYTES == 64 ? 4 : 3;
@@ -90,10 +93,18 @@ void product(int64_t rows, int64_t vectors, int64_t depth, Operands<Real> x, boo
             // Five vectors go as three and two, not as four and one.
             const int64_t wide = left <= WIDEST ? left : left < 2 * WIDEST ? ceil_div(left, 2) : WIDEST;
             switch (wide) {
-                case 1: columns<Real, ORDER, 1>(rows, part, deep, add); break;
-                case 2: columns<Real, ORDER, 2>(rows, part, deep, add); break;
-                case 3: columns<Real, ORDER, 3>(rows, part, deep, add); break;
-                default: columns<Real, ORDER, 4>(rows, part, deep, add); break;
+                case 1:
+                    columns<Real, ORDER, 1>(rows, part, deep, add);
+                    break;
+                case 2:
+                    columns<Real, ORDER, 2>(rows, part, deep, add);
+                    break;
+                case 3:
+                    columns<Real, ORDER, 3>(rows, part, deep, add);
+                    break;
+                default:
+                    columns<Real, ORDER, 4>(rows, part, deep, add);
+                    break;
             }
             part.b += wide * L;
             part.c += wide * L;

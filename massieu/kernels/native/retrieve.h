@@ -8,7 +8,8 @@ namespace massieu::MASSIEU_BUILD {
 
 // Take in what another part of the atoms did to the same rows.
 template <class Real>
-void merge(RowSums<Real>& sums, Real* output, RowSums<Real>& other, const Real* other_output, int64_t rows, int64_t width) {
+void merge(RowSums<Real>& sums, Real* output, RowSums<Real>& other, const Real* other_output, int64_t rows,
+           int64_t width) {
     for (int64_t lane = 0; lane < rows; lane++) {
         const Real maximum = sums.maximum[lane] > other.maximum[lane] ? sums.maximum[lane] : other.maximum[lane];
         const Real drop = sums.maximum[lane] - maximum, other_drop = other.maximum[lane] - maximum;
@@ -33,18 +34,22 @@ bool retrieve_span(const Forward& call, const Rows* rows, const Span& span, char
         block->absorb_atoms(part * size, smaller((part + 1) * size, call.rows.atoms));
         block->finish();
     });
-    auto block_of = [&](int64_t part) -> RowBlock<Input, Real>& { return *reinterpret_cast<RowBlock<Input, Real>*>(memory + part * bytes); };
+    auto block_of = [&](int64_t part) -> RowBlock<Input, Real>& {
+        return *reinterpret_cast<RowBlock<Input, Real>*>(memory + part * bytes);
+    };
     RowBlock<Input, Real>& block = block_of(0);
     bool fits = true;
     for (int64_t p = 0; p < block.panels(); p++) {
         const Panel<Real>& panel = block.panel(p);
         for (int64_t part = 1; part < parts; part++)
-            merge(block.sums(p), block.output(p), block_of(part).sums(p), block_of(part).output(p), panel.rows, block.value_width());
+            merge(block.sums(p), block.output(p), block_of(part).sums(p), block_of(part).output(p), panel.rows,
+                  block.value_width());
         const int64_t first = span.entry * call.rows.groups * call.rows.queries + panel.first_row;
         for (int64_t lane = 0; lane < panel.rows; lane++) {
             const double maximum = block.sums(p).maximum[lane];
             fits = fits && !(std::fabs(maximum) > LARGE_SCORE * LOG2E && maximum > 0.5 * ABSENT);
-            finish_row<Input, Real>(call, block.sums(p), lane, block.output(p) + lane * block.value_width(), first + lane);
+            finish_row<Input, Real>(call, block.sums(p), lane, block.output(p) + lane * block.value_width(),
+                                    first + lane);
         }
     }
     return fits;
@@ -62,7 +67,8 @@ int64_t retrieve_of(const Forward& call) {
     const int64_t bytes = larger(usual.used(), wide.used());
     Memory memory(bytes * call.rows.threads);
     if (!memory.start()) return NO_MEMORY;
-    const Spans spans(call.rows, BLOCK_VECTORS * Lanes<Usual>::COUNT), half(call.rows, BLOCK_VECTORS * Lanes<double>::COUNT);
+    const Spans spans(call.rows, BLOCK_VECTORS * Lanes<Usual>::COUNT),
+        half(call.rows, BLOCK_VECTORS * Lanes<double>::COUNT);
     for (int64_t entry = 0; entry < call.rows.batch; entry++) {
         bool fits = true;
         for (int64_t index = 0; index < spans.per_entry(); index++)

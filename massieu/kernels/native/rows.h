@@ -10,7 +10,7 @@ namespace massieu::MASSIEU_BUILD {
 
 constexpr double ABSENT = -1e15;  // score of an absent atom: finite, so that no tile ever computes inf - inf
 constexpr double LOG2E = 1.4426950408889634074, LN2 = 0.69314718055994530942;
-constexpr int64_t TILE = 128;         // atoms of a tile: its scores stay in the first cache
+constexpr int64_t TILE = 128;          // atoms of a tile: its scores stay in the first cache
 constexpr int64_t BLOCK_VECTORS = 12;  // vectors of rows that share a tile of atoms
 constexpr int64_t MOST_LANES = WIDEST * Lanes<float>::COUNT;
 
@@ -69,7 +69,8 @@ struct Panel {
         one_weight = true;
         for (int64_t lane = 0; lane < lanes; lane++) {
             // Lanes beyond the last row repeat it; nobody looks at them.
-            const int64_t row = first_row + smaller(lane, rows - 1), group = row / call.queries, query = row % call.queries;
+            const int64_t row = first_row + smaller(lane, rows - 1), group = row / call.queries,
+                          query = row % call.queries;
             const int64_t here = query + call.atoms - call.queries;
             int64_t from = 0, to = call.atoms;
             if (call.lengths) to = smaller(to, call.lengths[entry * call.groups + group]);
@@ -81,7 +82,8 @@ struct Panel {
             inner_first = larger(inner_first, from), inner_last = smaller(inner_last, to);
             weight[lane] = group * call.weight_group + query * call.weight_query;
             one_weight = one_weight && weight[lane] == weight[0];
-            sink[lane] = call.sink ? Real(larger_real(call.sink[entry * call.groups + group] * LOG2E, ABSENT)) : Real(2 * ABSENT);
+            sink[lane] = call.sink ? Real(larger_real(call.sink[entry * call.groups + group] * LOG2E, ABSENT))
+                                   : Real(2 * ABSENT);
         }
         if (call.log_weight)
             for (int64_t lane = 0; lane < lanes; lane++) weight[lane] += call.weight_batch[entry];
@@ -105,7 +107,8 @@ struct Tile {
     Tile part(int64_t first) const { return {data + first * stride, stride}; }
 };
 template <class Input, class Real>
-Tile<Real> tile_of(const void* base, int64_t start, int64_t stride, int64_t count, int64_t dim, bool padded, Real* scratch) {
+Tile<Real> tile_of(const void* base, int64_t start, int64_t stride, int64_t count, int64_t dim, bool padded,
+                   Real* scratch) {
     const Input* from = static_cast<const Input*>(base) + start;
     if constexpr (sizeof(Input) == sizeof(Real))
         if (!padded || dim % Lanes<Real>::COUNT == 0) return {from, stride};
@@ -154,7 +157,8 @@ void hide(const Panel<Real>& panel, int64_t from, int64_t start, int64_t stop, R
     for (int64_t j = start; j < stop; j++)
         for (int64_t v = 0; v < panel.lanes; v += L) {
             const Whole<Real> atom = Integer(from + j) - Whole<Real>{};
-            const auto seen = (atom >= *reinterpret_cast<Loose*>(panel.first + v)) & (atom < *reinterpret_cast<Loose*>(panel.last + v));
+            const auto seen = (atom >= *reinterpret_cast<Loose*>(panel.first + v)) &
+                              (atom < *reinterpret_cast<Loose*>(panel.last + v));
             Real* at = score + j * panel.lanes + v;
             store<Real>(at, seen ? load<Real>(at) : all<Real>(Real(ABSENT)));
         }

@@ -53,7 +53,7 @@ struct Bits<float> {
     static constexpr float ROUND = 12582912.0f;  // 1.5 * 2^23: added and taken away, it rounds to a whole number
     static constexpr float SMALLEST = -127.0f;   // 2^SMALLEST comes out as zero
     // 2^f = 1 + f P(f) on [-1/2, 1/2], interpolated at Chebyshev nodes: relative error 5e-9.
-    static constexpr float POWERS[] = {0.693147188026f, 0.240226507606f,   0.0555035711422f,
+    static constexpr float POWERS[] = {0.693147188026f,   0.240226507606f,   0.0555035711422f,
                                        0.00961808255728f, 0.00133908633647f, 0.000154531629451f};
 };
 
@@ -64,10 +64,10 @@ struct Bits<double> {
     static constexpr double ROUND = 6755399441055744.0;  // 1.5 * 2^52
     static constexpr double SMALLEST = -1023.0;
     // As above: relative error 9e-18.
-    static constexpr double POWERS[] = {
-        0.693147180559945309,    0.240226506959100982,    0.0555041086648215943,   0.00961812910760688853,
-        0.00133335581464169353,  0.000154035304417360502, 0.0000152527338298361184, 1.32154425879216897e-6,
-        1.01780624458457735e-7,  7.0725859492692237e-9,   4.45496059818651839e-10};
+    static constexpr double POWERS[] = {0.693147180559945309,     0.240226506959100982,   0.0555041086648215943,
+                                        0.00961812910760688853,   0.00133335581464169353, 0.000154035304417360502,
+                                        0.0000152527338298361184, 1.32154425879216897e-6, 1.01780624458457735e-7,
+                                        7.0725859492692237e-9,    4.45496059818651839e-10};
 };
 
 template <class Real>

@@ -1,0 +1,219 @@
+"""Multi-head softmax attention whose output map may be tied to its scores."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from massieu import statistics
+from massieu.nn.cache import KeyValueCache
+from massieu.nn.graphs import call_eagerly
+from massieu.nn.heads import Heads, unknown
+from massieu.nn.positions import rotate
+from massieu.statistics import Attended
+
+__all__ = ["MeasureAttention", "Tying"]
+
+Tying = Literal["free", "tied", "source"]
+
+
+class MeasureAttention(Heads):
+    r"""Multi-head attention: keys carry a measure, queries are natural parameters, outputs are gradients of log Z.
+
+    With tokens as columns, :math:`A_h = \mathrm{scale} \, W_{Q,h}^\top W_{K,h}` and :math:`B_h = W_{O,h} W_{V,h}`,
+    biases aside,
+
+    .. math:: o_i = \sum_h B_h \sum_j p_{ij}^h x_j, \qquad
+              p_{ij}^h = \frac{e^{x_i^\top A_h x_j + \log h_{ij}}}{Z_h(x_i)}
+
+    The tying says which gradient this is.
+
+    ``"free"``
+        Ordinary attention: in general not a gradient in :math:`x_i` of anything.
+    ``"tied"``
+        :math:`B_h = c_h A_h`: the values are the keys and the output map is the transposed query map, so that
+        :math:`o_i = \nabla_{x_i} \sum_h c_h \log Z_h(x_i)` with the keys held fixed, biases, rotary positions and
+        shared key heads included. The :math:`c_h` are learned (``coefficient``) and start at one.
+    ``"source"``
+        Free values with a learned source :math:`a_h` (``source``, zero at first), which weighs the atoms by
+        :math:`e^{a_h^\top v_j}`. Each head then returns :math:`\partial_a \log \sum_j e^{s_{ij} + a^\top v_j}` at
+        :math:`a = a_h`: a gradient in the source, whatever the values are. At zero this is free attention.
+
+    There is no dropout on the weights, which never exist as a matrix: ``dropout`` acts on the output.
+
+    Args:
+        dim: size of the tokens.
+        num_heads: number of query heads.
+        num_key_heads: number of key heads, a divisor of ``num_heads`` (grouped-query attention).
+        head_dim: size of queries, keys and values; the share of a head in ``dim`` by default.
+        context_dim: size of the tokens of a context, where it differs.
+        bias: whether the projections have biases.
+        tying: see above.
+        causal: each token sees itself and the tokens before it.
+        window: each token sees only tokens less than this many positions away.
+        scale: factor of the inner products; one over the square root of ``head_dim`` by default.
+        rotary: base of rotary positions, such as 10000.0; None for none.
+        dropout: probability of dropping an entry of the output in training.
+        generator: draws the weights.
+
+    Source:
+        "A Probabilistic Interpretation of Transformers", Proposition 1a, with weights. It takes values = keys and
+        leaves heads with weights open (section 5); :math:`B = cA` is when they have a potential, and for free values
+        the gradient is the one in a source.
+
+    Example:
+        >>> layer = MeasureAttention(16, num_heads=4, tying="tied")
+        >>> x = torch.randn(2, 5, 16, requires_grad=True)
+        >>> output, statistics = layer(x, context=x.detach(), return_statistics=True)
+        >>> (slope,) = torch.autograd.grad(statistics.log_normalizer.sum(), x)
+        >>> torch.allclose(output, slope, atol=1e-6)
+        True
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        num_key_heads: int | None = None,
+        head_dim: int | None = None,
+        *,
+        context_dim: int | None = None,
+        bias: bool = True,
+        tying: Tying = "free",
+        causal: bool = False,
+        window: int | None = None,
+        scale: float | None = None,
+        rotary: float | None = None,
+        dropout: float = 0.0,
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if tying not in get_args(Tying):
+            unknown("tying", get_args(Tying), tying)
+        super().__init__(
+            dim,
+            num_heads,
+            num_key_heads,
+            head_dim,
+            context_dim=context_dim,
+            bias=bias,
+            has_values=tying != "tied",
+            causal=causal,
+            window=window,
+            rotary=rotary,
+            dropout=dropout,
+            device=device,
+            dtype=dtype,
+        )
+        self.tying = tying
+        self.scale = self.head_dim**-0.5 if scale is None else scale
+        if tying == "tied":
+            self.coefficient = nn.Parameter(torch.ones(num_heads, device=device, dtype=dtype))
+        if tying == "source":
+            self.source = nn.Parameter(torch.zeros(num_heads, self.head_dim, device=device, dtype=dtype))
+        self.reset_parameters(generator)
+
+    def extra_repr(self) -> str:
+        """The options that the projections do not show."""
+        return f"tying={self.tying!r}, {super().extra_repr()}"
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        log_weight: Tensor | None = None,
+        *,
+        lengths: Tensor | int | None = None,
+        cache: KeyValueCache | None = None,
+        return_statistics: bool = False,
+    ) -> Tensor | Attended:
+        """Attend from the tokens to themselves or to a context.
+
+        Args:
+            x: shape ``(batch, queries, dim)``.
+            context: tokens that give keys and values, ``(batch, atoms, context_dim)``; those of ``x`` by default.
+            log_weight: added to the scores; broadcasts to ``(batch, heads, queries, atoms)``. A boolean mask is True
+                where the atom is present: ``mask[:, None, None, :]`` for padding.
+            lengths: number of atoms present, from the first; ``(batch,)`` or one for all. With the query as last
+                token, ``lengths=tokens - 1`` keeps it out of the keys.
+            cache: keys and values of earlier tokens, which this call extends; the atoms are then all tokens so far.
+            return_statistics: whether to return the statistics of every row too.
+
+        Returns:
+            The output, ``(batch, queries, dim)``, or with statistics ``(output, statistics)``, whose fields have shape
+            ``(batch, heads, queries)``.
+        """
+        self.check_cache(context, cache)
+        query, key, value = self.project(x, context, 0 if cache is None else cache.length)
+        if cache is not None:
+            key, value = cache.append(key, value)
+        value = key if value is None else value
+        if self.tying == "source":
+            log_weight = _add_log_weight(self._tilt(value), log_weight)
+        # The kernel is no torch operation, and taps must hear the call in a compiled model too.
+        heads, rows = call_eagerly(
+            _attend,
+            query,
+            key,
+            value,
+            log_weight,
+            scale=self.scale,
+            causal=self.causal,
+            window=self.window,
+            lengths=lengths,
+            statistics="full" if return_statistics else None,
+        )
+        output = self._pull_back(heads, key.shape[-2]) if self.tying == "tied" else self.finish(heads)
+        return Attended(output, rows) if return_statistics else output
+
+    def new_cache(self, capacity: int = 0) -> KeyValueCache:
+        """An empty cache for this layer."""
+        return KeyValueCache(capacity)
+
+    def matrices(self) -> tuple[Tensor, Tensor]:
+        r"""The maps :math:`A_h` and :math:`B_h` of every head, each ``(heads, dim, context_dim)``, without biases.
+
+        Example:
+            >>> score, output = MeasureAttention(16, num_heads=4, tying="tied").matrices()
+            >>> torch.equal(score, output)
+            True
+        """
+        share = self.num_heads // self.num_key_heads
+        query = self.q_proj.weight.unflatten(0, (self.num_heads, -1))
+        key = self.k_proj.weight.unflatten(0, (self.num_key_heads, -1)).repeat_interleave(share, 0)
+        score = self.scale * torch.einsum("hkd,hke->hde", query, key)
+        if self.v_proj is None or self.out_proj is None:
+            return score, self.coefficient[:, None, None] * score
+        value = self.v_proj.weight.unflatten(0, (self.num_key_heads, -1)).repeat_interleave(share, 0)
+        out = self.out_proj.weight.unflatten(1, (self.num_heads, -1))
+        return score, torch.einsum("dhk,hke->hde", out, value)
+
+    def _tilt(self, value: Tensor) -> Tensor:
+        """The log weights of the source, ``(batch, heads, 1, atoms)``."""
+        source = self.source.unflatten(0, (self.num_key_heads, -1))
+        return torch.einsum("gsk,bgnk->bgsn", source, value).flatten(1, 2).unsqueeze(2)
+
+    def _pull_back(self, mean: Tensor, atoms: int) -> Tensor:
+        """From mean keys to the gradient in the tokens, by the chain rule through the query map."""
+        if self.rotary is not None:
+            mean = rotate(mean, atoms - mean.shape[-2], base=self.rotary, inverse=True)
+        mean = self.scale * self.coefficient[:, None, None] * mean
+        output: Tensor = self.dropout(functional.linear(self.merge(mean), self.q_proj.weight.mT))
+        return output
+
+
+def _add_log_weight(own: Tensor, given: Tensor | None) -> Tensor:
+    if given is None:
+        return own
+    if given.dtype == torch.bool:
+        given = torch.zeros(given.shape, device=given.device, dtype=own.dtype).masked_fill(~given, -torch.inf)
+    return own + given
+
+
+def _attend(*tensors: Any, **options: Any) -> Attended:
+    # By the name in its module, at the time of the call: this is where taps listen.
+    return statistics.attend(*tensors, **options)

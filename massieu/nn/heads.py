@@ -1,0 +1,135 @@
+"""From tokens to heads and back: the projections that every attention of the package shares."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from massieu.nn.positions import rotate
+
+__all__ = ["Heads", "unknown"]
+
+
+class Heads(nn.Module):
+    """Queries, keys and values by heads, rotary positions, and the output map; abstract.
+
+    Weights have the names and shapes of most models: ``q_proj``, ``k_proj``, ``v_proj`` and ``out_proj``, each an
+    ``nn.Linear`` whose rows (columns for the last) are sorted by head.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        num_key_heads: int | None,
+        head_dim: int | None,
+        *,
+        context_dim: int | None,
+        bias: bool,
+        has_values: bool,
+        causal: bool,
+        window: int | None,
+        rotary: float | None,
+        dropout: float,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        key_heads = num_heads if num_key_heads is None else num_key_heads
+        if num_heads < 1 or key_heads < 1 or num_heads % key_heads:
+            raise ValueError(
+                f"num_heads must be a positive multiple of num_key_heads, got {num_heads} and {key_heads};"
+                " each key head serves the same number of query heads"
+            )
+        if head_dim is None and dim % num_heads:
+            raise ValueError(
+                f"dim must be a multiple of num_heads, got {dim} and {num_heads}; or say head_dim yourself"
+            )
+        self.dim = dim
+        self.context_dim = dim if context_dim is None else context_dim
+        self.num_heads, self.num_key_heads = num_heads, key_heads
+        self.head_dim = dim // num_heads if head_dim is None else head_dim
+        self.causal, self.window, self.rotary = causal, window, rotary
+        if rotary is not None and (rotary <= 1 or self.head_dim % 2):
+            raise ValueError(
+                f"rotary must be a base above one and head_dim even, got {rotary} and {self.head_dim};"
+                " 10000.0 is the usual base"
+            )
+
+        def linear(inputs: int, outputs: int) -> nn.Linear:
+            return nn.Linear(inputs, outputs, bias=bias, device=device, dtype=dtype)
+
+        self.q_proj = linear(dim, num_heads * self.head_dim)
+        self.k_proj = linear(self.context_dim, key_heads * self.head_dim)
+        self.v_proj = linear(self.context_dim, key_heads * self.head_dim) if has_values else None
+        self.out_proj = linear(num_heads * self.head_dim, dim) if has_values else None
+        self.dropout = nn.Dropout(dropout)
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Xavier-uniform matrices and zero biases, as in ``nn.MultiheadAttention``."""
+        for projection in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
+            if projection is not None:
+                nn.init.xavier_uniform_(projection.weight, generator=generator)
+                if projection.bias is not None:
+                    nn.init.zeros_(projection.bias)
+
+    def extra_repr(self) -> str:
+        """The options that the projections do not show."""
+        shown = f"num_heads={self.num_heads}, num_key_heads={self.num_key_heads}, causal={self.causal}"
+        return f"{shown}, window={self.window}, rotary={self.rotary}"
+
+    def project(self, x: Tensor, context: Tensor | None, past: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Queries ``(batch, heads, queries, head_dim)``, keys and values ``(batch, key_heads, atoms, head_dim)``.
+
+        Of ``past`` earlier tokens the keys are elsewhere; the queries are the last of the atoms.
+        """
+        self._check(x, "x", self.dim)
+        if context is None and self.context_dim != self.dim:
+            raise ValueError(
+                f"context must have shape (batch, atoms, {self.context_dim}), got None; pass the tokens to attend to"
+            )
+        context = x if context is None else context
+        self._check(context, "context", self.context_dim)
+        query, key = self._split(self.q_proj(x)), self._split(self.k_proj(context))
+        value = None if self.v_proj is None else self._split(self.v_proj(context))
+        if self.rotary is not None:
+            key = rotate(key, past, base=self.rotary)
+            query = rotate(query, past + key.shape[-2] - query.shape[-2], base=self.rotary)
+        return query, key, value
+
+    def merge(self, heads: Tensor) -> Tensor:
+        """``(batch, heads, tokens, head_dim)`` back to ``(batch, tokens, heads * head_dim)``."""
+        return heads.transpose(1, 2).flatten(2)
+
+    def finish(self, heads: Tensor) -> Tensor:
+        """The output map and dropout."""
+        assert self.out_proj is not None
+        output: Tensor = self.dropout(self.out_proj(self.merge(heads)))
+        return output
+
+    def check_cache(self, context: Tensor | None, cache: object) -> None:
+        """One sentence unless a cache makes sense here."""
+        if cache is not None and (context is not None or not self.causal):
+            got = "a context" if self.causal else "causal=False"
+            raise ValueError(
+                f"a cache needs causal self-attention, got {got}; build the layer with causal=True and pass x only"
+            )
+
+    def _split(self, x: Tensor) -> Tensor:
+        heads: Tensor = x.unflatten(-1, (-1, self.head_dim))
+        return heads.transpose(1, 2)
+
+    @staticmethod
+    def _check(x: Tensor, name: str, dim: int) -> None:
+        if x.dim() != 3 or x.shape[-1] != dim:
+            raise ValueError(
+                f"{name} must have shape (batch, tokens, {dim}), got {tuple(x.shape)};"
+                f" for a single sequence pass {name}[None]"
+            )
+
+
+def unknown(name: str, allowed: tuple[object, ...], got: object) -> NoReturn:
+    """One sentence for an option that is none of those allowed."""
+    raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {got!r}; check the spelling")

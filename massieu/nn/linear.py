@@ -1,0 +1,206 @@
+"""Linear attention: the weights are inner products, and no softmax normalises them."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from massieu.nn.cache import LinearCache
+from massieu.nn.heads import Heads, unknown
+from massieu.statistics import Attended
+
+__all__ = ["Form", "LinearAttention"]
+
+Form = Literal["sum", "mean", "elu"]
+
+CHUNK = 128  # tokens of a causal sequence whose products are formed at once
+
+
+class LinearAttention(Heads):
+    r"""Attention without softmax: a sum of values, each weighed by the inner product of its key with the query.
+
+    .. math:: o_i = W_O \sum_j h_{ij} \langle k_j, q_i \rangle v_j
+
+    ``"sum"``
+        As written: with set weights, one step of gradient descent on the examples in the context.
+    ``"mean"``
+        Divided by :math:`\sum_j h_{ij}`, for plain masks the number of atoms: with queries, keys and values the tokens
+        themselves, the Hebbian field :math:`\frac1N X X^\top \eta` of a classical Hopfield memory.
+    ``"elu"``
+        With the positive features :math:`\phi = 1 + \mathrm{elu}` of queries and keys, divided by
+        :math:`\sum_j h_{ij} \langle \phi(k_j), \phi(q_i) \rangle`: weights that sum to one.
+
+    Time and memory are linear in the tokens, unless a window is set or ``log_weight`` differs between queries; then
+    the matrix of weights is formed. A causal layer carries a state of fixed size instead of a growing cache. Since the
+    weights are no exponential family, there are no row statistics.
+
+    Args:
+        dim: size of the tokens.
+        num_heads: number of query heads.
+        num_key_heads: number of key heads, a divisor of ``num_heads``.
+        head_dim: size of queries, keys and values; the share of a head in ``dim`` by default.
+        context_dim: size of the tokens of a context, where it differs.
+        bias: whether the projections have biases.
+        form: see above.
+        causal: each token sees itself and the tokens before it.
+        window: each token sees only tokens less than this many positions away.
+        scale: factor of the inner products.
+        rotary: base of rotary positions; not with ``"elu"``, whose features must stay positive.
+        dropout: probability of dropping an entry of the output in training.
+        generator: draws the weights.
+
+    Source:
+        von Oswald et al. 2022, Proposition 1 ("sum"); Ahn et al. 2023 ("mean"); Katharopoulos et al. 2020 ("elu").
+
+    Example:
+        >>> layer = LinearAttention(16, num_heads=4, causal=True)
+        >>> layer(torch.randn(2, 5, 16)).shape
+        torch.Size([2, 5, 16])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 1,
+        num_key_heads: int | None = None,
+        head_dim: int | None = None,
+        *,
+        context_dim: int | None = None,
+        bias: bool = False,
+        form: Form = "sum",
+        causal: bool = False,
+        window: int | None = None,
+        scale: float = 1.0,
+        rotary: float | None = None,
+        dropout: float = 0.0,
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if form not in get_args(Form):
+            unknown("form", get_args(Form), form)
+        if form == "elu" and rotary is not None:
+            raise ValueError(f'form="elu" needs positive features, got rotary={rotary}; use form="sum" or "mean"')
+        super().__init__(
+            dim,
+            num_heads,
+            num_key_heads,
+            head_dim,
+            context_dim=context_dim,
+            bias=bias,
+            has_values=True,
+            causal=causal,
+            window=window,
+            rotary=rotary,
+            dropout=dropout,
+            device=device,
+            dtype=dtype,
+        )
+        self.form = form
+        self.scale = scale
+        self.reset_parameters(generator)
+
+    def extra_repr(self) -> str:
+        """The options that the projections do not show."""
+        return f"form={self.form!r}, {super().extra_repr()}"
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        log_weight: Tensor | None = None,
+        *,
+        lengths: Tensor | int | None = None,
+        cache: LinearCache | None = None,
+        return_statistics: bool = False,
+    ) -> Tensor | Attended:
+        r"""Attend from the tokens to themselves or to a context; a row without atoms gives zero.
+
+        Args:
+            x: shape ``(batch, queries, dim)``.
+            context: tokens that give keys and values, ``(batch, atoms, context_dim)``; those of ``x`` by default.
+            log_weight: :math:`\log h`, broadcasting to ``(batch, heads, queries, atoms)``; a boolean mask is True
+                where the atom is present.
+            lengths: number of atoms present, from the first, ``(batch,)`` or one for all. With the query as last
+                token, ``lengths=tokens - 1`` keeps it out of the keys.
+            cache: sums over earlier tokens, which this call extends.
+            return_statistics: for the interface that all attentions share; the statistics are None.
+
+        Returns:
+            The output, ``(batch, queries, dim)``, or ``(output, None)``.
+        """
+        self.check_cache(context, cache)
+        if cache is not None and not (log_weight is None and lengths is None and self.window is None):
+            raise ValueError(
+                "LinearAttention with a cache must see every token alike, got log_weight, lengths or a window;"
+                " its sums cannot be weighed afterwards, so call it without a cache"
+            )
+        query, key, value = self.project(x, context, 0 if cache is None else cache.length)
+        assert value is not None
+        share = self.num_heads // self.num_key_heads
+        key, value = (heads.repeat_interleave(share, 1) for heads in (key, value))
+        if self.form == "elu":
+            query, key = 1 + functional.elu(query), 1 + functional.elu(key)
+            value = functional.pad(value, (0, 1), value=1.0)  # its sum is the divisor
+        sums, total = self._sum(self.scale * query, key, value, _weight(key, log_weight, lengths), cache)
+        if self.form == "elu":
+            sums, total = sums[..., :-1], sums[..., -1]
+        if self.form != "sum":
+            sums = sums / total.masked_fill(total == 0, 1.0)[..., None]
+        output = self.finish(sums)
+        return Attended(output, None) if return_statistics else output
+
+    def new_cache(self, capacity: int = 0) -> LinearCache:
+        """An empty cache for this layer; its size is fixed."""
+        return LinearCache()
+
+    def _sum(
+        self, query: Tensor, key: Tensor, value: Tensor, weight: Tensor, cache: LinearCache | None
+    ) -> tuple[Tensor, Tensor]:
+        """The weighted sums, ``(batch, heads, queries, value_dim)``, and the sums of the weights alone."""
+        queries, atoms = query.shape[-2], key.shape[-2]
+        if self.window is not None or weight.shape[-2] > 1 or (self.causal and queries != atoms):
+            weight = weight * self._visible(queries, atoms, query.device)
+            return (query @ key.mT * weight) @ value, weight.sum(-1)
+        past = 0 if cache is None else cache.length
+        key = key * weight.mT
+        if not self.causal:
+            return query @ (key.mT @ value), weight.sum(-1)
+        state = None if cache is None else cache.state
+        sums, state = _scan(query, key, value, state)
+        if cache is not None:
+            cache.store(state, atoms)
+        return sums, past + weight.squeeze(-2).cumsum(-1)
+
+    def _visible(self, queries: int, atoms: int, device: torch.device) -> Tensor:
+        """The pairs that causality and window leave; queries are the last of the atoms."""
+        behind = torch.arange(atoms - queries, atoms, device=device)[:, None] - torch.arange(atoms, device=device)
+        seen = behind >= 0 if self.causal else torch.ones_like(behind, dtype=torch.bool)
+        return seen if self.window is None else seen & (behind.abs() < self.window)
+
+
+def _weight(key: Tensor, log_weight: Tensor | None, lengths: Tensor | int | None) -> Tensor:
+    """The measure of the atoms, ``(batch or 1, heads or 1, queries or 1, atoms)``."""
+    weight = torch.ones(1, 1, 1, key.shape[-2], device=key.device, dtype=key.dtype)
+    if log_weight is not None:
+        given = log_weight if log_weight.dtype == torch.bool else log_weight.exp()
+        weight = weight * given.to(key.dtype)
+    if lengths is not None:
+        lengths = torch.as_tensor(lengths, device=key.device)
+        lengths = lengths.reshape(*lengths.shape, *[1] * (4 - lengths.dim()))
+        weight = weight * (torch.arange(key.shape[-2], device=key.device) < lengths)
+    return weight
+
+
+def _scan(query: Tensor, key: Tensor, value: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Causal sums by chunks: products inside a chunk, the state of all before it, and the state at the end."""
+    if state is None:
+        state = key.new_zeros(*key.shape[:2], key.shape[-1], value.shape[-1])
+    parts = []
+    for q, k, v in zip(*(x.split(CHUNK, dim=-2) for x in (query, key, value)), strict=True):
+        parts.append((q @ k.mT).tril() @ v + q @ state)
+        state = state + k.mT @ v
+    return torch.cat(parts, dim=-2), state

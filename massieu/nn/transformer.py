@@ -1,0 +1,312 @@
+"""A transformer, encoder or decoder, over words of a vocabulary or over vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from massieu.nn.attention import MeasureAttention, Tying
+from massieu.nn.block import Activation, Block, FeedForward
+from massieu.nn.cache import KeyValueCache, LinearCache
+from massieu.nn.heads import unknown
+from massieu.nn.initialization import initialize
+from massieu.nn.linear import LinearAttention
+from massieu.nn.norms import Norm, build_norm, normalize
+from massieu.nn.sampling import check_sampling, draw
+from massieu.statistics import RowStatistics
+
+__all__ = ["Cache", "Transformer"]
+
+Attention = Literal["free", "tied", "source", "linear"]
+Positions = Literal["rotary", "learned"]
+Cache = list[KeyValueCache | LinearCache]
+
+
+class Transformer(nn.Module):
+    """A stack of blocks between an embedding and a head.
+
+    Inputs are word numbers when there is a ``vocabulary``, else vectors. As built by default it is a causal language
+    model or sequence model with pre-norm; with ``causal=False`` it is an encoder. Dropout acts on the embedding and
+    on the output of each sublayer.
+
+    Args:
+        dim: size of the hidden states.
+        num_layers: number of blocks.
+        num_heads: number of query heads in each attention.
+        vocabulary: number of words; None for vectors.
+        input_dim: size of input vectors, which a linear map takes to ``dim``; None where they have it already.
+        output_dim: size of outputs. By default the vocabulary, and hidden states for vectors.
+        max_length: the longest sequence, which learned positions need to know.
+        num_key_heads: number of key heads, a divisor of ``num_heads``.
+        head_dim: size of a head; its share in ``dim`` by default.
+        hidden_dim: width of the feed-forward nets, four times ``dim`` by default; 0 leaves them out.
+        activation: ``"gelu"``, ``"gelu_tanh"``, ``"relu"`` or ``"swiglu"``.
+        attention: ``"free"``, ``"tied"`` or ``"source"`` (see :class:`MeasureAttention`) or ``"linear"``, for all
+            layers or one per layer; in place of a name, a module with the methods of these, whose weights stay as
+            they are.
+        causal: whether tokens see only earlier ones.
+        window: each token sees only tokens less than this many positions away.
+        positions: ``"rotary"``, ``"learned"`` or None.
+        rotary_base: base of the rotary positions.
+        norm: ``"layer"``, ``"rms"``, ``"zca"`` (encoders only) or None.
+        norm_eps: floor inside the norms.
+        pre_norm: norms before the sublayers and one before the head, or after each residual sum.
+        bias: whether attention and feed-forward maps have biases.
+        dropout: probability of dropping an entry in training.
+        tie_embedding: whether the head uses the weights of the word embedding.
+        shared_layers: whether one block is applied ``num_layers`` times.
+        generator: draws the weights.
+
+    Source:
+        Vaswani et al. 2017; weights start as in Radford et al. 2019. Shared layers: Lan et al. 2019, and section 4 of
+        "A Probabilistic Interpretation of Transformers", where they are one operator applied repeatedly.
+
+    Example:
+        >>> model = Transformer(32, num_layers=2, num_heads=4, vocabulary=100)
+        >>> logits, statistics = model(torch.randint(100, (3, 7)), return_statistics=True)
+        >>> logits.shape, len(statistics), statistics[0].entropy.shape
+        (torch.Size([3, 7, 100]), 2, torch.Size([3, 4, 7]))
+        >>> model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=4).shape
+        torch.Size([1, 7])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_layers: int,
+        num_heads: int,
+        *,
+        vocabulary: int | None = None,
+        input_dim: int | None = None,
+        output_dim: int | None = None,
+        max_length: int | None = None,
+        num_key_heads: int | None = None,
+        head_dim: int | None = None,
+        hidden_dim: int | None = None,
+        activation: Activation = "gelu",
+        attention: Attention | Sequence[Attention | nn.Module] = "free",
+        causal: bool = True,
+        window: int | None = None,
+        positions: Positions | None = "rotary",
+        rotary_base: float = 10000.0,
+        norm: Norm | None = "layer",
+        norm_eps: float = 1e-5,
+        pre_norm: bool = True,
+        bias: bool = True,
+        dropout: float = 0.0,
+        tie_embedding: bool = True,
+        shared_layers: bool = False,
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if vocabulary is not None and input_dim is not None:
+            raise ValueError(
+                f"inputs are words or vectors, got vocabulary={vocabulary} and input_dim={input_dim}; pass only one"
+            )
+        if positions not in (*get_args(Positions), None):
+            unknown("positions", (*get_args(Positions), None), positions)
+        if positions == "learned" and max_length is None:
+            raise ValueError("learned positions need max_length, got None; pass the length of the longest sequence")
+        if norm == "zca" and causal:
+            raise ValueError(
+                'norm="zca" looks at all tokens, got causal=True; pass causal=False, or norm="layer" or "rms"'
+            )
+        self.dim, self.num_layers, self.vocabulary, self.max_length = dim, num_layers, vocabulary, max_length
+        self.input_dim = dim if input_dim is None else input_dim
+        self.causal = causal
+        self.embedding: nn.Module | None = None
+        if vocabulary is not None:
+            self.embedding = nn.Embedding(vocabulary, dim, device=device, dtype=dtype)
+        elif input_dim is not None:
+            self.embedding = nn.Linear(input_dim, dim, device=device, dtype=dtype)
+        self.positions: nn.Embedding | None = None
+        if positions == "learned":
+            assert max_length is not None
+            self.positions = nn.Embedding(max_length, dim, device=device, dtype=dtype)
+        self.dropout = nn.Dropout(dropout)
+
+        def build(kind: Attention | nn.Module) -> nn.Module:
+            if isinstance(kind, nn.Module):
+                return kind
+            rotary = rotary_base if positions == "rotary" else None
+            options: dict[str, Any] = {"bias": bias, "causal": causal, "window": window, "rotary": rotary}
+            options |= {"dropout": dropout, "device": device, "dtype": dtype}
+            if kind == "linear":
+                return LinearAttention(dim, num_heads, num_key_heads, head_dim, **options)
+            if kind in get_args(Tying):
+                return MeasureAttention(dim, num_heads, num_key_heads, head_dim, tying=kind, **options)
+            unknown("attention", get_args(Attention), kind)
+
+        def feed_forward() -> FeedForward | None:
+            if hidden_dim == 0:
+                return None
+            return FeedForward(
+                dim, hidden_dim, activation=activation, bias=bias, dropout=dropout, device=device, dtype=dtype
+            )
+
+        kinds = _one_per_block(attention, 1 if shared_layers else num_layers)
+        self.blocks = nn.ModuleList(
+            Block(
+                dim,
+                build(kind),
+                feed_forward(),
+                norm=norm,
+                pre_norm=pre_norm,
+                norm_eps=norm_eps,
+                device=device,
+                dtype=dtype,
+            )
+            for kind in kinds
+        )
+        self.norm = build_norm(norm if pre_norm else None, dim, norm_eps, device, dtype)
+        self.head: nn.Linear | None = None
+        outputs = vocabulary if output_dim is None else output_dim
+        self.tie_embedding = tie_embedding and vocabulary is not None and output_dim is None
+        if outputs is not None and not self.tie_embedding:
+            self.head = nn.Linear(dim, outputs, bias=vocabulary is None, device=device, dtype=dtype)
+        given = [kind for kind in kinds if isinstance(kind, nn.Module)]
+        initialize(self, num_layers * (1 if hidden_dim == 0 else 2), given, generator)
+
+    def forward(
+        self,
+        inputs: Tensor,
+        log_weight: Tensor | None = None,
+        *,
+        lengths: Tensor | int | None = None,
+        cache: Cache | None = None,
+        return_statistics: bool = False,
+    ) -> Tensor | tuple[Tensor, list[RowStatistics | None]]:
+        """Outputs for every token: logits of the next word, vectors, or hidden states without a head.
+
+        Args:
+            inputs: words, ``(batch, tokens)``, or vectors, ``(batch, tokens, input_dim)``.
+            log_weight: added to the scores of every layer; broadcasts to ``(batch, heads, tokens, atoms)``. A boolean
+                mask is True where the atom is present: ``mask[:, None, None, :]`` for padding.
+            lengths: number of tokens present in each sequence, ``(batch,)`` or one for all; later ones are no keys.
+            cache: from :meth:`new_cache`, extended by this call; ``inputs`` are then only the new tokens.
+            return_statistics: whether to return the statistics of every layer too.
+
+        Returns:
+            Outputs, ``(batch, tokens, output_dim)``, or with statistics ``(outputs, statistics)`` with one
+            :class:`RowStatistics` per layer, whose fields have shape ``(batch, heads, tokens)``; None for linear
+            attention.
+        """
+        hidden, found = self._hidden(inputs, log_weight, lengths, cache, return_statistics)
+        outputs = self._head(hidden)
+        return (outputs, found) if return_statistics else outputs
+
+    def new_cache(self, capacity: int = 0) -> Cache:
+        """An empty cache, one per layer, with room for ``capacity`` tokens at first."""
+        return [self._block(layer).attention.new_cache(capacity) for layer in range(self.num_layers)]  # type: ignore[operator]
+
+    @torch.no_grad()
+    def generate(
+        self,
+        tokens: Tensor,
+        max_new_tokens: int,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Continue sequences of words, one word at a time, with a cache.
+
+        Dropout stays on in a model in training: call ``model.eval()`` first.
+
+        Args:
+            tokens: prompts of one length, ``(batch, tokens)``.
+            max_new_tokens: number of words to add.
+            temperature: divides the logits; 0 takes the most likely word each time.
+            top_k: draw among so many most likely words only.
+            generator: draws the words.
+
+        Returns:
+            Prompts and continuations, ``(batch, tokens + max_new_tokens)``.
+        """
+        if self.vocabulary is None or not self.causal:
+            got = "vectors as inputs" if self.vocabulary is None else "causal=False"
+            raise ValueError(f"generate needs a causal model with a vocabulary, got {got}; build one with both")
+        self._check_inputs(tokens, 0)
+        if tokens.shape[1] == 0:
+            raise ValueError("generate needs a prompt, got no tokens; start with one, such as a word for the beginning")
+        if self.max_length is not None and tokens.shape[1] + max_new_tokens > self.max_length:
+            raise ValueError(
+                f"prompt and continuation must fit max_length {self.max_length}, got {tokens.shape[1]} and"
+                f" {max_new_tokens} words; ask for fewer, or shorten the prompt"
+            )
+        check_sampling(temperature, top_k)
+        cache, step = self.new_cache(tokens.shape[1] + max_new_tokens), tokens
+        for _ in range(max_new_tokens):
+            hidden, _ = self._hidden(step, None, None, cache, False)
+            step = draw(self._head(hidden[:, -1]), temperature, top_k, generator)[:, None]
+            tokens = torch.cat([tokens, step], dim=1)
+        return tokens
+
+    def _hidden(
+        self,
+        inputs: Tensor,
+        log_weight: Tensor | None,
+        lengths: Tensor | int | None,
+        cache: Cache | None,
+        return_statistics: bool,
+    ) -> tuple[Tensor, list[RowStatistics | None]]:
+        past = cache[0].length if cache else 0
+        self._check_inputs(inputs, past)
+        x: Tensor = inputs if self.embedding is None else self.embedding(inputs)
+        if self.positions is not None:
+            x = x + self.positions(torch.arange(past, past + x.shape[1], device=x.device))
+        x = self.dropout(x)
+        found = []
+        for layer in range(self.num_layers):
+            own = None if cache is None else cache[layer]
+            result = self._block(layer)(x, log_weight, lengths=lengths, cache=own, return_statistics=return_statistics)
+            x = result.output if return_statistics else result
+            if return_statistics:
+                found.append(result.statistics)
+        return normalize(self.norm, x, lengths), found
+
+    def _head(self, hidden: Tensor) -> Tensor:
+        if self.tie_embedding:
+            assert isinstance(self.embedding, nn.Embedding)
+            return functional.linear(hidden, self.embedding.weight)
+        return hidden if self.head is None else self.head(hidden)
+
+    def _block(self, layer: int) -> Block:
+        block = self.blocks[layer % len(self.blocks)]
+        assert isinstance(block, Block)
+        return block
+
+    def _check_inputs(self, inputs: Tensor, past: int) -> None:
+        whole = not inputs.is_floating_point()
+        if self.vocabulary is not None and (inputs.dim() != 2 or not whole):
+            raise ValueError(
+                f"inputs must be word numbers of shape (batch, tokens), got {inputs.dtype} {tuple(inputs.shape)};"
+                " for a single sequence pass inputs[None]"
+            )
+        if self.vocabulary is None and (inputs.dim() != 3 or inputs.shape[-1] != self.input_dim or whole):
+            raise ValueError(
+                f"inputs must be vectors of shape (batch, tokens, {self.input_dim}), got {inputs.dtype}"
+                f" {tuple(inputs.shape)}; for a single sequence pass inputs[None]"
+            )
+        if self.max_length is not None and past + inputs.shape[1] > self.max_length:
+            raise ValueError(
+                f"sequences must not exceed max_length {self.max_length}, got {past + inputs.shape[1]} tokens;"
+                " cut them, or build the model with a larger max_length"
+            )
+
+
+def _one_per_block(attention: Attention | Sequence[Attention | nn.Module], blocks: int) -> list[Attention | nn.Module]:
+    if isinstance(attention, str):
+        return [attention] * blocks
+    if len(attention) != blocks:
+        raise ValueError(
+            f"attention must be one name or one entry for each of the {blocks} blocks, got {len(attention)} entries;"
+            " shared layers are one block"
+        )
+    return list(attention)
