@@ -3,6 +3,7 @@ ARGS ?=
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 NATIVE := setup.py $(wildcard massieu/kernels/native/*)
+CPP := $(wildcard massieu/kernels/native/* tests/native/*)
 
 .PHONY: inspect test verify bench lint format clean
 
@@ -22,11 +23,13 @@ bench: $(INSTALLED)
 lint: $(INSTALLED)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
 	$(BIN)/mypy
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+	$(BIN)/clang-format -i $(CPP)
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info massieu/kernels/*.so

@@ -30,6 +30,7 @@ def dense(
     causal: bool = False,
     window: int | None = None,
     lengths: Tensor | None = None,
+    sink: Tensor | None = None,
 ) -> Dense:
     """Attention over ``(batch, heads, queries, dim)`` and all statistics of its rows, by their definitions."""
     share = query.shape[1] // key.shape[1]
@@ -48,13 +49,18 @@ def dense(
     scores = scores.masked_fill(hidden, -torch.inf)
     if lengths is not None:
         scores = scores.masked_fill(there >= lengths[:, None, None, None], -torch.inf)
+    if sink is not None:  # one more atom, whose value is zero
+        column = sink.double()[..., None, None].expand(*scores.shape[:3], 1)
+        scores, value = torch.cat([scores, column], -1), torch.nn.functional.pad(value, (0, 0, 0, 1))
+    # Rows without atoms are filled before they are differentiated: the gradient of their softmax would be nan.
+    empty = (scores == -torch.inf).all(-1)
+    scores = scores.masked_fill(empty[..., None], 0.0)
     log_normalizer = torch.logsumexp(scores, -1)
-    empty = log_normalizer == -torch.inf
     probability = torch.softmax(scores, -1).masked_fill(empty[..., None], 0.0)
     finite = scores.masked_fill(scores == -torch.inf, 0.0)
     mean = (probability * finite).sum(-1)
     variance = (probability * (finite - mean[..., None]).square()).sum(-1)
-    entropy = -torch.xlogy(probability, probability).sum(-1)
+    entropy = -(probability * probability.clamp(min=1e-300).log()).sum(-1)
     rows = (log_normalizer, mean, entropy, variance, probability.amax(-1), probability.square().sum(-1))
     rows = tuple(row.masked_fill(empty, torch.nan) for row in rows)
     return Dense(probability @ value, *rows, probability, float(finite.detach().abs().max()))

@@ -9,8 +9,18 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from massieu import RowStatistics, attend, mass_count, row_statistics
-from massieu.kernels import tiles
+from massieu.kernels import selection, tiles
 from massieu.statistics import probabilities
+
+
+@pytest.fixture(autouse=True, params=["compiled", "torch"])
+def kernel(request, monkeypatch):
+    """Everything here holds for both kernels; without a compiler there is one."""
+    if request.param == "torch":
+        monkeypatch.setattr(selection, "loaded", lambda: None)
+    elif selection.loaded() is None:
+        pytest.skip("the compiled kernel was not built, or is switched off")
+    return request.param
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
