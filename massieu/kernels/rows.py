@@ -71,6 +71,8 @@ class Rows:
     def restore(self, tensor: Tensor) -> Tensor:
         """``(batch, groups, queries, ...)`` back to the caller's ``(..., queries, ...)``."""
         rest = tensor.shape[2:]
+        if self.axes == tuple(range(len(self.axes))):
+            return tensor.reshape(*self.shape, *rest)
         tensor = tensor.reshape(*(self.lead[i] for i in self.axes), *rest)
         inverse = sorted(range(len(self.axes)), key=self.axes.__getitem__)
         tensor = tensor.permute(*inverse, *range(len(inverse), tensor.dim()))

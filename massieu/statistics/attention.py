@@ -210,6 +210,9 @@ def _default_scale(query: Tensor) -> float:
 
 
 def _solve(rows: Rows, level: int) -> tuple[Tensor | None, RowStatistics]:
-    found = Attention.apply(*rows.inputs, level)  # type: ignore[no-untyped-call]
+    differentiated = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in rows.inputs[:5])
+    # What nobody differentiates goes around autograd, which costs as much as a small call.
+    solve = Attention.apply if differentiated else Attention.forward
+    found = solve(*rows.inputs, level)
     output, *fields = (None if x is None else rows.restore(x) for x in found[:7])
     return output, RowStatistics(*fields)  # type: ignore[arg-type]  # a level that leaves fields out is not named
