@@ -50,9 +50,10 @@ class BuildKernel(build_ext):
             objects = [one for done in pool.map(lambda job: self.compile_one(*job), jobs) for one in done]
         target = Path(self.get_ext_fullpath("massieu.kernels.libmassieu"))
         self.compiler.link_shared_object(objects, str(folder / target.name), extra_postargs=threads, target_lang="c++")
-        # Linked elsewhere and moved: whoever loads the library meanwhile sees the old one or the new one.
+        # Copied beside its place and moved: whoever loads the library meanwhile sees the old one or the new one.
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(folder / target.name, target)
+        shutil.copy(folder / target.name, target.with_suffix(".new"))
+        os.replace(target.with_suffix(".new"), target)
 
     def compile_one(self, source: str, folder: Path, macros: list, flags: list[str]) -> list[str]:
         return self.compiler.compile([str(NATIVE / source)], str(folder), macros, extra_postargs=flags)

@@ -48,7 +48,8 @@ def dense(
         hidden |= (there - here).abs() >= window
     scores = scores.masked_fill(hidden, -torch.inf)
     if lengths is not None:
-        scores = scores.masked_fill(there >= lengths[:, None, None, None], -torch.inf)
+        lengths = lengths.reshape(*lengths.shape, *(1,) * (4 - lengths.dim()))
+        scores = scores.masked_fill(there >= lengths, -torch.inf)
     if sink is not None:  # one more atom, whose value is zero
         column = sink.double()[..., None, None].expand(*scores.shape[:3], 1)
         scores, value = torch.cat([scores, column], -1), torch.nn.functional.pad(value, (0, 0, 0, 1))

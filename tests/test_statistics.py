@@ -334,6 +334,21 @@ def test_absent_atoms_do_not_overflow_a_large_gradient_of_the_variance():
     assert bool(torch.isfinite(grad).all())
 
 
+@pytest.mark.parametrize("which", [1, 2, 3])
+def test_every_entry_of_an_expanded_leaf_has_its_own_gradient(which):
+    query, key, value = inputs(6)
+    tensors = [query, key, value, randn(2, 4, 6, 6, seed=4)]
+    shared = tensors[which][:, :1].expand_as(tensors[which])
+    grads = []
+    for leaf in (shared.clone(), shared.detach()):
+        tensors[which] = leaf.requires_grad_()
+        attended = attend(*tensors)
+        loss = attended.output.square().sum() + attended.statistics.entropy.sum()
+        grads += torch.autograd.grad(loss, leaf)
+    assert not torch.allclose(grads[0][:, 0], grads[0][:, 1])
+    assert_close(grads[1], grads[0])
+
+
 def test_gradients_reach_an_expanded_log_weight():
     query, key, value = inputs(10)
     small = randn(1, 1, 1, 10).requires_grad_()

@@ -166,7 +166,8 @@ class Library:
         status = getattr(self._library, f"massieu_{name}")(ctypes.byref(structure))
         if status == NO_MEMORY:
             raise MemoryError("not enough memory for the tiles of one call; pass fewer atoms or queries at a time")
-        assert status == 0, f"the compiled kernel refused a call with status {status}"
+        if status:
+            raise RuntimeError(f"the compiled kernel refused a call with status {status}; set MASSIEU_KERNEL=torch")
 
 
 class _Call:

@@ -222,8 +222,11 @@ def _grouped(query_shape: tuple[int, ...], key_shape: tuple[int, ...]) -> tuple[
 
 
 def _narrowed(tensor: Tensor, axes: int) -> Tensor:
-    """The tensor with its first expanded axes back at the size that they store, so that flattening copies nothing."""
-    for axis in range(axes):
+    """The tensor with its first expanded axes back at the size that they store, so that keys are seen to be shared.
+
+    A leaf stays as it is: nobody would add up the gradients of its entries.
+    """
+    for axis in range(0 if tensor.requires_grad and tensor.is_leaf else axes):
         if tensor.shape[axis] > 1 and tensor.stride(axis) == 0:
             tensor = tensor.narrow(axis, 0, 1)
     return tensor
@@ -247,8 +250,8 @@ def _arrange_log_weight(
             f"log_weight must broadcast to {full} = (..., queries, atoms), got {tuple(log_weight.shape)};"
             " insert axes of size 1 where it should broadcast, as in mask[:, None, None, :] for padding"
         )
-    weight = log_weight.reshape(sizes)
-    weight = _narrowed(weight, weight.dim())
+    weight = _narrowed(log_weight, log_weight.dim())
+    weight = weight.reshape((1,) * (len(full) - weight.dim()) + tuple(weight.shape))
     if weight.dtype == torch.bool:
         weight = torch.zeros(weight.shape, device=weight.device).masked_fill_(~weight, -torch.inf)
     check_log_weight(weight)

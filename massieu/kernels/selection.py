@@ -46,7 +46,7 @@ def loaded() -> Library | None:
     try:
         library = Library(wanted)
         check(library)
-    except (OSError, AttributeError, AssertionError, MemoryError) as error:
+    except (OSError, AttributeError, RuntimeError, MemoryError) as error:
         warnings.warn(f"the compiled kernel is not used: {error}; the torch kernel serves instead", stacklevel=2)
         return None
     return library
@@ -66,15 +66,17 @@ def check(library: Library) -> None:
     for found, expected in pairs:
         assert found is not None
         assert expected is not None
-        if not torch.allclose(found, expected, rtol=1e-4, atol=1e-4, equal_nan=True):
-            raise AssertionError(f"its {library.build} build disagrees with the torch kernel on a small case")
+        if not torch.allclose(found, expected, rtol=1e-4, atol=1e-5, equal_nan=True):
+            raise RuntimeError(f"its {library.build} build disagrees with the torch kernel on a small case")
 
 
 def _tiny_case() -> Inputs:
-    wave = torch.arange(2 * 2 * 21 * 19, dtype=torch.float32).mul(0.7).sin().view(2, 2, 21, 19)
-    tensors = wave[:, :, :13], wave[:, :1].cos(), wave[:, :1, :, :11] + 1, wave[0, 0, :13, :1] + wave[0, 0, 0, :1]
-    options = {"sink": torch.tensor([0.5, -0.5]), "lengths": torch.tensor([21, 17])}
-    return arrange(*tensors, **options, scale=0.3, causal=True, window=9).inputs
+    """Grouped heads over more than one tile of atoms, whose scores rise from tile to tile."""
+    wave = torch.arange(2 * 2 * 150 * 19, dtype=torch.float32).mul(0.7).sin().view(2, 2, 150, 19)
+    rise = torch.linspace(0, 1, 150)[:, None]
+    tensors = wave[:, :, :13], wave[:, :1].cos() + rise, wave[:, :1, :, :11] + 1, wave[0, 0, :13, :1] + rise[:, 0]
+    options = {"sink": torch.tensor([0.5, -0.5]), "lengths": torch.tensor([150, 147])}
+    return arrange(*tensors, **options, scale=0.3, causal=True, window=140).inputs
 
 
 def _kernel(inputs: Inputs) -> Library | ModuleType:
@@ -91,7 +93,8 @@ def forward(inputs: Inputs, level: int) -> Found:
 def retrieve(inputs: Inputs, level: int) -> Found:
     """As :func:`forward`, for few queries over very many atoms: threads share the atoms and merge what they found.
 
-    The last digits depend on the number of threads.
+    The last digits depend on the number of threads. Scores are computed in double if the largest of a row exceeds 1000,
+    not if they might: the norms of very many atoms would have to be read first.
     """
     kernel = _kernel(inputs)
     return kernel.forward(inputs, level, split_atoms=True) if isinstance(kernel, Library) else forward(inputs, level)

@@ -89,8 +89,8 @@ class GradientBlock {
             for (int64_t c = 0; c < width_; c++)
                 row[c] = real && c < rows_.dim ? Real(widened(query[c])) * Real(rows_.scale) : Real(0);
             Real* coming = coming_rows_ + (first + lane) * value_width_;
-            const Input* gradient = static_cast<const Input*>(call_.grad_output) +
-                                    (row_index(panel) + smaller(lane, panel.rows - 1)) * rows_.value_dim;
+            const Input* gradient = static_cast<const Input*>(call_.grad_output);
+            if (value_width_) gradient += (row_index(panel) + smaller(lane, panel.rows - 1)) * rows_.value_dim;
             for (int64_t c = 0; c < value_width_; c++) {
                 coming[c] = real && c < rows_.value_dim ? Real(widened(gradient[c])) : Real(0);
                 coming_columns_[first * value_width_ + c * panel.lanes + lane] = coming[c];
@@ -243,7 +243,7 @@ void backward_part(const Backward& call, int64_t entry, int64_t part, int64_t pa
 
 // Gradients of all entries that are computed in this precision.
 template <class Input, class Real>
-int64_t backward_in(const Backward& call, const bool* large, bool wanted) {
+int64_t backward_in(const Backward& call, const LargeScores<Input>& large, bool wanted) {
     const Rows& rows = call.rows;
     Arena need;
     GradientBlock<Input, Real>(call, need);
@@ -257,7 +257,7 @@ int64_t backward_in(const Backward& call, const bool* large, bool wanted) {
     if (!memory.start() || !collected.start()) return NO_MEMORY;
     Real* place = reinterpret_cast<Real*>(collected.start());
     auto run = [&](int64_t entry, int64_t part, int64_t thread) {
-        if (large[entry] != wanted) return;
+        if (large.in(entry) != wanted) return;
         Real* own = place + (parts > 1 ? entry * parts + part : thread) * size;
         backward_part<Input, Real>(call, entry, part, parts, memory.start() + thread * bytes, own);
         if (parts == 1) layout.write(own, 1, entry);
@@ -277,13 +277,13 @@ int64_t backward_in(const Backward& call, const bool* large, bool wanted) {
                 [&](int64_t task, int64_t thread) { run(task / parts, task % parts, thread); });
     if (parts > 1)
         for (int64_t entry = 0; entry < rows.batch; entry++)
-            if (large[entry] == wanted) layout.write(place + entry * parts * size, parts, entry);
+            if (large.in(entry) == wanted) layout.write(place + entry * parts * size, parts, entry);
     return DONE;
 }
 
 template <class Input>
 int64_t backward_of(const Backward& call) {
-    return by_precision<Input>(call.rows, [&](auto real, const bool* large, bool wanted) {
+    return by_precision<Input>(call.rows, [&](auto real, const LargeScores<Input>& large, bool wanted) {
         return backward_in<Input, decltype(real)>(call, large, wanted);
     });
 }

@@ -124,7 +124,7 @@ class MassCount {
 
 template <class Input>
 int64_t count_of(const Count& call) {
-    return by_precision<Input>(call.rows, [&](auto real, const bool* large, bool wanted) -> int64_t {
+    return by_precision<Input>(call.rows, [&](auto real, const LargeScores<Input>& large, bool wanted) -> int64_t {
         using Real = decltype(real);
         Arena need;
         MassCount<Input, Real>(call, need);
@@ -134,7 +134,7 @@ int64_t count_of(const Count& call) {
         const Spans spans(call.rows, Lanes<Real>::COUNT);
         const int64_t count = spans.per_entry();
         in_parallel(call.rows.batch * count, call.rows.threads, [&](int64_t task, int64_t thread) {
-            if (large[task / count] != wanted) return;
+            if (large.in(task / count) != wanted) return;
             Arena arena(memory.start() + thread * bytes);
             MassCount<Input, Real>(call, arena).count(spans.at(task / count, task % count));
         });

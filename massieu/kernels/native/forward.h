@@ -1,6 +1,7 @@
 // Attention and the statistics of its rows: an online softmax over tiles of atoms.
 #pragma once
 #include <cmath>
+#include <new>
 #include <type_traits>
 
 #include "parallel.h"
@@ -263,78 +264,93 @@ void forward_span(const Forward& call, const Span& span, char* memory) {
 // Scores beyond this are computed in double: float32 rounds them by more than 1e-4, and weights with them.
 constexpr double LARGE_SCORE = 1000;
 
-// Whether scores of an entry may be large, by the norms of its longest query and key; one flag for each entry.
+// Whether scores of an entry may be large, by the norms of its longest query and key. Whoever asks first finds out; two
+// threads that ask at once find the same.
 template <class Input>
-void find_large(const Rows& call, bool* large) {
-    if (sizeof(Input) == 8) {
-        for (int64_t entry = 0; entry < call.batch; entry++) large[entry] = false;
-        return;
+class LargeScores {
+  public:
+    LargeScores(const Rows& call, char* memory) : call_(call), known_(reinterpret_cast<std::atomic<int8_t>*>(memory)) {
+        for (int64_t entry = 0; entry < call.batch; entry++) new (known_ + entry) std::atomic<int8_t>(UNKNOWN);
     }
-    auto longest = [&](const Input* row, int64_t stride, int64_t count) {
+
+    bool in(int64_t entry) const {
+        int8_t answer = known_[entry].load(std::memory_order_relaxed);
+        if (answer == UNKNOWN) {
+            answer = sizeof(Input) < sizeof(double) && bound(entry) ? YES : NO;
+            known_[entry].store(answer, std::memory_order_relaxed);
+        }
+        return answer == YES;
+    }
+    bool any() const {
+        for (int64_t entry = 0; entry < call_.batch; entry++)
+            if (known_[entry].load(std::memory_order_relaxed) == YES) return true;
+        return false;
+    }
+
+  private:
+    enum : int8_t { UNKNOWN, NO, YES };
+
+    bool bound(int64_t entry) const {
+        const Input *key = static_cast<const Input*>(call_.key) + call_.key_batch[entry],
+                    *query = static_cast<const Input*>(call_.query) + call_.query_batch[entry];
+        double most = 0;
+        for (int64_t group = 0; group < call_.groups; group++) {
+            const double own = longest(query + call_.query_group[group], call_.query_row, call_.queries);
+            if (!(own <= most)) most = own;  // nan counts as large
+        }
+        most *= longest(key, call_.key_row, call_.atoms);
+        return !(std::fabs(call_.scale) * std::sqrt(most) <= LARGE_SCORE);
+    }
+
+    // The largest squared norm of so many rows.
+    double longest(const Input* row, int64_t stride, int64_t count) const {
+        constexpr int64_t width = 16;
         double most = 0;
         for (int64_t i = 0; i < count; i++, row += stride) {
-            float sum[16] = {};
-            for (int64_t c = 0; c < call.dim; c += 16)
-                for (int64_t i = 0; i < smaller(16, call.dim - c); i++) {
-                    const float x = float(widened(row[c + i]));
-                    sum[i] += x * x;
-                }
+            float sum[width] = {};
+            int64_t c = 0;
+            for (; c + width <= call_.dim; c += width)
+                for (int64_t k = 0; k < width; k++) sum[k] += float(widened(row[c + k])) * float(widened(row[c + k]));
+            for (; c < call_.dim; c++) sum[0] += float(widened(row[c])) * float(widened(row[c]));
             double square = 0;
             for (float x : sum) square += x;
-            if (!(square <= most)) most = square;  // nan counts as large
+            if (!(square <= most)) most = square;
         }
         return most;
-    };
-    in_parallel(call.batch, call.threads, [&](int64_t entry, int64_t) {
-        const Input *key = static_cast<const Input*>(call.key), *query = static_cast<const Input*>(call.query);
-        double most = 0;
-        for (int64_t group = 0; group < call.groups; group++) {
-            const double own =
-                longest(query + call.query_batch[entry] + call.query_group[group], call.query_row, call.queries);
-            if (!(own <= most)) most = own;
-        }
-        most *= longest(key + call.key_batch[entry], call.key_row, call.atoms);
-        large[entry] = !(std::fabs(call.scale) * std::sqrt(most) <= LARGE_SCORE);
-    });
-}
+    }
 
-// All entries that are computed in this precision.
-template <class Input, class Real>
-int64_t forward_in(const Forward& call, const bool* large, bool wanted) {
-    Arena need;
-    RowBlock<Input, Real>(call.rows, need);
-    const int64_t bytes = need.used();
-    Memory memory(bytes * call.rows.threads);
-    if (!memory.start()) return NO_MEMORY;
-    const Spans spans(call.rows, BLOCK_VECTORS * Lanes<Real>::COUNT);
-    const int64_t count = spans.per_entry();
-    in_parallel(call.rows.batch * count, call.rows.threads, [&](int64_t task, int64_t thread) {
-        if (large[task / count] == wanted)
-            forward_span<Input, Real>(call, spans.at(task / count, task % count), memory.start() + thread * bytes);
-    });
-    return DONE;
-}
+    const Rows& call_;
+    std::atomic<int8_t>* known_;
+};
 
-// Runs a pass in the precision that each entry needs: the entry alone decides, not what else is in the batch.
+// Runs a pass in the precision that each entry needs: the entry alone decides, not what else is in the batch. The pass
+// gets a value of the type to compute in, and leaves out the entries for which large.in(entry) is not `wanted`.
 template <class Input, class Pass>
 int64_t by_precision(const Rows& rows, const Pass& pass) {
-    Memory flags(rows.batch);
-    if (!flags.start()) return NO_MEMORY;
-    bool* large = reinterpret_cast<bool*>(flags.start());
-    find_large<Input>(rows, large);
-    bool some[2] = {};
-    for (int64_t entry = 0; entry < rows.batch; entry++) some[large[entry]] = true;
-    using Usual = std::conditional_t<sizeof(Input) == 8, double, float>;
-    int64_t status = DONE;
-    if (some[false]) status = pass(Usual(), large, false);
-    if (some[true] && status == DONE) status = pass(double(), large, true);
-    return status;
+    Memory memory(rows.batch * int64_t(sizeof(std::atomic<int8_t>)));
+    if (!memory.start()) return NO_MEMORY;
+    const LargeScores<Input> large(rows, memory.start());
+    using Usual = std::conditional_t<sizeof(Input) == sizeof(double), double, float>;
+    const int64_t status = pass(Usual(), large, false);
+    return status == DONE && large.any() ? pass(double(), large, true) : status;
 }
 
 template <class Input>
 int64_t forward_of(const Forward& call) {
-    return by_precision<Input>(call.rows, [&](auto real, const bool* large, bool wanted) {
-        return forward_in<Input, decltype(real)>(call, large, wanted);
+    return by_precision<Input>(call.rows, [&](auto real, const LargeScores<Input>& large, bool wanted) -> int64_t {
+        using Real = decltype(real);
+        Arena need;
+        RowBlock<Input, Real>(call.rows, need);
+        const int64_t bytes = need.used();
+        Memory memory(bytes * call.rows.threads);
+        if (!memory.start()) return NO_MEMORY;
+        const Spans spans(call.rows, BLOCK_VECTORS * Lanes<Real>::COUNT);
+        const int64_t count = spans.per_entry();
+        in_parallel(call.rows.batch * count, call.rows.threads, [&](int64_t task, int64_t thread) {
+            if (large.in(task / count) == wanted)
+                forward_span<Input, Real>(call, spans.at(task / count, task % count), memory.start() + thread * bytes);
+        });
+        return DONE;
     });
 }
 

@@ -1,7 +1,5 @@
 // Few rows over very many atoms: the atoms are split over the threads, and what each thread found is merged.
 #pragma once
-#include <new>
-
 #include "forward.h"
 
 namespace massieu::MASSIEU_BUILD {
