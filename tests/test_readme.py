@@ -19,7 +19,7 @@ def test_a_block_prints_the_text_that_follows_it(block, printed, capsys):
 
 def test_every_python_block_is_followed_by_what_it_prints():
     assert [block for block, _ in SHOWN] == BLOCKS
-    assert len(BLOCKS) == 2
+    assert len(BLOCKS) == 3
 
 
 def test_the_first_example_is_the_first_block_and_five_lines_long():

@@ -112,6 +112,8 @@ bool absorb(RowSums<Real>& sums, int64_t lane, int64_t count, int64_t stride, Re
 
 // Up to so many rows are taken one by one: lanes full of atoms are faster than lanes that are mostly padding.
 constexpr int64_t FEW_ROWS = 4;
+// Numbers in a tile of keys of such a row: it stays in the second cache until it serves as values.
+constexpr int64_t ROW_TILE = 32 * 1024;
 
 // A span of rows on its way through the atoms: panels of rows, their sums and their outputs.
 template <class Input, class Real>
@@ -120,15 +122,18 @@ class RowBlock {
     static constexpr int64_t L = Lanes<Real>::COUNT, MOST_PANELS = BLOCK_VECTORS;
 
     RowBlock(const Rows& call, Arena& arena)
-        : call_(call), value_width_(call.value ? ceil_div(call.value_dim, L) * L : 0) {
+        : call_(call),
+          width_(ceil_div(call.dim, L) * L),
+          value_width_(call.value ? ceil_div(call.value_dim, L) * L : 0),
+          row_tile_(larger(L, smaller(TILE * MOST_LANES, ROW_TILE / larger(width_, value_width_)) / L * L)) {
         const int64_t lanes = BLOCK_VECTORS * L;
         panels_ = arena.take<Panel<Real>>(MOST_PANELS);
         sums_ = arena.take<RowSums<Real>>(MOST_PANELS);
-        queries_ = arena.take<Real>(lanes * call.dim);
+        queries_ = arena.take<Real>(lanes * width_);
         score_ = arena.take<Real>(TILE * MOST_LANES);
         output_ = arena.take<Real>(lanes * value_width_);
-        keys_ = arena.take<Real>(TILE * ceil_div(call.dim, L) * L);
-        values_ = arena.take<Real>(TILE * value_width_);
+        keys_ = arena.take<Real>(larger(TILE, row_tile_) * width_);
+        values_ = arena.take<Real>(larger(TILE, row_tile_) * value_width_);
     }
 
     void start(const Span& span) {
@@ -153,10 +158,11 @@ class RowBlock {
     void absorb_atoms(int64_t from, int64_t to) {
         from = larger(from, first_atom_), to = smaller(to, last_atom_);
         const int64_t entry = panels_[0].entry;
-        for (; from < to; from += TILE) {
-            const int64_t end = smaller(from + TILE, to);
+        const int64_t step = one_row_ ? row_tile_ : TILE;
+        for (; from < to; from += step) {
+            const int64_t end = smaller(from + step, to);
             const Tile<Real> keys = tile_of<Input, Real>(call_.key, call_.key_batch[entry] + from * call_.key_row,
-                                                         call_.key_row, end - from, call_.dim, false, keys_);
+                                                         call_.key_row, end - from, call_.dim, one_row_, keys_);
             Tile<Real> values{};
             if (value_width_)
                 values = tile_of<Input, Real>(call_.value, call_.value_batch[entry] + from * call_.value_row,
@@ -205,11 +211,11 @@ class RowBlock {
             {score_, one_row_ ? 1 : lanes, values.data, values.stride, output, value_width_}, true);
     }
 
-    Real* queries(int64_t p) { return queries_ + p * wide_ * call_.dim; }
+    Real* queries(int64_t p) { return queries_ + p * wide_ * width_; }
 
     const Rows& call_;
     bool one_row_ = false;  // panels of one row, whose lanes are atoms
-    int64_t value_width_, count_ = 0, wide_ = 0, first_atom_ = 0, last_atom_ = 0;
+    int64_t width_, value_width_, row_tile_, count_ = 0, wide_ = 0, first_atom_ = 0, last_atom_ = 0;
     Panel<Real>* panels_;
     RowSums<Real>* sums_;
     Real *queries_, *score_, *output_, *keys_, *values_;

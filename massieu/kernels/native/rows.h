@@ -164,28 +164,6 @@ void hide(const Panel<Real>& panel, int64_t from, int64_t start, int64_t stop, R
         }
 }
 
-template <class Real>
-Real inner_product(const Real* a, const Real* b, int64_t dim) {
-    constexpr int64_t L = Lanes<Real>::COUNT;
-    Vector<Real> even{}, odd{};
-    int64_t c = 0;
-    for (; c + 2 * L <= dim; c += 2 * L) {
-        even += load(a + c) * load(b + c);
-        odd += load(a + c + L) * load(b + c + L);
-    }
-    if (c + L <= dim) {
-        even += load(a + c) * load(b + c);
-        c += L;
-    }
-    Real sum[L];
-    store(sum, even + odd);
-#pragma GCC unroll 8
-    for (int64_t half = L / 2; half; half /= 2)
-        for (int64_t i = 0; i < half; i++) sum[i] += sum[i + half];
-    for (; c < dim; c++) sum[0] += a[c] * b[c];
-    return sum[0];
-}
-
 // Queries of a panel times a factor, by column: (dim, lanes). Lanes beyond the last row are zero.
 template <class Input, class Real>
 void load_queries(const Rows& call, const Panel<Real>& panel, double factor, Real* columns) {
@@ -197,10 +175,12 @@ void load_queries(const Rows& call, const Panel<Real>& panel, double factor, Rea
         for (int64_t lane = panel.rows; lane < panel.lanes; lane++) columns[c * panel.lanes + lane] = 0;
 }
 
+// One query times a factor, filled up with zeros to whole vectors.
 template <class Input, class Real>
 void load_query(const Rows& call, int64_t entry, int64_t row, double factor, Real* to) {
     const Input* query = query_row<Input>(call, entry, row);
     for (int64_t c = 0; c < call.dim; c++) to[c] = Real(widened(query[c])) * Real(factor);
+    for (int64_t c = call.dim; c % Lanes<Real>::COUNT; c++) to[c] = 0;
 }
 
 // Base-2 scores of a tile, score[atom][lane], log weights and absent atoms included.
@@ -219,7 +199,22 @@ void tile_scores(const Rows& call, const Panel<Real>& panel, const Real* columns
 template <class Input, class Real>
 void row_scores(const Rows& call, const Panel<Real>& panel, const Real* query, Tile<Real> keys, int64_t from,
                 int64_t count, Real* score) {
-    for (int64_t j = 0; j < count; j++) score[j] = inner_product(query, keys.data + j * keys.stride, call.dim);
+    constexpr int64_t L = Lanes<Real>::COUNT;
+    for (int64_t j = 0; j < count; j += L) {
+        Vector<Real> products[L];
+        for (int64_t k = 0; k < L; k++) {  // key after key, in the order in which they come from memory
+            const Real* key = keys.data + smaller(j + k, count - 1) * keys.stride;
+            Vector<Real> even = load(query) * load(key), odd{};
+            int64_t c = L;
+            for (; c + L < call.dim; c += 2 * L) {
+                even += load(query + c) * load(key + c);
+                odd += load(query + c + L) * load(key + c + L);
+            }
+            if (c < call.dim) odd += load(query + c) * load(key + c);
+            products[k] = even + odd;
+        }
+        store(score + j, lane_sums<Real>(products));
+    }
     if (call.log_weight) add_row_weights<Input, Real>(call, panel.weight[0], from, count, score, 1);
     for (int64_t j = count; j % Lanes<Real>::COUNT; j++) score[j] = Real(ABSENT);
 }

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #if !defined(MASSIEU_BUILD) || !defined(MASSIEU_VECTOR_BYTES)
 #error "compile with -DMASSIEU_BUILD=name -DMASSIEU_VECTOR_BYTES=16, 32 or 64"
@@ -99,6 +100,29 @@ inline Vector<Real> all(Real x) {
 template <class Real>
 inline Vector<Real> greatest(Vector<Real> a, Vector<Real> b) {
     return a > b ? a : b;
+}
+
+// Lanes of two vectors that consist of blocks of 2 * HALF: the lower or the upper half of every block.
+template <class Real, int64_t HALF, bool UPPER, int64_t... LANE>
+inline Vector<Real> halves(Vector<Real> a, Vector<Real> b, std::integer_sequence<int64_t, LANE...>) {
+#ifdef __clang__
+    return __builtin_shufflevector(a, b, (LANE / HALF * 2 * HALF + LANE % HALF + UPPER * HALF)...);
+#else
+    return __builtin_shuffle(a, b, Whole<Real>{(LANE / HALF * 2 * HALF + LANE % HALF + UPPER * HALF)...});
+#endif
+}
+
+// The sums of as many vectors as there are lanes, one in each lane: halves are added, two vectors to one, until each
+// has one lane.
+template <class Real, int64_t HALF = Lanes<Real>::COUNT / 2>
+inline Vector<Real> lane_sums(Vector<Real>* x) {
+    constexpr std::make_integer_sequence<int64_t, Lanes<Real>::COUNT> lanes;
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < HALF; i++)
+        x[i] = halves<Real, HALF, false>(x[2 * i], x[2 * i + 1], lanes) +
+               halves<Real, HALF, true>(x[2 * i], x[2 * i + 1], lanes);
+    if constexpr (HALF > 1) return lane_sums<Real, HALF / 2>(x);
+    return x[0];
 }
 
 // 2^x for x <= 1, within 1.5 units in the last place; exactly zero for x <= SMALLEST.
