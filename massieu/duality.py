@@ -288,6 +288,9 @@ def _newton(problem: _Problem, tolerance: float | None, max_steps: int, *, skip:
             slope = problem.descent(natural)
             metric = _Metric(problem.curvature(natural), problem.span)
             direction = metric.solve(slope)
+            # A Fisher matrix of rounding noise gives no direction.
+            active &= torch.isfinite(direction).all(-1)
+            direction = direction.masked_fill(~active[..., None], 0.0)
             if problem.ridge == 0:
                 # Near the boundary the Newton direction turns to the face that the mean lies on.
                 on, off = _meets_boundary(problem, (natural, direction))
@@ -304,8 +307,10 @@ def _newton(problem: _Problem, tolerance: float | None, max_steps: int, *, skip:
             steps += active
             converged |= active & small
             # A residual of rounding size that no longer falls: the mean is too close to the boundary to gain more.
+            # Scores round too, in proportion to their size, and what is left of the Fisher matrix then leads astray.
             size = slope.norm(dim=-1)
-            active &= ~small & ~((size <= rounding) & (boundary | (size >= last)))
+            noise = rounding * (1 + natural.norm(dim=-1) * (1 + target.norm(dim=-1)))
+            active &= ~small & ~((size <= noise) & (boundary | (size >= last)))
             last = size
             if not bool(active.any()):
                 break
