@@ -623,3 +623,52 @@ def test_a_call_in_inference_mode_does_not_spoil_later_calls():
     assert_close(outside.detach(), inside)
     outside.sum().backward()
     assert bool(torch.isfinite(query.grad).all())
+
+
+def test_default_device_and_dtype_of_torch_do_not_matter(kernel):
+    query, key, value = inputs(20)
+    expected, count = attend(query, key, value, torch.zeros(20)), mass_count(query, key)
+    selection_loaded = selection.loaded
+    if kernel == "compiled":
+        selection_loaded.cache_clear()  # the check at load runs inside too
+    bias = torch.zeros(20)
+    try:
+        torch.set_default_dtype(torch.float64)
+        with torch.device("meta"):
+            found = attend(query, key, value, bias)
+            assert torch.equal(mass_count(query, key), count)
+            assert (selection.loaded() is None) == (kernel == "torch")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(found.output, expected.output)
+    assert torch.equal(found.statistics.entropy, expected.statistics.entropy)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch's own, at its first dual tensor
+def test_forward_mode_and_vmap_are_refused_and_never_ignored():
+    query, key, value = inputs(5)
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(NotImplementedError, match="jvp"):
+        attend(torch.autograd.forward_ad.make_dual(query, query), key, value)
+    with pytest.raises(RuntimeError, match="vmap"):
+        torch.func.vmap(lambda q: attend(q, key[0], value[0]).output)(query)
+
+
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FC00001, 0x7F800001])
+def test_nan_is_never_hidden(bits):
+    query, key, value = inputs(20)
+    query.view(torch.int32)[0, 0, 3, 2] = bits
+    query.requires_grad_()
+    value.requires_grad_()
+    found = attend(query, key, value)
+    to_query, to_value = torch.autograd.grad(found.output.sum(), (query, value))
+    for part in (found.output[0, 0], to_query[0, 0], found.statistics.peak[0, 0, :, None]):
+        assert bool(part[3].isnan().all())
+        assert not bool(part[[*range(3), *range(4, 20)]].isnan().any())
+    assert bool(to_value[0, 0].isnan().all())
+    assert mass_count(query, key)[0, 0, 3] == 0
+
+
+def test_log_weights_of_another_device_are_refused():
+    query, key, value = inputs(5)
+    with pytest.raises(TypeError, match="log_weight must be on the device of query, got meta and cpu"):
+        attend(query, key, value, torch.zeros(5, device="meta"))

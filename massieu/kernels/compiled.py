@@ -70,11 +70,10 @@ class _Count(ctypes.Structure):
 
 def serves(inputs: Inputs) -> bool:
     """Whether the compiled kernel can read these tensors: plain ones, not empty, on the processor."""
-    query, key, value = inputs[:3]
-    tensors = [x for x in (query, key, value) if x is not None]
+    query, key = inputs.query, inputs.key
+    tensors = [x for x in inputs[:4] if x is not None]
     return (
-        all(type(x) in (Tensor, torch.nn.Parameter) and x.numel() > 0 for x in tensors)
-        and query.device.type == "cpu"
+        all(type(x) in (Tensor, torch.nn.Parameter) and x.device.type == "cpu" and x.numel() > 0 for x in tensors)
         and query.dtype in (*TYPES, torch.float16)
         and query.shape[-2] + key.shape[-2] < MOST_ATOMS
     )
@@ -142,7 +141,7 @@ class Library:
             grads[2].zero_()
         grad_weight, weight_batch, order, strides = None, None, None, (0, 0, 0)
         if want_log_weight and log_weight is not None:
-            grad_weight = torch.zeros(log_weight.shape, dtype=statistics.dtype)
+            grad_weight = torch.zeros(log_weight.shape, dtype=statistics.dtype, device="cpu")
             weight_batch, strides = _weight_strides(grad_weight, inputs.plan)
             order = np.argsort(weight_batch, kind="stable")
         tensors = (statistics, coefficients, output, grad_output, *grads, grad_weight)
@@ -158,7 +157,7 @@ class Library:
     def mass_count(self, inputs: Inputs, mass: float) -> Tensor:
         """How many of the heaviest atoms hold the given mass, ``(batch, groups, queries)``, int64."""
         call = _Call(inputs)
-        count = torch.empty(call.shape, dtype=torch.int64)
+        count = torch.empty(call.shape, dtype=torch.int64, device="cpu")
         self._call("count", _Count(call.rows, mass, count.data_ptr()))
         return count
 
@@ -233,7 +232,7 @@ class _Call:
     def empty(self, *shape: int, exact: bool = False) -> Tensor:
         """A new tensor; an exact one is at least float32."""
         dtype = torch.promote_types(self.dtype, torch.float32) if exact else self.dtype
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
 
 
 def _starts(sizes: Sequence[int], strides: Sequence[int]) -> Starts:

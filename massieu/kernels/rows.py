@@ -205,6 +205,10 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor | None, log_weight:
         if len(set(found.values())) > 1:
             got = ", ".join(f"{name} {own}" for name, own in found.items())
             raise TypeError(f"query, key and value must share one {what}, got {got}; {remedy}")
+    if log_weight is not None and log_weight.device != query.device:
+        raise TypeError(
+            f"log_weight must be on the device of query, got {log_weight.device} and {query.device}; move it there"
+        )
 
 
 def _key_shape(key: Tensor, value: Tensor | None) -> tuple[int, ...]:
@@ -264,8 +268,9 @@ def _arrange_log_weight(
     if any(own[i] > 1 for i in shared):
         weight = weight.expand(*(own[i] for i in distinct), *(lead[i] for i in shared), *weight.shape[-2:])
     weights, groups = math.prod(own[i] for i in distinct), math.prod(weight.shape[len(distinct) : -2])
-    index = torch.arange(weights).reshape([own[i] for i in distinct]).expand([lead[i] for i in distinct])
-    return weight.reshape(weights, groups, *weight.shape[-2:]), index.reshape(-1).tolist()
+    index = np.arange(weights).reshape([own[i] for i in distinct])
+    index = np.broadcast_to(index, [lead[i] for i in distinct])
+    return weight.reshape(weights, groups, *weight.shape[-2:]), index.ravel().tolist()
 
 
 def _arrange_sink(

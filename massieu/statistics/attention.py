@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from massieu import kernels
 from massieu.kernels import Rows
@@ -209,10 +210,18 @@ def _default_scale(query: Tensor) -> float:
     return float(shape[-1]) ** -0.5 if shape and shape[-1] else 1.0
 
 
+def _is_followed(tensor: Tensor) -> bool:
+    """Whether autograd, forward or backward, or a transform of ``torch.func`` follows what happens to the tensor."""
+    return (
+        (tensor.requires_grad and torch.is_grad_enabled())
+        or forward_ad.unpack_dual(tensor).tangent is not None
+        or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    )
+
+
 def _solve(rows: Rows, level: int) -> tuple[Tensor | None, RowStatistics]:
-    differentiated = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in rows.inputs[:5])
-    # What nobody differentiates goes around autograd, which costs as much as a small call.
-    solve = Attention.apply if differentiated else Attention.forward
+    # What nobody differentiates or transforms goes around autograd, which costs as much as a small call.
+    solve = Attention.apply if any(x is not None and _is_followed(x) for x in rows.inputs[:5]) else Attention.forward
     found = solve(*rows.inputs, level)
     output, *fields = (None if x is None else rows.restore(x) for x in found[:7])
     return output, RowStatistics(*fields)  # type: ignore[arg-type]  # a level that leaves fields out is not named

@@ -105,7 +105,8 @@ class GradientBlock {
             const int64_t row = row_index(panel) + lane;
             const Stored *statistic = static_cast<const Stored*>(call_.statistics) + row,
                          *coefficient = static_cast<const Stored*>(call_.coefficients) + row;
-            if (lane >= panel.rows || !(statistic[TOTAL * all_rows] > 0)) {  // nobody's row, or one without atoms
+            // Nobody's row, or one without atoms. A row with nan in it is another matter, and goes on.
+            if (lane >= panel.rows || statistic[MAXIMUM * all_rows] == -INFINITY) {
                 slopes.maximum[lane] = Real(-ABSENT);
                 slopes.inverse[lane] = slopes.offset[lane] = slopes.constant[lane] = 0;
                 slopes.linear[lane] = slopes.quadratic[lane] = slopes.weight[lane] = 0;
@@ -157,7 +158,7 @@ class GradientBlock {
         const Vector<Real> quadratic = load(slopes.quadratic + lane), collision = load(slopes.weight + lane);
         for (int64_t j = 0; j < count; j++) {
             Real *score = score_ + j * lanes + lane, *slope = slope_ + j * lanes + lane;
-            const Vector<Real> below = greatest<Real>(load(score) - maximum, all<Real>(Bits<Real>::SMALLEST));
+            const Vector<Real> below = greatest<Real>(all<Real>(Bits<Real>::SMALLEST), load(score) - maximum);
             const Vector<Real> weight = power_of_two<Real>(below) * inverse, centred = below - offset;
             const Vector<Real> through = value_width_ ? load(slope) + constant : constant;
             store(score, weight);
@@ -249,7 +250,8 @@ int64_t backward_in(const Backward& call, const LargeScores<Input>& large, bool 
     GradientBlock<Input, Real>(call, need);
     const Collected<Input, Real> layout(call);
     const int64_t bytes = need.used(), size = layout.size();
-    const int64_t parts = call.grad_weight ? 1 : ceil_div(WANTED_TASKS, rows.batch);
+    const Spans spans(rows, BACKWARD_VECTORS * Lanes<Real>::COUNT);
+    const int64_t parts = call.grad_weight ? 1 : smaller(ceil_div(WANTED_TASKS, rows.batch), spans.per_entry());
     // A part keeps what it collected until its entry is whole; whole entries write at once and need one place per
     // thread.
     const int64_t places = parts > 1 ? rows.batch * parts : rows.threads;

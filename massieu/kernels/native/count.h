@@ -106,7 +106,8 @@ class MassCount {
             std::memcpy(&weight, &low[lane], sizeof weight);
             const int64_t tied = light.atoms[lane] - heavy.atoms[lane];
             const double missing = needed[lane] - heavy.mass[lane];
-            found_[lane] = tied <= 1 || !(weight > 0)
+            found_[lane] = needed[lane] != needed[lane] ? 0  // nan
+                           : tied <= 1 || !(weight > 0)
                                ? light.atoms[lane]
                                : heavy.atoms[lane] + smaller(tied, int64_t(std::ceil(missing / weight)));
         }

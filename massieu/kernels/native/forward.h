@@ -233,6 +233,7 @@ void finish_row(const Forward& call, const RowSums<Real>& sums, int64_t lane, co
     if (maximum < 0.5 * ABSENT && total == total) {  // a score that was nan left its mark in the total
         for (int64_t c = 0; c < dim; c++) to[c] = narrowed<Input, Real>(0);
         for (int64_t s = 0; s < STATISTICS; s++) statistic[s * rows] = Stored(NAN);
+        statistic[MAXIMUM * rows] = Stored(-INFINITY);
         return;
     }
     const Real inverse = Real(1 / total);

@@ -130,7 +130,7 @@ template <class Real>
 inline Vector<Real> power_of_two(Vector<Real> x) {
     using B = Bits<Real>;
     x = greatest<Real>(all<Real>(B::SMALLEST), x);  // in this order nan stays nan
-    Vector<Real> shifted = x + B::ROUND;
+    const Vector<Real> shifted = x + B::ROUND;
     Vector<Real> fraction = x - (shifted - B::ROUND);
     constexpr int degree = sizeof(B::POWERS) / sizeof(Real);
     Vector<Real> sum = all<Real>(B::POWERS[degree - 1]);
@@ -138,7 +138,8 @@ inline Vector<Real> power_of_two(Vector<Real> x) {
     for (int i = degree - 2; i >= 0; i--) sum = sum * fraction + B::POWERS[i];
     sum = sum * fraction + Real(1);
     // The whole part sits in the lowest bits of `shifted`; moved up, it adds to the exponent.
-    return (Vector<Real>)((Whole<Real>)sum + ((Whole<Real>)shifted << B::MANTISSA));
+    const auto power = (Vector<Real>)((Whole<Real>)sum + ((Whole<Real>)shifted << B::MANTISSA));
+    return x == x ? power : x;  // of nan, the lowest bits may be anything
 }
 
 }  // namespace massieu::MASSIEU_BUILD
