@@ -39,3 +39,15 @@ def test_help_answers_in_half_a_second():
 def test_help_does_not_import_torch():
     code = f"from massieu.cli import command_line; command_line().format_help(); {LOADED}"
     assert "torch" not in run("-c", code).split()
+
+
+@pytest.mark.parametrize("call", ["attend(x, x, x).output", "row_statistics(x, x).entropy", "mass_count(x, x)"])
+def test_the_first_call_may_come_from_a_compiled_function(call):
+    program = f"""
+import torch, massieu
+x = torch.randn(1, 2, 4, 8, generator=torch.Generator().manual_seed(0))
+function = lambda x: massieu.{call}
+compiled = torch.compile(function, backend="eager")(x)
+assert torch.equal(compiled, function(x))
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)

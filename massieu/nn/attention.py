@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from massieu import statistics
+from massieu.kernels.graphs import call_eagerly
 from massieu.nn.cache import KeyValueCache
-from massieu.nn.graphs import call_eagerly
 from massieu.nn.heads import Heads, unknown
 from massieu.nn.positions import rotate
 from massieu.statistics import Attended

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from massieu.nn.graphs import call_eagerly
+from massieu.kernels.graphs import call_eagerly
 from massieu.nn.heads import unknown
 
 __all__ = ["Norm", "Renormalization", "build_norm", "normalize"]

@@ -10,6 +10,7 @@ from torch.autograd import forward_ad
 
 from massieu import kernels
 from massieu.kernels import Rows
+from massieu.kernels.graphs import call_eagerly
 from massieu.statistics.gradient import Attention
 
 __all__ = ["Attended", "RowStatistics", "attend", "mass_count", "probabilities", "row_statistics"]
@@ -123,7 +124,7 @@ def attend(
         query, key, value, log_weight, sink=sink, scale=scale, causal=causal, window=window, lengths=lengths
     )
     level = {"full": 2, "light": 1, None: 0}[statistics]
-    output, found = _solve(rows, level)
+    output, found = call_eagerly(_solve, rows, level)
     assert output is not None
     return Attended(output, found if level else None)
 
@@ -148,7 +149,7 @@ def row_statistics(
     rows = kernels.arrange(
         natural, support, None, log_weight, sink=sink, scale=scale, causal=causal, window=window, lengths=lengths
     )
-    return _solve(rows, 2)[1]
+    return call_eagerly(_solve, rows, 2)[1]
 
 
 def mass_count(
@@ -182,7 +183,7 @@ def mass_count(
         query, key, None, log_weight, sink=sink, scale=scale, causal=causal, window=window, lengths=lengths
     )
     with torch.no_grad():
-        return rows.restore(kernels.mass_count(rows.inputs, float(mass)))
+        return rows.restore(call_eagerly(kernels.mass_count, rows.inputs, float(mass)))
 
 
 def probabilities(scores: Tensor, log_weight: Tensor | None = None) -> Tensor:
