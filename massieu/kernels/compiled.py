@@ -75,7 +75,7 @@ def serves(inputs: Inputs) -> bool:
     return (
         all(type(x) in (Tensor, torch.nn.Parameter) and x.device.type == "cpu" and x.numel() > 0 for x in tensors)
         and query.dtype in (*TYPES, torch.float16)
-        and not torch.jit.is_tracing()  # type: ignore[no-untyped-call]  # a trace would not hold the call
+        and torch._C._get_tracing_state() is None  # a trace would not hold the call
         and query.shape[-2] + key.shape[-2] < MOST_ATOMS
     )
 
