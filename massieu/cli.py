@@ -21,7 +21,11 @@ ROOT = Path(__file__).resolve().parents[1]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 2 bad usage or bad input."""
     options = command_line().parse_args(arguments)
-    code: int = options.run(options)
+    try:
+        code: int = options.run(options)
+    except ValueError as error:  # bad input, such as a kernel that does not exist
+        print(f"massieu: {error}", file=sys.stderr)
+        return 2
     return code
 
 

@@ -78,3 +78,14 @@ def test_bench_without_a_repository_says_where_to_run_it(tmp_path, monkeypatch, 
     assert out == ""
     assert "run it from a clone of the repository" in err
     assert err.count("\n") == 1
+
+
+def test_a_kernel_that_does_not_exist_is_one_sentence(monkeypatch, capsys):
+    monkeypatch.setenv("MASSIEU_KERNEL", "typo")
+    kernels.selection.loaded.cache_clear()
+    assert cli.main(["doctor"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == (
+        "massieu: MASSIEU_KERNEL must be one of torch, avx512, avx2, portable, got typo; leave it unset for the fastest\n"
+    )

@@ -47,11 +47,8 @@ class _Rows(ctypes.Structure):
     ]
 
 
-def _structure(*fields: str) -> type[ctypes.Structure]:
-    return type("_Call", (ctypes.Structure,), {"_fields_": [("rows", _Rows), *((name, c_void_p) for name in fields)]})
-
-
-_Forward = _structure("output", "statistics")
+class _Forward(ctypes.Structure):
+    _fields_ = [("rows", _Rows), ("output", c_void_p), ("statistics", c_void_p)]
 
 
 class _Backward(ctypes.Structure):

@@ -40,8 +40,6 @@ class GradientBlock {
         keys_ = arena.take<Real>(TILE * width_);
         values_ = arena.take<Real>(TILE * value_width_);
     }
-    int64_t width() const { return width_; }
-    int64_t value_width() const { return value_width_; }
 
     // Gradients of one span: those of the queries are written, those of keys and values are added up.
     void add(const Span& span, Real* grad_key, Real* grad_value) {

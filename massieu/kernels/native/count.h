@@ -42,7 +42,7 @@ class MassCount {
         for (int64_t from = panel_->first_atom; from < panel_->last_atom; from += TILE) {
             const int64_t size = smaller(TILE, panel_->last_atom - from);
             const Tile<Real> keys =
-                tile_of<Input, Real>(rows_.key, rows_.key_batch[span_entry()] + from * rows_.key_row, rows_.key_row,
+                tile_of<Input, Real>(rows_.key, rows_.key_batch[panel_->entry] + from * rows_.key_row, rows_.key_row,
                                      size, rows_.dim, false, keys_);
             tile_scores<Input, Real>(rows_, *panel_, queries_, keys, from, size, weight_ + kept_ * L);
             kept_ += size;
@@ -112,8 +112,6 @@ class MassCount {
                                : heavy.atoms[lane] + smaller(tied, int64_t(std::ceil(missing / weight)));
         }
     }
-
-    int64_t span_entry() const { return panel_->entry; }
 
     const Count& call_;
     const Rows& rows_;
