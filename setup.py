@@ -42,18 +42,30 @@ class BuildKernel(build_ext):
     def build_library(self, threads: list[str]) -> None:
         folder = Path(self.build_temp)
         flags = [*COMMON, *threads]
-        jobs = [("dispatch.cpp", folder, [("MASSIEU_X86", None)] if "avx2" in BUILDS else [], flags)]
-        for name, (size, options) in BUILDS.items():
-            macros = [("MASSIEU_BUILD", name), ("MASSIEU_VECTOR_BYTES", str(size))]
-            jobs.append(("build.cpp", folder / name, macros, [*flags, *options]))
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            objects = [one for done in pool.map(lambda job: self.compile_one(*job), jobs) for one in done]
+            compiled = dict(zip(BUILDS, pool.map(lambda name: self.compile_build(name, flags), BUILDS), strict=True))
+        here = {name: objects for name, objects in compiled.items() if objects}
+        macros = [(f"MASSIEU_HAS_{name.upper()}", None) for name in here]
+        objects = self.compile_one("dispatch.cpp", folder, macros, flags)
+        objects += [one for own in here.values() for one in own]
         target = Path(self.get_ext_fullpath("massieu.kernels.libmassieu"))
         self.compiler.link_shared_object(objects, str(folder / target.name), extra_postargs=threads, target_lang="c++")
         # Copied beside its place and moved: whoever loads the library meanwhile sees the old one or the new one.
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(folder / target.name, target.with_suffix(".new"))
         os.replace(target.with_suffix(".new"), target)
+
+    def compile_build(self, name: str, flags: list[str]) -> list[str]:
+        """The objects of one instruction set; none if the compiler does not know it, except that one must work."""
+        size, options = BUILDS[name]
+        macros = [("MASSIEU_BUILD", name), ("MASSIEU_VECTOR_BYTES", str(size))]
+        try:
+            return self.compile_one("build.cpp", Path(self.build_temp) / name, macros, [*flags, *options])
+        except Exception as error:
+            if name == "portable":
+                raise
+            self.warn(f"the compiled kernel goes without {name} ({error})")
+            return []
 
     def compile_one(self, source: str, folder: Path, macros: list, flags: list[str]) -> list[str]:
         return self.compiler.compile([str(NATIVE / source)], str(folder), macros, extra_postargs=flags)

@@ -25,12 +25,7 @@ Benchmark = Callable[[], list[Row]]
 
 def main(names: Sequence[str] = (), *, json: bool = False) -> int:
     """Run the named benchmarks (all when none is named); the exit code is 2 for an unknown name."""
-    from benchmarks.attention import forward, forward_backward, forward_bfloat16, forward_grouped
-    from benchmarks.memory import memory
-    from benchmarks.retrieval import retrieval
-
-    every = (forward, forward_bfloat16, forward_grouped, forward_backward, retrieval, memory)
-    known: dict[str, Benchmark] = {benchmark.__name__: benchmark for benchmark in every}
+    known = benchmarks()
     unknown = sorted(set(names) - set(known))
     if unknown:
         print(f"massieu bench: NAME must be one of {', '.join(known)}, got {', '.join(unknown)}", file=sys.stderr)
@@ -46,9 +41,19 @@ def main(names: Sequence[str] = (), *, json: bool = False) -> int:
     print("  ".join(f"{name} {fact}" for name, fact in environment().items()))
     for name, rows in results.items():
         print(f"\n{name}\n{table(rows)}")
-        for way, (middle, worst) in summary(rows).items():
-            print(f"{way}: median {middle:.2f}, largest {worst:.2f}")
+        for way, own in summary(rows).items():
+            print(f"{way}: median {own['median']:.2f}, largest {own['largest']:.2f}")
     return 0
+
+
+def benchmarks() -> dict[str, Benchmark]:
+    """All benchmarks by name, in the order in which they run."""
+    from benchmarks.attention import forward, forward_backward, forward_bfloat16, forward_grouped
+    from benchmarks.memory import memory
+    from benchmarks.retrieval import retrieval
+
+    every = (forward, forward_bfloat16, forward_grouped, forward_backward, retrieval, memory)
+    return {benchmark.__name__: benchmark for benchmark in every}
 
 
 def track(cases: Sequence[Case]) -> Iterator[Case]:
@@ -107,11 +112,11 @@ def alternate(ways: dict[str, Callable[[], object]], *, baseline: str, seconds: 
     return row
 
 
-def summary(rows: list[Row]) -> dict[str, tuple[float, float]]:
+def summary(rows: list[Row]) -> dict[str, dict[str, float]]:
     """Median and largest ratio of every way that was compared with a baseline, over all rows."""
     ways = dict.fromkeys(name.removesuffix(" low") for row in rows for name in row if name.endswith(" low"))
     ratios = {way: [row[way] for row in rows if way in row] for way in ways}
-    return {way: (statistics.median(each), max(each)) for way, each in ratios.items()}
+    return {way: {"median": statistics.median(each), "largest": max(each)} for way, each in ratios.items()}
 
 
 def table(rows: list[Row]) -> str:

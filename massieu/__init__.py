@@ -1,4 +1,4 @@
-"""Massieu: softmax attention as an exponential family, measured on real transformers.
+"""Massieu: softmax attention as an exponential family.
 
 The query is the natural parameter, the keys carry the measure, and the attention output is the gradient of the log
 normalizer, the Massieu potential. Start with :func:`attend` (attention with the statistics of every row),

@@ -47,7 +47,8 @@ def command_line() -> Parser:
     doctor.set_defaults(run=run_doctor)
 
     bench = commands.add_parser("bench", help="measure the ratios of benchmarks/ on this machine", allow_abbrev=False)
-    bench.add_argument("names", nargs="*", metavar="NAME", help="which benchmarks; all of them when none is named")
+    names = "forward, forward_bfloat16, forward_grouped, forward_backward, retrieval, memory"
+    bench.add_argument("names", nargs="*", metavar="NAME", help=f"some of {names}; all of them when none is named")
     bench.add_argument("--json", action="store_true", help="print one JSON object")
     bench.set_defaults(run=run_bench)
     return parser
@@ -67,6 +68,7 @@ def run_doctor(options: argparse.Namespace) -> int:
         "numpy": numpy.__version__,
         "threads": torch.get_num_threads(),
         "kernel": kernels.backend(),
+        "reason": kernels.reason(),
     }
     print(json.dumps(facts) if options.json else "\n".join(f"{name:<8} {fact}" for name, fact in facts.items()))
     return 0

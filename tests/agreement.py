@@ -52,8 +52,10 @@ def threads(number: int) -> Iterator[None]:
     """So many threads for torch and the compiled kernel."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
-    yield
-    torch.set_num_threads(before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -22,6 +22,7 @@ def test_the_doctor_names_what_is_installed_and_the_kernel(capsys):
         "numpy": numpy.__version__,
         "threads": torch.get_num_threads(),
         "kernel": kernels.backend(),
+        "reason": kernels.reason(),
     }
 
 
@@ -54,6 +55,15 @@ def test_bad_usage_is_answered_with_one_sentence_and_exit_code_two(arguments, co
     assert out == ""
     assert err.startswith(complaint)
     assert err.count("\n") == 1
+
+
+def test_the_help_of_bench_names_every_benchmark(capsys):
+    from benchmarks.runner import benchmarks
+
+    with pytest.raises(SystemExit):
+        cli.main(["bench", "--help"])
+    listed = " ".join(capsys.readouterr().out.split()).split("some of ")[1].split(";")[0].split(", ")
+    assert listed == list(benchmarks())
 
 
 BENCHMARKS = "def main(names, *, json): print(names, json); return 2 if 'typo' in names else None"

@@ -564,6 +564,7 @@ Q, K, V = torch.zeros(2, 4, 5, 8), torch.zeros(2, 4, 7, 8), torch.zeros(2, 4, 7,
         ((Q, K, V[0, 0, 0]), ValueError, r"value must have shape .* pass value\[:, None\]"),
         ((Q, K, V, torch.full((7,), -1.0).log()), ValueError, "got nan or plus infinity; a nan is often the logarithm"),
         ((Q, K, V, torch.full((7,), torch.inf)), ValueError, "log_weight must be finite or minus infinity, got"),
+        ((Q.to(torch.complex64), K, V), TypeError, "query must be .*, got torch.complex64; attention weights are exp"),
     ],
 )
 def test_bad_tensors_are_refused_in_one_sentence(arguments, error, message):
@@ -583,6 +584,8 @@ def test_bad_tensors_are_refused_in_one_sentence(arguments, error, message):
             "causal must be True or False, got Tensor; a mask of your own goes in",
         ),
         ({"window": 0}, ValueError, "window must be a positive number of atoms, got 0; pass None"),
+        ({"sink": torch.inf}, ValueError, "sink must be finite or minus infinity, got nan or plus infinity"),
+        ({"sink": "0"}, TypeError, "sink must be a number or a floating-point tensor, got str; pass one per head"),
         (
             {"lengths": torch.tensor([3.0, 4.0])},
             TypeError,

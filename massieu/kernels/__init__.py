@@ -7,7 +7,7 @@ statistics), ``backward`` (gradients by recomputation) and ``mass_count``. It kn
 from massieu.kernels.blocks import LN2, LOG2E, hidden
 from massieu.kernels.results import Found, Gradients, Moments, Slope
 from massieu.kernels.rows import Inputs, Plan, Rows, arrange
-from massieu.kernels.selection import backend, backward, forward, mass_count, retrieve
+from massieu.kernels.selection import backend, backward, forward, mass_count, reason, retrieve
 
 __all__ = [
     "Found",
@@ -25,5 +25,6 @@ __all__ = [
     "forward",
     "hidden",
     "mass_count",
+    "reason",
     "retrieve",
 ]

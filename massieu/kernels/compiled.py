@@ -78,10 +78,17 @@ def serves(inputs: Inputs) -> bool:
 
 
 class Library:
-    """One build of the compiled kernel, ready to be called."""
+    """One build of the compiled kernel, ready to be called.
+
+    A library file runs one build at a time in a process: the one that was asked for last.
+    """
 
     def __init__(self, build: str = "", path: Path = LIBRARY) -> None:
         library = ctypes.CDLL(str(path))
+        library.massieu_sizes.restype, library.massieu_sizes.argtypes = c_int64, [c_int64]
+        ours = [ctypes.sizeof(structure) for structure in (_Forward, _Backward, _Count)]
+        if [library.massieu_sizes(i) for i in range(3)] != ours:
+            raise OSError(f"{path.name} was built from another version of the source; build it again")
         library.massieu_build.restype, library.massieu_build.argtypes = ctypes.c_char_p, [ctypes.c_char_p]
         for name in ("forward", "backward", "count", "retrieve"):
             function = getattr(library, f"massieu_{name}")

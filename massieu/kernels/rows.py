@@ -154,16 +154,18 @@ def check_floating(tensor: Any, name: str, remedy: str = "convert it with .doubl
     if not isinstance(tensor, Tensor):
         got = type(tensor).__name__
         raise TypeError(f"{name} must be a floating-point tensor, got {got}; convert it with torch.as_tensor")
+    if tensor.is_complex():
+        remedy = "attention weights are exponentials of real scores: pass the real and the imaginary part side by side"
     if not tensor.is_floating_point():
         raise TypeError(f"{name} must be a floating-point tensor, got {tensor.dtype}; {remedy}")
 
 
-def check_log_weight(log_weight: Tensor) -> None:
+def check_log_weight(log_weight: Tensor, name: str = "log_weight") -> None:
     """One sentence unless every log weight is finite or minus infinity."""
     # The largest one is nan if any is; nothing as large as the log weights is made on the way.
     if log_weight.numel() and not float(log_weight.detach().amax()) < math.inf:
         raise ValueError(
-            "log_weight must be finite or minus infinity, got nan or plus infinity;"
+            f"{name} must be finite or minus infinity, got nan or plus infinity;"
             " a nan is often the logarithm of a negative weight, and an absent atom has weight minus infinity"
         )
 
@@ -285,9 +287,14 @@ def _arrange_sink(
     if sink is None:
         return None
     if not isinstance(sink, Tensor):
-        sink = torch.as_tensor(sink, dtype=torch.float64)
+        if not isinstance(sink, (int, float, np.number)) or isinstance(sink, bool):
+            got = type(sink).__name__
+            raise TypeError(
+                f"sink must be a number or a floating-point tensor, got {got}; pass one log weight per head"
+            )
+        sink = torch.as_tensor(float(sink), dtype=torch.float64)
     check_floating(sink, "sink")
-    check_log_weight(sink)
+    check_log_weight(sink, "sink")
     sizes = (1,) * (len(shape) - sink.dim()) + tuple(sink.shape)
     if len(sizes) > len(shape) or any(own not in (1, whole) for own, whole in zip(sizes, shape, strict=True)):
         raise ValueError(

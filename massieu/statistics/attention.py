@@ -20,8 +20,9 @@ class RowStatistics(NamedTuple):
     r"""What one attention row is as a distribution; every field has shape ``(..., queries)``.
 
     With scores :math:`s_j` (log weights included) and weights :math:`p_j = e^{s_j} / Z`. A row without atoms has
-    nan in every field: average with ``nanmean``. Half-precision inputs give float32 statistics, and scores that may
-    exceed 1000 are computed in float64 whatever comes in.
+    nan in every field: average with ``nanmean``. Half-precision inputs give float32 statistics, and where inner products
+    (scaled, by the norms of the longest query and key) may exceed 1000 everything is computed in float64 whatever
+    comes in. Log weights of that size keep the digits that they came with.
 
     Attributes:
         log_normalizer: :math:`\log Z = \log \sum_j e^{s_j}`.
@@ -79,7 +80,8 @@ def attend(
 
     Nothing of size queries x atoms outlives one tile, forward or backward. Gradients flow to query, key, value,
     log_weight and sink from the output and from every statistic but the peak. Second derivatives
-    (``create_graph=True``) are exact too, but hold the whole matrix of weights.
+    (``create_graph=True``) are exact too, but hold the whole matrix of weights. ``torch.func.grad`` works,
+    ``vmap`` and forward mode do not. Under autocast the inputs keep the dtype in which they arrive.
 
     For ``scaled_dot_product_attention(query, key, value, attn_mask, is_causal=True, enable_gqa=True)`` write
     ``attend(query, key, value, log_weight, causal=True).output``; there is no dropout on the weights.

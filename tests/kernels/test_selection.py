@@ -54,6 +54,7 @@ def test_torch_serves_when_it_is_asked_for(monkeypatch):
     monkeypatch.setenv("MASSIEU_KERNEL", "torch")
     monkeypatch.setattr(selection, "Library", None)  # nobody looks at the library
     assert kernels.backend() == "torch"
+    assert kernels.reason() == "MASSIEU_KERNEL=torch switches the compiled kernel off"
     assert_close(attend_a_little(), expected_output())
 
 
@@ -71,6 +72,7 @@ def test_the_build_that_is_asked_for_serves(monkeypatch, build):
 def test_the_fastest_build_serves_when_none_is_asked_for():
     fastest = next(name for name in selection.BUILDS if built(name) is not None)
     assert kernels.backend() == f"compiled {fastest}"
+    assert kernels.reason() == "the compiled kernel was built and agrees with the torch kernel"
 
 
 @pytest.mark.parametrize("name", ["nonsense", "AVX2", "compiled", "torch "])
@@ -86,6 +88,7 @@ def test_a_kernel_that_does_not_exist_is_an_error_that_names_those_that_do(monke
 def test_without_a_library_torch_serves_in_silence(monkeypatch, tmp_path):
     monkeypatch.setattr(selection, "LIBRARY", tmp_path / "libmassieu.so")
     assert kernels.backend() == "torch"
+    assert kernels.reason().startswith("the compiled kernel was not built: ")
     assert_close(attend_a_little(), expected_output())
 
 
@@ -126,6 +129,12 @@ def test_a_build_that_the_processor_does_not_run_is_refused_with_one_warning(mon
     refused("this processor does not run the of the future build")
 
 
+@needs_library
+def test_a_library_built_from_another_version_is_refused_with_one_warning(monkeypatch):
+    monkeypatch.setattr(compiled, "_Forward", compiled._Backward)
+    refused("libmassieu.so was built from another version of the source; build it again")
+
+
 FIELDS = range(6)
 
 
@@ -137,12 +146,19 @@ class Wrong(Library):
     def forward(self, *arguments, **options):
         found = super().forward(*arguments, **options)
         if self.place == "output":
-            found.output[0, 0, 3] += 1e-2
+            found.output[0, 0, -1] += 1e-2
         if self.place in FIELDS:
-            found.statistics[self.place][1, 0, 3] *= 1.01
+            found.statistics[self.place][1, 0, -1] *= 1.01
         if self.place == "nan":
             found.output[0] = torch.nan
+        few, half = found.output.shape[-2] == 1, found.output.dtype == torch.bfloat16
+        wrong = {"retrieve": options.get("split_atoms"), "few rows": few, "half": half}.get(self.place)
+        if wrong:
+            found.statistics[0].mul_(1.01)
         return found
+
+    def mass_count(self, *arguments):
+        return super().mass_count(*arguments) + 2 * (self.place == "count")
 
     def backward(self, *arguments, **options):
         found = super().backward(*arguments, **options)
@@ -152,7 +168,11 @@ class Wrong(Library):
 
 
 @needs_library
-@pytest.mark.parametrize("place", ["output", "nan", *FIELDS, *(("gradient", i) for i in range(4))], ids=str)
+@pytest.mark.parametrize(
+    "place",
+    ["output", "nan", "retrieve", "few rows", "half", "count", *FIELDS, *(("gradient", i) for i in range(4))],
+    ids=str,
+)
 def test_a_library_that_gives_wrong_numbers_is_refused_with_one_warning(monkeypatch, place):
     monkeypatch.setattr(Wrong, "place", place)
     monkeypatch.setattr(selection, "Library", Wrong)
@@ -166,6 +186,7 @@ def test_a_library_that_refuses_the_small_case_is_refused_with_one_warning(monke
 
     monkeypatch.setattr(Library, "_call", call)
     refused("not enough memory for the tiles of one call")
+    assert kernels.reason().startswith("the compiled kernel was built, but failed when it was loaded")
 
 
 @needs_library

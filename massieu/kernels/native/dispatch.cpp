@@ -26,11 +26,14 @@ void on_threads(int64_t threads, void (*work)(void*, int64_t), void* context) {
 
 static const Build* best_build(const char* limit) {
     const bool any = !limit || !*limit;
-#ifdef MASSIEU_X86
+#ifdef MASSIEU_HAS_AVX512
     __builtin_cpu_init();
     if ((any || !std::strcmp(limit, "avx512")) && __builtin_cpu_supports("avx512f") &&
         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
         return &builds::avx512;
+#endif
+#ifdef MASSIEU_HAS_AVX2
+    __builtin_cpu_init();
     if ((any || !std::strcmp(limit, "avx2")) && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
         return &builds::avx2;
 #endif
@@ -57,6 +60,11 @@ __attribute__((visibility("default"))) const char* massieu_build(const char* nam
     const massieu::Build* build = massieu::best_build(name);
     if (build) massieu::current = build;
     return build ? build->name : nullptr;
+}
+// How long the structures are here, so that a caller made for another version is found out before it calls.
+__attribute__((visibility("default"))) int64_t massieu_sizes(int64_t which) {
+    const int64_t sizes[] = {sizeof(massieu::Forward), sizeof(massieu::Backward), sizeof(massieu::Count)};
+    return which >= 0 && which < 3 ? sizes[which] : 0;
 }
 __attribute__((visibility("default"))) int64_t massieu_forward(const massieu::Forward* call) {
     return massieu::current && massieu::sound(call->rows) ? massieu::current->forward(*call) : massieu::BAD_ARGUMENT;
