@@ -585,7 +585,7 @@ def test_bad_tensors_are_refused_in_one_sentence(arguments, error, message):
         ),
         ({"window": 0}, ValueError, "window must be a positive number of atoms, got 0; pass None"),
         ({"sink": torch.inf}, ValueError, "sink must be finite or minus infinity, got nan or plus infinity"),
-        ({"sink": "0"}, TypeError, "sink must be a number or a floating-point tensor, got str; pass one per head"),
+        ({"sink": "0"}, TypeError, "sink must be a number or a floating-point tensor, got str; pass one log weight"),
         (
             {"lengths": torch.tensor([3.0, 4.0])},
             TypeError,
