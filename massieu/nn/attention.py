@@ -11,7 +11,8 @@ from torch.nn import functional
 from massieu import statistics
 from massieu.kernels.graphs import call_eagerly
 from massieu.nn.cache import KeyValueCache
-from massieu.nn.heads import Heads, unknown
+from massieu.nn.checks import check_measure, unknown
+from massieu.nn.heads import Heads, present
 from massieu.nn.positions import rotate
 from massieu.statistics import Attended
 
@@ -56,6 +57,9 @@ class MeasureAttention(Heads):
         window: each token sees only tokens less than this many positions away.
         scale: factor of the inner products; one over the square root of ``head_dim`` by default.
         rotary: base of rotary positions, such as 10000.0; None for none.
+        sink: whether every head has one more atom at the origin, with value zero and a learned log weight (``sink``,
+            zero at first), that every query sees. It keeps a tied layer a gradient, counts in every statistic and
+            has no place in a cache.
         dropout: probability of dropping an entry of the output in training.
         generator: draws the weights.
 
@@ -73,6 +77,8 @@ class MeasureAttention(Heads):
         True
     """
 
+    cache_type = KeyValueCache
+
     def __init__(
         self,
         dim: int,
@@ -87,6 +93,7 @@ class MeasureAttention(Heads):
         window: int | None = None,
         scale: float | None = None,
         rotary: float | None = None,
+        sink: bool = False,
         dropout: float = 0.0,
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
@@ -115,11 +122,12 @@ class MeasureAttention(Heads):
             self.coefficient = nn.Parameter(torch.ones(num_heads, device=device, dtype=dtype))
         if tying == "source":
             self.source = nn.Parameter(torch.zeros(num_heads, self.head_dim, device=device, dtype=dtype))
+        self.sink = nn.Parameter(torch.zeros(num_heads, device=device, dtype=dtype)) if sink else None
         self.reset_parameters(generator)
 
     def extra_repr(self) -> str:
         """The options that the projections do not show."""
-        return f"tying={self.tying!r}, {super().extra_repr()}"
+        return f"tying={self.tying!r}, {super().extra_repr()}, sink={self.sink is not None}"
 
     def forward(
         self,
@@ -153,7 +161,8 @@ class MeasureAttention(Heads):
             key, value = cache.append(key, value)
         value = key if value is None else value
         if self.tying == "source":
-            log_weight = _add_log_weight(self._tilt(value), log_weight)
+            check_measure(query, key, log_weight, lengths)
+            log_weight = _add_log_weight(self._tilt(value, lengths), log_weight)
         # The kernel is no torch operation, and taps must hear the call in a compiled model too.
         heads, rows = call_eagerly(
             _attend,
@@ -165,6 +174,7 @@ class MeasureAttention(Heads):
             causal=self.causal,
             window=self.window,
             lengths=lengths,
+            sink=self.sink,
             statistics="full" if return_statistics else None,
         )
         output = self._pull_back(heads, key.shape[-2]) if self.tying == "tied" else self.finish(heads)
@@ -192,10 +202,11 @@ class MeasureAttention(Heads):
         out = self.out_proj.weight.unflatten(1, (self.num_heads, -1))
         return score, torch.einsum("dhk,hke->hde", out, value)
 
-    def _tilt(self, value: Tensor) -> Tensor:
-        """The log weights of the source, ``(batch, heads, 1, atoms)``."""
+    def _tilt(self, value: Tensor, lengths: Tensor | int | None) -> Tensor:
+        """The log weights of the source, ``(batch, heads, 1, atoms)``; whatever lies in the padding stays out."""
         source = self.source.unflatten(0, (self.num_key_heads, -1))
-        return torch.einsum("gsk,bgnk->bgsn", source, value).flatten(1, 2).unsqueeze(2)
+        tilt = torch.einsum("gsk,bgnk->bgsn", source, value).flatten(1, 2).unsqueeze(2)
+        return tilt if lengths is None else tilt.masked_fill(~present(lengths, value.shape[-2], value.device), 0.0)
 
     def _pull_back(self, mean: Tensor, atoms: int) -> Tensor:
         """From mean keys to the gradient in the tokens, by the chain rule through the query map."""

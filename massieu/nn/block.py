@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from massieu.nn.cache import KeyValueCache, LinearCache
-from massieu.nn.heads import unknown
+from massieu.nn.checks import check_count, check_dtype, check_tokens, unknown
 from massieu.nn.norms import Norm, build_norm, normalize
 from massieu.statistics import Attended
 
@@ -59,7 +59,9 @@ class FeedForward(nn.Module):
         if activation not in ACTIVATIONS:
             unknown("activation", get_args(Activation), activation)
         width = 4 * dim if hidden_dim is None else hidden_dim
-        self.activation = activation
+        check_count(dim, "dim", "it is the size of the tokens")
+        check_count(width, "hidden_dim", "it is the width in between")
+        self.dim, self.activation = dim, activation
         self.up = nn.Linear(dim, width, bias=bias, device=device, dtype=dtype)
         self.gate = nn.Linear(dim, width, bias=bias, device=device, dtype=dtype) if activation == "swiglu" else None
         self.down = nn.Linear(width, dim, bias=bias, device=device, dtype=dtype)
@@ -71,6 +73,8 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply to the last axis of ``(..., dim)``."""
+        check_tokens(x, "x", self.dim, sequences=False)
+        check_dtype(x, "x", self.up)
         pointwise = ACTIVATIONS[self.activation]
         inner = pointwise(self.up(x)) if self.gate is None else pointwise(self.gate(x)) * self.up(x)
         output: Tensor = self.dropout(self.down(inner))
@@ -111,7 +115,11 @@ class Block(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.pre_norm = pre_norm
+        for name, module in (("attention", attention), ("feed_forward", feed_forward)):
+            if not isinstance(module, nn.Module) and (module is not None or name == "attention"):
+                got = module.__name__ if isinstance(module, type) else type(module).__name__
+                raise TypeError(f"{name} must be a module, got {got}; build it first, as in MeasureAttention(dim, 4)")
+        self.dim, self.pre_norm = dim, pre_norm
         self.attention_norm = build_norm(norm, dim, norm_eps, device, dtype)
         self.attention = attention
         self.feed_forward_norm = None if feed_forward is None else build_norm(norm, dim, norm_eps, device, dtype)
@@ -127,6 +135,8 @@ class Block(nn.Module):
         return_statistics: bool = False,
     ) -> Tensor | Attended:
         """Apply to ``(batch, tokens, dim)``; arguments and result as in :meth:`MeasureAttention.forward`."""
+        check_tokens(x, "x", self.dim)
+        check_dtype(x, "x", self)
         inner = normalize(self.attention_norm, x, lengths) if self.pre_norm else x
         found = self.attention(
             inner, None, log_weight, lengths=lengths, cache=cache, return_statistics=return_statistics

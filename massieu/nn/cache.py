@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from massieu.nn.checks import check_count
+
 __all__ = ["KeyValueCache", "LinearCache"]
 
 
@@ -26,6 +28,7 @@ class KeyValueCache:
     """
 
     def __init__(self, capacity: int = 0) -> None:
+        check_count(capacity, "capacity", "it is a number of tokens", least=0)
         self.capacity = capacity
         self.length = 0
         self._buffers: list[Tensor] = []
@@ -77,6 +80,18 @@ class LinearCache:
     def __init__(self) -> None:
         self.length = 0
         self.state: Tensor | None = None
+
+    def recall(self, key: Tensor, value: Tensor) -> Tensor:
+        """The sums so far, zero at first, for keys and values that go on from there."""
+        shape = (*key.shape[:2], key.shape[-1], value.shape[-1])
+        if self.state is None:
+            return key.new_zeros(shape)
+        if self.state.shape != shape or self.state.dtype != key.dtype:
+            raise ValueError(
+                f"the cache holds (batch, heads, dim, dim) {tuple(self.state.shape)} {self.state.dtype},"
+                f" got {shape} {key.dtype}; use a new cache for another batch or layer"
+            )
+        return self.state
 
     def store(self, state: Tensor, tokens: int) -> None:
         """Replace the sums after ``tokens`` more tokens."""

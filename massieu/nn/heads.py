@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 import torch
 from torch import Tensor, nn
 
+from massieu.nn.cache import KeyValueCache, LinearCache
+from massieu.nn.checks import check_count, check_dtype, check_tokens
 from massieu.nn.positions import rotate
 
-__all__ = ["Heads", "unknown"]
+__all__ = ["Heads", "present"]
 
 
 class Heads(nn.Module):
@@ -18,6 +18,8 @@ class Heads(nn.Module):
     Weights have the names and shapes of most models: ``q_proj``, ``k_proj``, ``v_proj`` and ``out_proj``, each an
     ``nn.Linear`` whose rows (columns for the last) are sorted by head.
     """
+
+    cache_type: type[KeyValueCache] | type[LinearCache]
 
     def __init__(
         self,
@@ -37,10 +39,20 @@ class Heads(nn.Module):
         dtype: torch.dtype | None,
     ) -> None:
         super().__init__()
+        check_count(dim, "dim", "it is the size of the tokens")
+        check_count(num_heads, "num_heads", "it is the number of query heads")
+        for name, size, remedy in (
+            ("num_key_heads", num_key_heads, "pass None for as many as num_heads"),
+            ("head_dim", head_dim, "pass None for the share of a head in dim"),
+            ("context_dim", context_dim, "pass None for the size of the tokens"),
+            ("window", window, "pass None for no window"),
+        ):
+            if size is not None:
+                check_count(size, name, remedy)
         key_heads = num_heads if num_key_heads is None else num_key_heads
-        if num_heads < 1 or key_heads < 1 or num_heads % key_heads:
+        if num_heads % key_heads:
             raise ValueError(
-                f"num_heads must be a positive multiple of num_key_heads, got {num_heads} and {key_heads};"
+                f"num_heads must be a multiple of num_key_heads, got {num_heads} and {key_heads};"
                 " each key head serves the same number of query heads"
             )
         if head_dim is None and dim % num_heads:
@@ -51,7 +63,7 @@ class Heads(nn.Module):
         self.context_dim = dim if context_dim is None else context_dim
         self.num_heads, self.num_key_heads = num_heads, key_heads
         self.head_dim = dim // num_heads if head_dim is None else head_dim
-        self.causal, self.window, self.rotary = causal, window, rotary
+        self.causal, self.window, self.rotary = causal, None if window is None else int(window), rotary
         if rotary is not None and (rotary <= 1 or self.head_dim % 2):
             raise ValueError(
                 f"rotary must be a base above one and head_dim even, got {rotary} and {self.head_dim};"
@@ -85,13 +97,20 @@ class Heads(nn.Module):
 
         Of ``past`` earlier tokens the keys are elsewhere; the queries are the last of the atoms.
         """
-        self._check(x, "x", self.dim)
+        check_tokens(x, "x", self.dim)
+        check_dtype(x, "x", self.q_proj)
         if context is None and self.context_dim != self.dim:
             raise ValueError(
                 f"context must have shape (batch, atoms, {self.context_dim}), got None; pass the tokens to attend to"
             )
         context = x if context is None else context
-        self._check(context, "context", self.context_dim)
+        check_tokens(context, "context", self.context_dim)
+        check_dtype(context, "context", self.k_proj)
+        if context.shape[0] not in (1, x.shape[0]) and x.shape[0] != 1:
+            raise ValueError(
+                f"context must have the batch size of x or one, got {context.shape[0]} and {x.shape[0]};"
+                " give every sequence its context"
+            )
         query, key = self._split(self.q_proj(x)), self._split(self.k_proj(context))
         value = None if self.v_proj is None else self._split(self.v_proj(context))
         if self.rotary is not None:
@@ -111,25 +130,28 @@ class Heads(nn.Module):
 
     def check_cache(self, context: Tensor | None, cache: object) -> None:
         """One sentence unless a cache makes sense here."""
-        if cache is not None and (context is not None or not self.causal):
+        if cache is None:
+            return
+        self.check_cache_type(cache)
+        if context is not None or not self.causal:
             got = "a context" if self.causal else "causal=False"
             raise ValueError(
                 f"a cache needs causal self-attention, got {got}; build the layer with causal=True and pass x only"
+            )
+
+    def check_cache_type(self, cache: object) -> None:
+        """One sentence unless the cache is one of this layer's kind."""
+        if not isinstance(cache, self.cache_type):
+            raise TypeError(
+                f"cache must be a {self.cache_type.__name__}, got {type(cache).__name__}; make one with new_cache()"
             )
 
     def _split(self, x: Tensor) -> Tensor:
         heads: Tensor = x.unflatten(-1, (-1, self.head_dim))
         return heads.transpose(1, 2)
 
-    @staticmethod
-    def _check(x: Tensor, name: str, dim: int) -> None:
-        if x.dim() != 3 or x.shape[-1] != dim:
-            raise ValueError(
-                f"{name} must have shape (batch, tokens, {dim}), got {tuple(x.shape)};"
-                f" for a single sequence pass {name}[None]"
-            )
 
-
-def unknown(name: str, allowed: tuple[object, ...], got: object) -> NoReturn:
-    """One sentence for an option that is none of those allowed."""
-    raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {got!r}; check the spelling")
+def present(lengths: Tensor | int, atoms: int, device: torch.device) -> Tensor:
+    """Which atoms lie within the lengths, ``(batch or 1, heads or 1, 1, atoms)``."""
+    lengths = torch.as_tensor(lengths, device=device)
+    return torch.arange(atoms, device=device) < lengths.reshape(*lengths.shape, *[1] * (4 - lengths.dim()))

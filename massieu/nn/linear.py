@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from massieu.nn.cache import LinearCache
-from massieu.nn.heads import Heads, unknown
+from massieu.nn.checks import check_count, check_measure, unknown
+from massieu.nn.heads import Heads, present
 from massieu.statistics import Attended
 
 __all__ = ["Form", "LinearAttention"]
@@ -60,6 +61,8 @@ class LinearAttention(Heads):
         >>> layer(torch.randn(2, 5, 16)).shape
         torch.Size([2, 5, 16])
     """
+
+    cache_type = LinearCache
 
     def __init__(
         self,
@@ -133,6 +136,8 @@ class LinearAttention(Heads):
             The output, ``(batch, queries, dim)``, or ``(output, None)``.
         """
         self.check_cache(context, cache)
+        if self.window is not None:
+            check_count(self.window, "window", "pass None for no window")
         if cache is not None and not (log_weight is None and lengths is None and self.window is None):
             raise ValueError(
                 "LinearAttention with a cache must see every token alike, got log_weight, lengths or a window;"
@@ -140,12 +145,18 @@ class LinearAttention(Heads):
             )
         query, key, value = self.project(x, context, 0 if cache is None else cache.length)
         assert value is not None
+        check_measure(query, key, log_weight, lengths)
         share = self.num_heads // self.num_key_heads
         key, value = (heads.repeat_interleave(share, 1) for heads in (key, value))
         if self.form == "elu":
             query, key = 1 + functional.elu(query), 1 + functional.elu(key)
             value = functional.pad(value, (0, 1), value=1.0)  # its sum is the divisor
-        sums, total = self._sum(self.scale * query, key, value, _weight(key, log_weight, lengths), cache)
+        weight = _weight(key, log_weight, lengths)
+        if not (log_weight is None and lengths is None):
+            # Zero times nan would be nan: what no query sees must not stay in the keys and values.
+            absent = (weight == 0).all(-2, keepdim=True).mT
+            key, value = key.masked_fill(absent, 0.0), value.masked_fill(absent, 0.0)
+        sums, total = self._sum(self.scale * query, key, value, weight, cache)
         if self.form == "elu":
             sums, total = sums[..., :-1], sums[..., -1]
         if self.form != "sum":
@@ -164,13 +175,13 @@ class LinearAttention(Heads):
         queries, atoms = query.shape[-2], key.shape[-2]
         if self.window is not None or weight.shape[-2] > 1 or (self.causal and queries != atoms):
             weight = weight * self._visible(queries, atoms, query.device)
-            return (query @ key.mT * weight) @ value, weight.sum(-1)
-        past = 0 if cache is None else cache.length
+            return (query @ key.mT * weight).masked_fill(weight == 0, 0.0) @ value, weight.sum(-1)
         key = key * weight.mT
         if not self.causal:
             return query @ (key.mT @ value), weight.sum(-1)
-        state = None if cache is None else cache.state
-        sums, state = _scan(query, key, value, state)
+        memory = LinearCache() if cache is None else cache
+        past = memory.length
+        sums, state = _scan(query, key, value, memory.recall(key, value))
         if cache is not None:
             cache.store(state, atoms)
         return sums, past + weight.squeeze(-2).cumsum(-1)
@@ -189,16 +200,12 @@ def _weight(key: Tensor, log_weight: Tensor | None, lengths: Tensor | int | None
         given = log_weight if log_weight.dtype == torch.bool else log_weight.exp()
         weight = weight * given.to(key.dtype)
     if lengths is not None:
-        lengths = torch.as_tensor(lengths, device=key.device)
-        lengths = lengths.reshape(*lengths.shape, *[1] * (4 - lengths.dim()))
-        weight = weight * (torch.arange(key.shape[-2], device=key.device) < lengths)
+        weight = weight * present(lengths, key.shape[-2], key.device)
     return weight
 
 
-def _scan(query: Tensor, key: Tensor, value: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+def _scan(query: Tensor, key: Tensor, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Causal sums by chunks: products inside a chunk, the state of all before it, and the state at the end."""
-    if state is None:
-        state = key.new_zeros(*key.shape[:2], key.shape[-1], value.shape[-1])
     parts = []
     for q, k, v in zip(*(x.split(CHUNK, dim=-2) for x in (query, key, value)), strict=True):
         parts.append((q @ k.mT).tril() @ v + q @ state)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from massieu.kernels.graphs import call_eagerly
-from massieu.nn.heads import unknown
+from massieu.nn.checks import check_measure, check_tokens, unknown
 
 __all__ = ["Norm", "Renormalization", "build_norm", "normalize"]
 
@@ -71,17 +71,14 @@ class Renormalization(nn.Module):
         Returns:
             The same shape.
         """
-        if x.dim() != 3 or x.shape[-1] != self.dim:
-            raise ValueError(
-                f"x must have shape (batch, tokens, {self.dim}), got {tuple(x.shape)};"
-                " for a single sequence pass x[None]"
-            )
+        check_tokens(x, "x", self.dim)
+        check_measure(x, x, None, lengths)
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         count = torch.as_tensor(x.shape[1] if lengths is None else lengths, device=x.device).reshape(-1, 1, 1)
-        inside = torch.arange(x.shape[1], device=x.device)[:, None] < count
+        outside = torch.arange(x.shape[1], device=x.device)[:, None] >= count
         count = count.clamp_min(1)
-        centred = wide - (wide * inside).sum(1, keepdim=True) / count
-        cloud = centred * inside
+        centred = wide - wide.masked_fill(outside, 0.0).sum(1, keepdim=True) / count
+        cloud = centred.masked_fill(outside, 0.0)
         covariance = torch.einsum("bnd,bne->bde", cloud, cloud) / count
         root: Tensor = call_eagerly(_InverseRoot.apply, covariance, self.eps)[0]
         white = torch.einsum("bnd,bde->bne", centred, root).to(x.dtype)

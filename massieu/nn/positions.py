@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from massieu.kernels.rows import check_floating
+
 __all__ = ["rotate"]
 
 
@@ -33,6 +35,12 @@ def rotate(x: Tensor, offset: int = 0, *, base: float = 10000.0, inverse: bool =
         >>> torch.allclose(rotate(rotate(x, 7), 7, inverse=True), x)
         True
     """
+    check_floating(x, "x")
+    if x.dim() < 2 or x.shape[-1] % 2:
+        raise ValueError(
+            f"x must have shape (..., tokens, dim) with dim even, got {tuple(x.shape)};"
+            " coordinates turn in pairs, and for a single vector pass x[None]"
+        )
     tokens, half = x.shape[-2], x.shape[-1] // 2
     exponent = torch.arange(half, device=x.device, dtype=torch.float64) / half
     place = torch.arange(offset, offset + tokens, device=x.device, dtype=torch.float64)

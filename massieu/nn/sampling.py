@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from numbers import Real
+
 import torch
 from torch import Tensor
 
 from massieu import statistics
+from massieu.nn.checks import check_count
 
 __all__ = ["check_sampling", "draw"]
 
@@ -26,9 +30,12 @@ def draw(logits: Tensor, temperature: float, top_k: int | None, generator: torch
     return torch.multinomial(statistics.probabilities(logits), 1, generator=generator).squeeze(-1)
 
 
-def check_sampling(temperature: float, top_k: int | None) -> None:
+def check_sampling(max_new_tokens: int, temperature: float, top_k: int | None) -> None:
     """One sentence unless the options make sense."""
-    if temperature < 0:
-        raise ValueError(f"temperature must not be negative, got {temperature}; 0 takes the most likely word")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k must be a positive number of words, got {top_k}; pass None for all of them")
+    check_count(max_new_tokens, "max_new_tokens", "it is the number of words to add", least=0)
+    if not isinstance(temperature, Real) or not math.isfinite(temperature) or temperature < 0:
+        raise ValueError(
+            f"temperature must be a finite number from zero up, got {temperature!r}; 0 takes the most likely word"
+        )
+    if top_k is not None:
+        check_count(top_k, "top_k", "pass None for all words")

@@ -12,7 +12,8 @@ from torch.nn import functional
 from massieu.nn.attention import MeasureAttention, Tying
 from massieu.nn.block import Activation, Block, FeedForward
 from massieu.nn.cache import KeyValueCache, LinearCache
-from massieu.nn.heads import unknown
+from massieu.nn.checks import check_count, check_dtype, check_tokens, check_words, unknown
+from massieu.nn.heads import Heads
 from massieu.nn.initialization import initialize
 from massieu.nn.linear import LinearAttention
 from massieu.nn.norms import Norm, build_norm, normalize
@@ -105,6 +106,16 @@ class Transformer(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_count(num_layers, "num_layers", "a model has at least one block")
+        for name, size, remedy in (
+            ("vocabulary", vocabulary, "pass None for vectors"),
+            ("input_dim", input_dim, "pass None for vectors of size dim"),
+            ("output_dim", output_dim, "pass None for the vocabulary or hidden states"),
+            ("max_length", max_length, "pass None for any length"),
+        ):
+            if size is not None:
+                check_count(size, name, remedy)
+        check_count(dim, "dim", "it is the size of the hidden states")
         if vocabulary is not None and input_dim is not None:
             raise ValueError(
                 f"inputs are words or vectors, got vocabulary={vocabulary} and input_dim={input_dim}; pass only one"
@@ -133,6 +144,7 @@ class Transformer(nn.Module):
 
         def build(kind: Attention | nn.Module) -> nn.Module:
             if isinstance(kind, nn.Module):
+                _check_causal(kind, causal)
                 return kind
             rotary = rotary_base if positions == "rotary" else None
             options: dict[str, Any] = {"bias": bias, "causal": causal, "window": window, "rotary": rotary}
@@ -232,6 +244,7 @@ class Transformer(nn.Module):
         if self.vocabulary is None or not self.causal:
             got = "vectors as inputs" if self.vocabulary is None else "causal=False"
             raise ValueError(f"generate needs a causal model with a vocabulary, got {got}; build one with both")
+        check_sampling(max_new_tokens, temperature, top_k)
         self._check_inputs(tokens, 0)
         if tokens.shape[1] == 0:
             raise ValueError("generate needs a prompt, got no tokens; start with one, such as a word for the beginning")
@@ -240,7 +253,6 @@ class Transformer(nn.Module):
                 f"prompt and continuation must fit max_length {self.max_length}, got {tokens.shape[1]} and"
                 f" {max_new_tokens} words; ask for fewer, or shorten the prompt"
             )
-        check_sampling(temperature, top_k)
         cache, step = self.new_cache(tokens.shape[1] + max_new_tokens), tokens
         for _ in range(max_new_tokens):
             hidden, _ = self._hidden(step, None, None, cache, False)
@@ -256,7 +268,7 @@ class Transformer(nn.Module):
         cache: Cache | None,
         return_statistics: bool,
     ) -> tuple[Tensor, list[RowStatistics | None]]:
-        past = cache[0].length if cache else 0
+        past = 0 if cache is None else self._check_cache(cache)
         self._check_inputs(inputs, past)
         x: Tensor = inputs if self.embedding is None else self.embedding(inputs)
         if self.positions is not None:
@@ -283,30 +295,56 @@ class Transformer(nn.Module):
         return block
 
     def _check_inputs(self, inputs: Tensor, past: int) -> None:
-        whole = not inputs.is_floating_point()
-        if self.vocabulary is not None and (inputs.dim() != 2 or not whole):
-            raise ValueError(
-                f"inputs must be word numbers of shape (batch, tokens), got {inputs.dtype} {tuple(inputs.shape)};"
-                " for a single sequence pass inputs[None]"
-            )
-        if self.vocabulary is None and (inputs.dim() != 3 or inputs.shape[-1] != self.input_dim or whole):
-            raise ValueError(
-                f"inputs must be vectors of shape (batch, tokens, {self.input_dim}), got {inputs.dtype}"
-                f" {tuple(inputs.shape)}; for a single sequence pass inputs[None]"
-            )
+        if self.vocabulary is not None:
+            check_words(inputs, self.vocabulary)
+        else:
+            check_tokens(inputs, "inputs", self.input_dim)
+            check_dtype(inputs, "inputs", self)
         if self.max_length is not None and past + inputs.shape[1] > self.max_length:
             raise ValueError(
                 f"sequences must not exceed max_length {self.max_length}, got {past + inputs.shape[1]} tokens;"
                 " cut them, or build the model with a larger max_length"
             )
 
+    def _check_cache(self, cache: Cache) -> int:
+        """The number of tokens that all layers have seen; one sentence unless they have."""
+        if not isinstance(cache, (list, tuple)) or len(cache) != self.num_layers:
+            got = f"{len(cache)} entries" if isinstance(cache, (list, tuple)) else type(cache).__name__
+            raise ValueError(
+                f"cache must be a list of one cache for each of the {self.num_layers} layers, got {got};"
+                " make one with new_cache()"
+            )
+        for layer, own in enumerate(cache):
+            attention = self._block(layer).attention
+            if isinstance(attention, Heads):
+                attention.check_cache_type(own)
+        lengths = [own.length for own in cache]
+        if len(set(lengths)) > 1:
+            raise ValueError(
+                f"every layer must have seen the same tokens, got lengths {lengths}; make a new cache with new_cache()"
+            )
+        return lengths[0]
+
 
 def _one_per_block(attention: Attention | Sequence[Attention | nn.Module], blocks: int) -> list[Attention | nn.Module]:
     if isinstance(attention, str):
         return [attention] * blocks
+    if not isinstance(attention, (list, tuple, nn.ModuleList)):
+        raise TypeError(
+            f"attention must be a name or a list with one entry per block, got {type(attention).__name__};"
+            " put a module into a list"
+        )
     if len(attention) != blocks:
         raise ValueError(
             f"attention must be one name or one entry for each of the {blocks} blocks, got {len(attention)} entries;"
             " shared layers are one block"
         )
     return list(attention)
+
+
+def _check_causal(attention: nn.Module, causal: bool) -> None:
+    if causal and not getattr(attention, "causal", True):
+        raise ValueError(
+            f"a causal model needs causal attention, got a {type(attention).__name__} with causal=False;"
+            " build it with causal=True, or the model with causal=False"
+        )

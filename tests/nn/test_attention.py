@@ -208,7 +208,9 @@ def test_without_a_source_the_attention_is_free():
 
 
 @pytest.mark.parametrize("tying", TYINGS)
-@pytest.mark.parametrize("options", [{}, {"rotary": 100.0, "num_key_heads": 2}, {"rotary": 100.0, "window": 3}])
+@pytest.mark.parametrize(
+    "options", [{}, {"rotary": 100.0, "num_key_heads": 2}, {"rotary": 100.0, "window": 3}, {"sink": True}]
+)
 def test_a_cache_changes_nothing(tying, options):
     layer, x = build(tying=tying, causal=True, **options), randn(2, 9, 16)
     whole, rows = layer(x, return_statistics=True)
@@ -229,6 +231,74 @@ def test_the_query_token_can_be_left_out_of_its_keys():
     assert_close(layer(x, lengths=5), layer(x, x[:, :5]), rtol=0, atol=1e-14)
     assert torch.equal(layer(x, lengths=5)[:, :5], layer(moved, lengths=5)[:, :5])
     assert not torch.equal(layer(x)[:, :5], layer(moved)[:, :5])
+
+
+def with_sink(layer: MeasureAttention, x: Tensor, log_weight: Tensor, lengths: Tensor):
+    """Free or source attention over the tokens and one more atom of value zero, from the whole matrix."""
+    query, key, value = (by_heads(projection, x, 4) for projection in (layer.q_proj, layer.k_proj, layer.v_proj))
+    if layer.tying == "source":
+        log_weight = log_weight + torch.einsum("hk,bhnk->bhn", layer.source, value)[:, :, None]
+    found = dense(query, key, value, log_weight, causal=layer.causal, lengths=lengths, sink=layer.sink)
+    return layer.out_proj(found.output.permute(0, 2, 1, 3).reshape(*x.shape[:2], -1)), found
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("tying", ["free", "source"])
+def test_a_sink_is_one_more_atom_of_value_zero(tying, causal):
+    layer, x, log_weight = build(tying=tying, causal=causal, sink=True), randn(2, 9, 16), randn(4, 9, 9, seed=5)
+    lengths = torch.tensor([9, 0])
+    output, found = layer(x, log_weight=log_weight, lengths=lengths, return_statistics=True)
+    expected, rows = with_sink(layer, x, log_weight, lengths)
+    assert_close(output, expected, rtol=0, atol=1e-13)
+    for name, field in found._asdict().items():
+        assert_close(field, getattr(rows, name), rtol=1e-12, atol=1e-12)
+    names = ["sink", "q_proj.weight", "v_proj.weight"]
+    weights = [layer.get_parameter(name) for name in names]
+    ours, theirs = (torch.autograd.grad(result.square().sum(), weights) for result in (output, expected))
+    for name, one, other in zip(names, ours, theirs, strict=True):
+        assert_close(one, other, rtol=0, atol=1e-11, msg=name)
+
+
+def test_a_fresh_sink_is_the_zero_atom_of_torch():
+    theirs = nn.MultiheadAttention(16, 4, batch_first=True, add_zero_attn=True, dtype=torch.float64)
+    ours, x = MeasureAttention(16, 4, sink=True, dtype=torch.float64), randn(2, 5, 16)
+    with torch.no_grad():
+        for name, weight in zip("qkv", theirs.in_proj_weight.chunk(3), strict=True):
+            getattr(ours, f"{name}_proj").weight.copy_(weight)
+    ours.out_proj.load_state_dict(theirs.out_proj.state_dict())
+    assert ours.sink.shape == (4,)
+    assert_close(ours(x), theirs(x, x, x, need_weights=False)[0], rtol=0, atol=1e-14)
+
+
+def test_tied_attention_with_a_sink_is_still_a_gradient():
+    layer, x, context = build(tying="tied", sink=True), randn(2, 7, 16).requires_grad_(), randn(2, 7, 16)
+    output, found = layer(x, context, return_statistics=True)
+    (slope,) = torch.autograd.grad(torch.einsum("h,bhq->", layer.coefficient, found.log_normalizer), x)
+    assert_close(output, slope, rtol=0, atol=1e-13)
+    assert float((output - build(tying="tied")(x, context)).detach().abs().max()) > 0.01
+
+
+@pytest.mark.parametrize("tying", TYINGS)
+def test_only_a_layer_with_a_sink_stores_one(tying):
+    plain, other = build(tying=tying), build(tying=tying, sink=True)
+    assert set(other.state_dict()) - set(plain.state_dict()) == {"sink"}
+    assert "sink" not in plain.state_dict()
+    fresh, x = MeasureAttention(16, 4, tying=tying, sink=True, dtype=torch.float64), randn(2, 5, 16)
+    assert bool((fresh.sink == 0).all())
+    fresh.load_state_dict(other.state_dict())
+    assert torch.equal(fresh(x), other(x))
+    assert "sink=True" in repr(fresh)
+    nn.init.constant_(other.sink, -torch.inf)  # an absent sink
+    plain.load_state_dict({name: weight for name, weight in other.state_dict().items() if name != "sink"})
+    assert_close(other(x), plain(x), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("tying", TYINGS)
+def test_what_lies_beyond_the_lengths_does_not_leak(tying):
+    layer, x = build(tying=tying), randn(2, 6, 16)
+    spoiled = x.clone()
+    spoiled[:, 4:] = torch.tensor([torch.nan, torch.inf])[:, None]
+    assert_close(layer(spoiled, lengths=4)[:, :4], layer(x[:, :4]), rtol=0, atol=1e-13)
 
 
 def test_a_context_may_have_a_size_and_a_length_of_its_own():
@@ -304,8 +374,8 @@ def test_a_generator_decides_the_weights():
     ("options", "message"),
     [
         ({"dim": 10}, "dim must be a multiple of num_heads, got 10 and 4; or say head_dim yourself"),
-        ({"num_key_heads": 3}, "positive multiple of num_key_heads, got 4 and 3; each key head serves"),
-        ({"num_heads": 0}, "positive multiple of num_key_heads, got 0 and 0; each key head serves"),
+        ({"num_key_heads": 3}, "multiple of num_key_heads, got 4 and 3; each key head serves"),
+        ({"num_heads": 0}, "num_heads must be a whole number of at least 1, got 0; it is the number of query"),
         ({"tying": "half"}, "tying must be one of 'free', 'tied', 'source', got 'half'; check the spelling"),
         ({"rotary": True}, "rotary must be a base above one and head_dim even, got True and 4; 10000.0 is the usual"),
         (

@@ -130,6 +130,24 @@ def test_a_row_without_atoms_gives_zero():
         assert_close(output, layer.out_proj.bias.expand(1, 3, 8))
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": 2}])
+def test_what_lies_in_absent_atoms_does_not_leak(form, options):
+    layer, x = build(form, **options), randn(2, 6, 8)
+    spoiled = x.clone()
+    spoiled[:, 4:] = torch.tensor([torch.nan, torch.inf])[:, None]
+    spoiled[:, 4:, 3] = -torch.inf
+    mask = torch.arange(6) < 4
+    pattern = mask & torch.ones(6, 6, dtype=torch.bool).tril(4)
+    log_weight = torch.zeros(6, dtype=torch.float64).masked_fill(~mask, -torch.inf)
+    expected = layer(x[:, :4])
+    for given in ({"lengths": 4}, {"log_weight": mask}, {"log_weight": log_weight}, {"log_weight": pattern}):
+        assert_close(layer(spoiled, **given)[:, :4], expected, rtol=0, atol=1e-13)
+    assert_close(
+        layer(x[:, :4], spoiled, lengths=4), layer(x[:, :4], torch.cat([x[:, :4], 0 * x[:, 4:]], 1), lengths=4)
+    )
+
+
 def test_there_are_no_statistics():
     output, found = build()(randn(1, 3, 8), return_statistics=True)
     assert output.shape == (1, 3, 8)

@@ -65,6 +65,8 @@ def test_tokens_beyond_the_length_do_not_shape_the_cloud():
     assert_close(found[1, :6], norm(x[1:, :6])[0], rtol=0, atol=1e-12)
     assert_close(norm(x, 6)[:, :6], norm(x[:, :6]), rtol=0, atol=1e-12)
     assert bool(torch.isfinite(norm(x, torch.tensor([0, 1]))).all())
+    moved[1, 6:] = torch.nan
+    assert_close(norm(moved, lengths)[1, :6], found[1, :6], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("tokens", [3, 20])

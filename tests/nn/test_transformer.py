@@ -355,12 +355,12 @@ def test_options_that_do_not_fit_are_refused(options, message):
         (
             {"vocabulary": None},
             randn(5, 16),
-            r"vectors of shape \(batch, tokens, 16\), got torch.float64 \(5, 16\); for",
+            r"inputs must have shape \(batch, tokens, 16\), got \(5, 16\); for a single sequence",
         ),
         (
             {"vocabulary": None, "input_dim": 3},
             randn(1, 5, 16),
-            r"vectors of shape \(batch, tokens, 3\), got torch.float64",
+            r"inputs must have shape \(batch, tokens, 3\), got \(1, 5, 16\); project it to size 3",
         ),
         ({"max_length": 4}, words(1, 5), "sequences must not exceed max_length 4, got 5 tokens; cut them, or build"),
     ],
@@ -377,8 +377,12 @@ def test_inputs_that_do_not_fit_are_refused(options, inputs, message):
         ({"vocabulary": None}, {}, "a causal model with a vocabulary, got vectors as inputs; build one with both"),
         ({}, {"tokens": words(1, 0)}, "generate needs a prompt, got no tokens; start with one"),
         ({"max_length": 6}, {}, "must fit max_length 6, got 5 and 3 words; ask for fewer, or shorten the prompt"),
-        ({}, {"temperature": -1.0}, "temperature must not be negative, got -1.0; 0 takes the most likely word"),
-        ({}, {"top_k": 0}, "top_k must be a positive number of words, got 0; pass None for all of them"),
+        (
+            {},
+            {"temperature": -1.0},
+            "temperature must be a finite number from zero up, got -1.0; 0 takes the most likely word",
+        ),
+        ({}, {"top_k": 0}, "top_k must be a whole number of at least 1, got 0; pass None for all words"),
     ],
 )
 def test_generation_that_cannot_work_is_refused(options, arguments, message):
