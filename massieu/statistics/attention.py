@@ -20,9 +20,9 @@ class RowStatistics(NamedTuple):
     r"""What one attention row is as a distribution; every field has shape ``(..., queries)``.
 
     With scores :math:`s_j` (log weights included) and weights :math:`p_j = e^{s_j} / Z`. A row without atoms has
-    nan in every field: average with ``nanmean``. Half-precision inputs give float32 statistics, and where inner products
-    (scaled, by the norms of the longest query and key) may exceed 1000 everything is computed in float64 whatever
-    comes in. Log weights of that size keep the digits that they came with.
+    nan in every field: average with ``nanmean``. Half-precision inputs give float32 statistics, and where inner
+    products (scaled, by the norms of the longest query and key) may exceed 1000 everything is computed in float64
+    whatever comes in. Log weights of that size keep the digits that they came with.
 
     Attributes:
         log_normalizer: :math:`\log Z = \log \sum_j e^{s_j}`.
