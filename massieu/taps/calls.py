@@ -1,0 +1,78 @@
+"""One attention call as a measure over atoms, the same for every model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+__all__ = ["AttentionCall", "Scores"]
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    r"""One attention call seen inside a running model.
+
+    .. math:: p_{ij} \propto e^{s_{ij} + \log h_{ij}}, \qquad
+              s_{ij} = \mathrm{scale} \, \langle q_i, k_j \rangle
+
+    and with a softcap c the score is :math:`c \tanh(s_{ij} / c)`. Tensors are the model's own: they may be part of its
+    graph (detach what you keep) and must not be changed in place. Weights are those before dropout.
+
+    Attributes:
+        name: path of the attention module in the model, such as ``"encoder.layer.0.attention.self"``.
+        number: how many calls of this module came before in this forward pass.
+        layer: number of ``(name, number)`` among those of the same stack, the same in every pass.
+        stack: "encoder" (tokens see each other), "decoder" (tokens see earlier ones), "cross" (tokens see others).
+        query: ``(batch, heads, queries, dim)``, rotary positions included.
+        key: ``(batch, key_heads, atoms, dim)``; ``key_heads`` divides ``heads``.
+        value: ``(batch, key_heads, atoms, value_dim)``.
+        log_weight: boolean (True = present) or floating :math:`\log h`, minus infinity where an atom is absent;
+            broadcasts to ``(batch, heads, queries, atoms)``. None if nothing but causality and the window.
+        scale: factor of the inner products.
+        causal: query ``i`` sees the atoms up to ``i + atoms - queries``, as in :func:`massieu.attend`.
+        window: a query sees only atoms less than this many positions away.
+        sink: ``(heads,)``, log weight of one more atom at the origin with value zero.
+        softcap: bound of the scores, or None.
+        scores: ``(batch, heads, queries, atoms)``, everything included, only where query and key could not be seen.
+        output: ``(batch, heads, queries, value_dim)``, what the model's own function returned; None for ``scores``.
+        present: ``(batch, queries)``, False for padded tokens; where nothing tells which these are, for queries that
+            see no atom. None if all are tokens.
+        module: the attention module.
+    """
+
+    name: str
+    number: int
+    layer: int
+    stack: str
+    query: Tensor | None
+    key: Tensor | None
+    value: Tensor | None
+    log_weight: Tensor | None
+    scale: float
+    causal: bool
+    window: int | None
+    sink: Tensor | None
+    softcap: float | None
+    scores: Tensor | None
+    output: Tensor | None
+    present: Tensor | None
+    module: nn.Module
+
+
+class Scores(NamedTuple):
+    """The part of an :class:`AttentionCall` that says how weights come about; the rest says where it was heard."""
+
+    query: Tensor | None = None
+    key: Tensor | None = None
+    value: Tensor | None = None
+    log_weight: Tensor | None = None
+    scale: float = 1.0
+    causal: bool = False
+    window: int | None = None
+    sink: Tensor | None = None
+    softcap: float | None = None
+    scores: Tensor | None = None
+    output: Tensor | None = None
+    present: Tensor | None = None
