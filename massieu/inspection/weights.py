@@ -1,0 +1,562 @@
+r"""The weights of every attention head of any model that the tap can hear, found by differentiation.
+
+What a head reads and writes is linear in ordinary attention, so its weights are derivatives: of the queries, keys and
+values that the tap hears by the tokens that the attention module received, and of what the module writes by what its
+attention function returned. Fused, interleaved, grouped or pre-scaled projections are then all the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from massieu import geometry
+from massieu.geometry import LowRank
+from massieu.taps import AttentionCall, tap
+
+__all__ = ["HeadWeights", "head_weights", "each_layer", "hear_inputs"]
+
+CHUNK = 2**22
+"""How many entries a block of rows of a Jacobian may have while it is computed."""
+
+LEVELS = 3
+"""How many modules, from the attention module outwards, may hold the projections of its heads."""
+
+TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 0.1}
+"""Largest relative difference between two derivatives that counts as rounding."""
+
+NOT_HEARD = "only scores were heard in this attention, not queries and keys: its weights cannot be told"
+POSITIONS = "queries and keys are turned by position: the query-key map is the one at relative position zero"
+SOFTCAP = "scores are capped by tanh: the query-key map gives them before the cap"
+CROSS = "queries and keys read different streams: the query-key map has no symmetric part and no whitened test"
+NO_OUTPUT = "the map from the heads to the stream was not found: what the heads write cannot be told"
+BARE_OUTPUT = "no linear map follows the heads before the next nonlinearity: their outputs are taken as they are"
+
+
+@dataclass(frozen=True)
+class HeadWeights:
+    r"""The maps of the heads of one attention call, as :math:`W_Q, W_K, W_V` and :math:`W_O` of ``nn.Linear``.
+
+    Attributes:
+        stack: as in :class:`~massieu.taps.AttentionCall`, and so are ``layer`` and ``name``.
+        heads: number of query heads.
+        scale: factor of the inner products of these queries and keys.
+        query: shape ``(heads, head_dim, dim)``; None, as all four, where it could not be found.
+        key: shape ``(heads, head_dim, context_dim)``, repeated for heads that share it.
+        value: shape ``(heads, value_dim, context_dim)``.
+        output: shape ``(heads, dim, value_dim)``: into the residual stream, before any norm or scaling of the branch.
+        exact: whether queries, keys, values and output are affine; if not, the weights are derivatives at one token.
+        same_input: whether queries and keys read the same tokens (False in cross attention).
+        note: sentences about what does not hold here, or None.
+        input_module: path of the module whose argument ``input_argument`` is what the queries read.
+    """
+
+    stack: str
+    layer: int
+    name: str
+    heads: int
+    scale: float
+    query: Tensor | None = None
+    key: Tensor | None = None
+    value: Tensor | None = None
+    output: Tensor | None = None
+    exact: bool = False
+    same_input: bool = True
+    note: str | None = None
+    input_module: str = ""
+    input_argument: int | str = 0
+
+    @property
+    def score_map(self) -> LowRank | None:
+        r""":math:`A = \mathrm{scale}\, W_Q^\top W_K` of every head."""
+        if self.query is None or self.key is None:
+            return None
+        return geometry.score_map(self.query, self.key, self.scale)
+
+    @property
+    def output_map(self) -> LowRank | None:
+        r""":math:`B = W_O W_V` of every head."""
+        if self.value is None or self.output is None:
+            return None
+        return geometry.output_map(self.value, self.output)
+
+
+def head_weights(model: nn.Module, inputs: Mapping[str, Any] | Tensor) -> list[HeadWeights]:
+    """The weights of every attention call of a model, in the order of the calls.
+
+    Args:
+        model: any module whose attention the tap hears; nothing in it is changed.
+        inputs: one batch for the model. The first two tokens of its first text are used; images and sounds as they are.
+
+    Returns:
+        One :class:`HeadWeights` for every call, in the dtype of the model. For large models see :func:`each_layer`.
+
+    Example:
+        >>> model = massieu.nn.Transformer(8, num_layers=1, num_heads=2, vocabulary=9)
+        >>> (found,) = head_weights(model, torch.arange(6)[None])
+        >>> found.exact, torch.allclose(found.query.flatten(0, 1), model.blocks[0].attention.q_proj.weight)
+        (True, True)
+    """
+    return list(each_layer(model, inputs))
+
+
+def each_layer(model: nn.Module, inputs: Mapping[str, Any] | Tensor) -> Iterator[HeadWeights]:
+    """As :func:`head_weights`, one call after the other, so that the weights of one layer are held at a time."""
+    # A compiled model is run as it was written: inside a graph there is nothing to listen to.
+    model = getattr(model, "_orig_mod", model)
+    with _at_rest(model):
+        heard = _listen(model, _cut(inputs))
+    seen: dict[str, HeadWeights] = {}
+    last = {call.name: at for at, (call, _) in enumerate(heard)}
+    for at, (call, frames) in enumerate(heard):
+        if call.name not in seen:
+            with _at_rest(model):
+                seen[call.name] = _find(call, frames)
+        # One module that is called for many layers (ALBERT) has the same weights in all of them.
+        found = seen[call.name] if last[call.name] > at else seen.pop(call.name)
+        yield replace(found, stack=call.stack, layer=call.layer)
+
+
+@contextlib.contextmanager
+def hear_inputs(model: nn.Module, weights: Iterable[HeadWeights], receive: Any) -> Iterator[None]:
+    """Call ``receive(name, tokens)`` with what the queries of every attention module read, ``(..., dim)``.
+
+    These are the tokens whose covariance the whitened test asks for. Modules with several calls are heard at each.
+
+    Args:
+        model: the model of the weights.
+        weights: from :func:`head_weights`; those that were not found are left out.
+        receive: called with the name of the attention module and the detached tokens.
+    """
+    model = getattr(model, "_orig_mod", model)
+    places = {each.name: (each.input_module, each.input_argument) for each in weights if each.query is not None}
+    with contextlib.ExitStack() as hooks:
+        for name, (module, argument) in places.items():
+
+            def hear(_: nn.Module, args: Any, kwargs: Any, name: str = name, argument: int | str = argument) -> None:
+                receive(name, (kwargs[argument] if isinstance(argument, str) else args[argument]).detach())
+
+            handle = model.get_submodule(module).register_forward_pre_hook(hear, with_kwargs=True)
+            hooks.callback(handle.remove)
+        yield
+
+
+class _Frame(NamedTuple):
+    """A module that is running, with what it was called with."""
+
+    name: str
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def tensors(self) -> dict[int | str, Tensor]:
+        """The floating-point arguments by their place; nested ones, such as rotary tables, are no tokens."""
+        arguments: dict[Any, Any] = {**dict(enumerate(self.args)), **self.kwargs}
+        tensors = {place: x for place, x in arguments.items() if isinstance(x, Tensor) and x.dim() > 1}
+        return {place: x for place, x in tensors.items() if x.is_floating_point()}
+
+    def run(self, changed: Mapping[int | str, Tensor]) -> None:
+        # A cache would be extended by every run, and hand out keys that do not depend on these tokens.
+        args = [changed.get(place, None if _is_cache(x) else x) for place, x in enumerate(self.args)]
+        self.module(*args, **{name: changed.get(name, None if _is_cache(x) else x) for name, x in self.kwargs.items()})
+
+
+def _is_cache(x: object) -> bool:
+    return hasattr(x, "get_seq_length") and hasattr(x, "update")
+
+
+def _listen(model: nn.Module, inputs: Mapping[str, Any] | Tensor) -> list[tuple[AttentionCall, tuple[_Frame, ...]]]:
+    """Every attention call of one pass, with the modules that were running, the outermost first."""
+    running: list[_Frame] = []
+    heard: list[tuple[AttentionCall, tuple[_Frame, ...]]] = []
+    with contextlib.ExitStack() as hooks:
+        for name, module in model.named_modules():
+
+            def enter(module: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+                running.append(_Frame(name, module, args, kwargs))
+
+            def leave(*_: Any) -> None:
+                running.pop()
+
+            hooks.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
+            hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
+        with torch.no_grad(), tap(model, lambda call: heard.append((call, tuple(running)))):
+            model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+    return heard
+
+
+@dataclass
+class _Run:
+    """One run of a module with leaves of autograd for its tokens and for what its attention function returned."""
+
+    tokens: dict[int | str, Tensor]
+    call: AttentionCall | None = None
+    heads: Tensor | None = None
+    outputs: list[Tensor] = field(default_factory=list)
+
+    def parts(self, token: int) -> list[Tensor]:
+        """Query, key and value of a token, ``(heads, head_dim)``."""
+        assert self.call is not None
+        return [x[0, :, token] for x in (self.call.query, self.call.key, self.call.value) if x is not None]
+
+
+def _run(frame: _Frame, target: nn.Module, tokens: Mapping[int | str, Tensor], noise: float) -> _Run:
+    """Run a module with other tokens, and its heads moved by some noise; keep what depends on either."""
+    # One leaf per tensor: queries and keys that read the same tokens must show it.
+    leaves = {id(x): x.detach().clone().requires_grad_() for x in tokens.values()}
+    run = _Run({place: leaves[id(x)] for place, x in tokens.items()})
+
+    def receive(call: AttentionCall) -> None:
+        if call.module is not target or run.call is not None:
+            return
+        with torch.enable_grad():
+            query, key, value = (None if x is None else _in_graph(x) for x in (call.query, call.key, call.value))
+            run.call = replace(call, query=query, key=key, value=value)
+            if call.output is not None:
+                run.heads = noise * torch.randn(call.output.shape, generator=_seeded()).to(call.output)
+                _add(call.output, run.heads.requires_grad_())
+
+    def keep(_: nn.Module, __: Any, result: Any) -> None:
+        if run.call is not None:
+            tensors = result if isinstance(result, (tuple, list)) else (result,)
+            run.outputs.extend(x for x in tensors if isinstance(x, Tensor) and x.requires_grad)
+
+    with contextlib.ExitStack() as stack:
+        for module in frame.module.modules():
+            stack.callback(module.register_forward_hook(keep).remove)
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(tap(frame.module, receive))
+        frame.run(run.tokens)
+    return run
+
+
+def _in_graph(x: Tensor) -> Tensor:
+    """The same entries as part of the graph: a tap hands out views that were made without gradients."""
+    base = x._base
+    if x.grad_fn is not None or base is None or not base.requires_grad:
+        return x
+    views = (base, base.transpose(1, 2)) if base.dim() > 2 else (base,)
+    return next(
+        (view for view in views if _coincide(view, x)), base.as_strided(x.shape, x.stride(), x.storage_offset())
+    )
+
+
+def _add(output: Tensor, heads: Tensor) -> None:
+    """Let what the attention function returned depend on one more term."""
+    # In place: the model goes on with this tensor or one that shares its entries. It is a run of our own that changes.
+    base = output if output._base is None else output._base
+    if _coincide(base, output):
+        base.add_(heads)
+    elif base.dim() == 4 and _coincide(base.transpose(1, 2), output):
+        base.add_(heads.transpose(1, 2))
+    else:
+        _in_graph(output).add_(heads)
+
+
+def _coincide(first: Tensor, second: Tensor) -> bool:
+    places = ((x.shape, x.stride(), x.storage_offset()) for x in (first, second))
+    return next(places) == next(places)
+
+
+def _find(call: AttentionCall, frames: Sequence[_Frame]) -> HeadWeights:
+    """The weights behind one attention call, from the closest of the running modules that shows them."""
+    heads = next(x.shape[1] for x in (call.query, call.scores, call.output) if x is not None)
+    found = HeadWeights(call.stack, call.layer, call.name, heads, call.scale)
+    if call.query is None or call.key is None or call.value is None:
+        return replace(found, note=NOT_HEARD)
+    own = next((at for at, frame in enumerate(frames) if frame.module is call.module), len(frames) - 1)
+    inner, outer = _climb([frame for frame in reversed(frames[: own + 1]) if frame.tensors()][:LEVELS], call.module)
+    if inner is None:
+        return replace(found, note=f"{call.name} could not be run alone: its weights cannot be told")
+    notes = [inner.remark, POSITIONS if inner.turned else None, SOFTCAP if call.softcap else None]
+    notes += [None if inner.same_input else CROSS, NO_OUTPUT if outer is None else outer.output_remark]
+    query, key, value = inner.weights()
+    share = heads // key.shape[0]
+    return replace(
+        found,
+        query=query,
+        key=key.repeat_interleave(share, 0),
+        value=value.repeat_interleave(heads // value.shape[0], 0),
+        output=None if outer is None else outer.output_weights(),
+        exact=inner.remark is None and outer is not None and outer.output_remark is None,
+        same_input=inner.same_input,
+        note="; ".join(note for note in notes if note) or None,
+        input_module=inner.frame.name,
+        input_argument=inner.reads[0].place,
+    )
+
+
+def _climb(levels: Sequence[_Frame], target: nn.Module) -> tuple[_Trial | None, _Trial | None]:
+    """From the attention module outwards, the first that shows how heads read and how they write."""
+    inner = outer = first = None
+    for level in levels:
+        trial = _try(level, target)
+        if trial is None:
+            continue
+        first = first or trial
+        inner = inner or (None if trial.only_rearranges else trial)
+        outer = outer or (None if trial.writes is None else trial)
+        if inner and outer:
+            break
+    return inner or first, outer
+
+
+class _Read(NamedTuple):
+    """How one of query, key and value of a token follows from the arguments of a module.
+
+    ``row`` is the derivative of a fixed random combination of its entries, by the token it reads most.
+    """
+
+    place: int | str
+    where: tuple[int, ...]
+    row: Tensor
+    alone: bool
+    rearranges: bool
+
+
+class _Write(NamedTuple):
+    """How an output of a module follows from the heads, by the same combination of the entries of one token."""
+
+    row: Tensor
+    rearranges: bool
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """What runs of one module with several tokens have shown."""
+
+    frame: _Frame
+    run: _Run
+    reads: tuple[_Read, ...]
+    remark: str | None
+    turned: bool
+    writes: int | None
+    output_remark: str | None
+
+    @property
+    def same_input(self) -> bool:
+        first, second, _ = (self.run.tokens[read.place] for read in self.reads)
+        return first is second
+
+    @property
+    def only_rearranges(self) -> bool:
+        """Whether the module was given queries, keys and values: then the projections lie in one around it."""
+        return all(read.rearranges for read in self.reads)
+
+    def weights(self) -> list[Tensor]:
+        """Query, key and value weights, ``(heads, head_dim, dim)``."""
+        found = []
+        for part, read in zip(self.run.parts(0), self.reads, strict=True):
+            # A token that is the only one has the index zero on all axes.
+            leaf = self.run.tokens[read.place]
+            where = tuple(min(at, size - 1) for at, size in zip(read.where, leaf.shape, strict=False))
+            rows = _jacobian(part, leaf, (slice(None), *where))
+            found.append(rows.unflatten(0, part.shape))
+        return found
+
+    def output_weights(self) -> Tensor:
+        """Output weights, ``(heads, dim, value_dim)``."""
+        assert self.writes is not None
+        assert self.run.heads is not None
+        rows = _first_token(self.run.outputs[self.writes])
+        return _jacobian(rows, self.run.heads, (slice(None), 0, slice(None), 0)).transpose(0, 1)
+
+
+def _try(frame: _Frame, target: nn.Module) -> _Trial | None:
+    """Run a module with the tokens it had, with equal ones, with others and with other heads, and compare."""
+    given = frame.tensors()
+
+    def run(change: Any, places: Iterable[int | str] = (), noise: float = 0.0) -> _Run:
+        changed = {id(given[place]): change(given[place]) for place in places}
+        return _run(frame, target, {place: changed.get(id(x), x) for place, x in given.items()}, noise)
+
+    try:
+        first = run(None)
+        reads = _reads(first, 0)
+        if reads is None:
+            return None
+        places = {read.place for read in reads}
+        # With equal tokens, derivatives at two of them differ only if positions matter.
+        equal = run(lambda x: x[(0,) * (x.dim() - 1)].expand_as(x), places)
+        other = run(lambda x: x + x.square().mean().sqrt() * torch.randn(x.shape, generator=_seeded()).to(x), places)
+        moved = run(lambda x: x[(0,) * (x.dim() - 1)].expand_as(x), places, noise=1.0)
+        here, there, last = _reads(equal, 0), _reads(other, 0), _reads(equal, -1)
+        if here is None or there is None or last is None:
+            return None
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, NotImplementedError):
+        return None
+    writes, output_remark = _writes(equal, other, moved)
+    return _Trial(
+        frame,
+        _shortened(run, equal, here),
+        here,
+        _remark(here, there),
+        any(not _agree(a.row, b.row) for a, b in zip(here[:2], last[:2], strict=True)),
+        writes,
+        output_remark,
+    )
+
+
+def _reads(run: _Run, token: int) -> tuple[_Read, ...] | None:
+    """How query, key and value of a token come about; None if one of them does not depend on any argument."""
+    if run.call is None:
+        return None
+    found = []
+    for part in run.parts(token):
+        seed = torch.randn(part.shape, generator=_seeded()).to(part)
+        leaves = {id(leaf): (place, leaf) for place, leaf in reversed(run.tokens.items())}
+        places, tokens = zip(*reversed(leaves.values()), strict=True)
+        slopes = torch.autograd.grad(part, tokens, seed, retain_graph=True, allow_unused=True)
+        present = [(place, slope) for place, slope in zip(places, slopes, strict=True) if slope is not None]
+        if not present:
+            return None
+        # Tokens come before tables of positions in every signature, so the first that matters are the tokens.
+        place, slope = next(((place, slope) for place, slope in present if slope.any()), present[0])
+        sizes = torch.linalg.vector_norm(slope.float(), dim=-1)
+        where = tuple(int(at) for at in torch.unravel_index(sizes.argmax(), sizes.shape))
+        largest = sizes[where].item()
+        sizes[where] = 0
+        row = slope[where]
+        alone = bool((sizes <= TOLERANCE[slope.dtype] * largest).all())
+        found.append(_Read(place, where, row, alone, _rearranges(seed, slope)))
+    return tuple(found)
+
+
+def _remark(here: Sequence[_Read], there: Sequence[_Read]) -> str | None:
+    """A sentence if query, key or value are not affine in their token."""
+    names = ("queries", "keys", "values")
+    bent = [name for name, a, b in zip(names, here, there, strict=True) if not _agree(a.row, b.row)]
+    if bent:
+        return (
+            f"{_listed(bent)} are not linear in their tokens (a norm or a gate?): weights are derivatives at one token"
+        )
+    mixed = [name for name, read in zip(names, here, strict=True) if not read.alone]
+    if mixed:
+        return f"{_listed(mixed)} of a token depend on other tokens too: weights are those of its own"
+    return None
+
+
+def _writes(equal: _Run, other: _Run, moved: _Run) -> tuple[int | None, str | None]:
+    """Which output is the first after a map of the heads, and a sentence if that map is not linear."""
+    bare = None
+    for at, output in enumerate(equal.outputs):
+        write = _write(equal, output)
+        if write is None:
+            continue
+        again = [_write(run, run.outputs[at]) for run in (moved, other)]
+        if any(each is None for each in again):
+            continue
+        by_heads, by_tokens = (each is not None and _agree(write.row, each.row) for each in again)
+        if not by_heads:
+            return bare, BARE_OUTPUT
+        if not write.rearranges:
+            gated = "the output map depends on the token (a gate?): its weights are derivatives at one token"
+            return at, None if by_tokens else gated
+        bare = at
+    return None, None
+
+
+def _write(run: _Run, output: Tensor) -> _Write | None:
+    rows = _first_token(output)
+    if run.heads is None or rows.shape[0] not in {leaf.shape[-1] for leaf in run.tokens.values()}:
+        return None
+    seed = torch.randn(rows.shape, generator=_seeded()).to(rows)
+    (slope,) = torch.autograd.grad(rows, run.heads, seed, retain_graph=True, allow_unused=True)
+    if slope is None:
+        return None
+    return _Write(slope[0, :, 0], _rearranges(seed, slope[0, :, 0]))
+
+
+def _first_token(output: Tensor) -> Tensor:
+    return output[(0,) * (output.dim() - 1)] if output.dim() else output[None]
+
+
+def _shortened(run: Any, equal: _Run, reads: Sequence[_Read]) -> _Run:
+    """The run with one token instead of many, if the module takes it and nothing changes; else the run itself."""
+    places = {read.place for read in reads}
+    if max(equal.tokens[place].shape[:-1].numel() for place in places) == 1:
+        return equal
+    try:
+        short: _Run = run(lambda x: x[(slice(1),) * (x.dim() - 1)], places)
+        same = _reads(short, 0)
+        tensors = () if short.call is None else (short.call.query, short.call.key, short.call.output)
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, NotImplementedError):
+        return equal
+    if same is None or any(x is None or x.shape[2] != 1 for x in tensors) or len(short.outputs) != len(equal.outputs):
+        return equal
+    return short if all(_agree(a.row, b.row) for a, b in zip(reads, same, strict=True)) else equal
+
+
+def _jacobian(rows: Tensor, leaf: Tensor, pick: tuple[Any, ...]) -> Tensor:
+    """Derivatives of all entries of ``rows`` by the picked part of a leaf, ``(entries, ...)``, some rows at a time."""
+    flat = rows.flatten()
+    count = flat.shape[0]
+    step = max(1, CHUNK // max(leaf.numel(), count))
+    found = []
+    for start in range(0, count, step):
+        seeds = torch.zeros(min(step, count - start), count, dtype=flat.dtype, device=flat.device)
+        seeds.diagonal(start).fill_(1)
+        found.append(_pull_back(flat, leaf, seeds)[pick])
+    return torch.cat(found)
+
+
+def _pull_back(flat: Tensor, leaf: Tensor, seeds: Tensor) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some operations are slow in a batch of derivatives, and say so
+        try:
+            return torch.autograd.grad(flat, leaf, seeds, retain_graph=True, is_grads_batched=True)[0]
+        except RuntimeError:  # and some are not possible
+            return torch.stack([torch.autograd.grad(flat, leaf, seed, retain_graph=True)[0] for seed in seeds])
+
+
+def _agree(first: Tensor, second: Tensor) -> bool:
+    size = torch.maximum(torch.linalg.vector_norm(first.float()), torch.linalg.vector_norm(second.float()))
+    return bool(torch.linalg.vector_norm((first - second).float()) <= TOLERANCE[first.dtype] * size)
+
+
+def _rearranges(before: Tensor, after: Tensor) -> bool:
+    """Whether the entries are the same up to order, sign and one factor: then no projection has been met."""
+    ordered = [x.flatten().float().abs().sort(descending=True).values for x in (before, after)]
+    width = min(x.shape[0] for x in ordered)
+    if ordered[1][width:].any() or not ordered[1].any():
+        return False
+    one, two = (x[:width] / torch.linalg.vector_norm(x[:width]) for x in ordered)
+    # Copies are exact, and the sorted entries of any two large random vectors are not far from each other.
+    return bool(torch.linalg.vector_norm(one - two) <= torch.finfo(before.dtype).eps + 1e-5)
+
+
+def _cut(inputs: Mapping[str, Any] | Tensor) -> Mapping[str, Any] | Tensor:
+    """One text of two tokens, none of them padding; whatever has no tokens keeps all but its batch."""
+    if isinstance(inputs, Tensor):
+        return inputs[:1, :2] if inputs.dim() == 2 and not inputs.is_floating_point() else inputs[:1]
+    # Arguments that are one tensor stay one: that is how self-attention shows.
+    cut: dict[int, Any] = {id(x): _cut(x) for x in inputs.values() if isinstance(x, Tensor) and x.dim()}
+    found = {name: cut.get(id(x), x) for name, x in inputs.items()}
+    return {name: torch.ones_like(x) if name.endswith("attention_mask") else x for name, x in found.items()}
+
+
+@contextlib.contextmanager
+def _at_rest(model: nn.Module) -> Iterator[None]:
+    """Without dropout, compilation or inference mode."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.inference_mode(False), torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
