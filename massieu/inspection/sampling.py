@@ -1,0 +1,120 @@
+"""The few passages for experiments that need derivatives, the same ones however the text is batched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from massieu.inspection.anatomy import Anatomy
+from massieu.inspection.fields import Fields, probe_fields
+from massieu.inspection.moments import document_hash
+
+__all__ = ["PassageSample"]
+
+LONGEST = 128
+"""Tokens of a passage that are kept: graphs of attention hold its matrices."""
+
+
+@dataclass(frozen=True)
+class _Passage:
+    key: object
+    inputs: dict[str, Any]
+    content: dict[str, Tensor]
+
+
+class PassageSample:
+    """The passages with the smallest hashes, alone and without padding.
+
+    Args:
+        count: how many.
+
+    Example:
+        >>> sample = PassageSample(2)
+        >>> words = torch.arange(8).view(4, 2)
+        >>> sample.offer({"input_ids": words}, {}, ["a", "b", "c", "d"])
+        >>> other = PassageSample(2)
+        >>> other.offer({"input_ids": words.flip(0)}, {}, ["d", "c", "b", "a"])
+        >>> sample.keys == other.keys
+        True
+    """
+
+    def __init__(self, count: int = 4) -> None:
+        self.count = count
+        self._kept: dict[int, _Passage] = {}
+
+    @property
+    def keys(self) -> list[object]:
+        """What identifies the passages that were kept, in the order of their hashes."""
+        return [self._kept[hashed].key for hashed in sorted(self._kept)]
+
+    def offer(self, inputs: Mapping[str, Any], content: Mapping[str, Tensor] | Tensor, keys: Sequence[object]) -> None:
+        """Keep what belongs into the sample.
+
+        Args:
+            inputs: keyword arguments of a forward pass.
+            content: boolean, ``(batch, tokens)``, or one for each stack; a stack without a mask counts whole.
+            keys: what identifies the content of each row.
+        """
+        masks = {"": content} if isinstance(content, Tensor) else content
+        for row, key in enumerate(keys):
+            hashed = document_hash(key)
+            if len(self._kept) < self.count or hashed < max(self._kept):
+                self._kept[hashed] = _cut(inputs, masks, row, len(keys), key)
+                self._forget()
+
+    def merge(self, other: PassageSample) -> None:
+        """Add what another has kept."""
+        self._kept |= other._kept
+        self._forget()
+
+    def probe(self, model: nn.Module, anatomy: Anatomy) -> Fields:
+        """Mean over the passages of what :func:`probe_fields` finds in each."""
+        import pandas
+
+        found = []
+        for hashed in sorted(self._kept):
+            passage = self._kept[hashed]
+            content = passage.content.get("", passage.content)
+            if any(bool(mask.any()) for mask in passage.content.values()) or not passage.content:
+                found.append(probe_fields(model, passage.inputs, anatomy, content, [passage.key]))
+        tables = [fields.table for fields in found if len(fields.table)]
+        notes = list(dict.fromkeys(note for fields in found for note in fields.notes))
+        if not tables:
+            return Fields(pandas.DataFrame(columns=["stack", "layer"]), notes)
+        return Fields(pandas.concat(tables).groupby(["stack", "layer"], sort=False).mean().reset_index(), notes)
+
+    def _forget(self) -> None:
+        for hashed in sorted(self._kept)[self.count :]:
+            del self._kept[hashed]
+
+
+def _cut(inputs: Mapping[str, Any], content: Mapping[str, Tensor], row: int, rows: int, key: object) -> _Passage:
+    """One row of a batch, its first tokens without padding."""
+    columns = {side: _columns(inputs, side, row) for side in ("", "decoder_")}
+    paired = columns["decoder_"] is not None
+    kept: dict[str, Any] = {}
+    for name, value in inputs.items():
+        own = value[row : row + 1].clone() if isinstance(value, Tensor) and value.shape[:1] == (rows,) else value
+        kept[name] = _select(own, columns["decoder_" if name.startswith("decoder_") else ""])
+    sides = {stack: "decoder_" if paired and stack == "decoder" else "" for stack in content}
+    masks = {stack: _select(mask[row : row + 1].clone(), columns[sides[stack]]) for stack, mask in content.items()}
+    return _Passage(key, kept, masks)
+
+
+def _columns(inputs: Mapping[str, Any], side: str, row: int) -> tuple[int, Tensor] | None:
+    """How many columns a side of the model has, and which of them to keep; None if its inputs have no tokens."""
+    mask = inputs.get(f"{side}attention_mask")
+    if not isinstance(mask, Tensor) or mask.dim() != 2:
+        own = (x for name, x in inputs.items() if name.startswith("decoder_") == bool(side) and isinstance(x, Tensor))
+        mask = next((torch.ones_like(x) for x in own if x.dim() == 2 and not x.is_floating_point()), None)
+    return None if mask is None else (mask.shape[1], mask[row].nonzero()[:LONGEST, 0])
+
+
+def _select(value: Any, columns: tuple[int, Tensor] | None) -> Any:
+    if columns is None or not isinstance(value, Tensor) or value.dim() != 2 or value.shape[1] != columns[0]:
+        return value
+    return value[:, columns[1].to(value.device)]

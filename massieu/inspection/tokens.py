@@ -1,0 +1,130 @@
+"""Which tokens of a batch count, and random choices among them that do not depend on how texts are batched."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from massieu.inspection.moments import document_hash, shuffled, token_hash
+
+__all__ = ["Tokens"]
+
+ORDERS = 2
+"""Random orders of a sequence whose neighbours are the pairs that are looked at."""
+
+COMPARED = 64
+"""Tokens of a sequence that are compared with each other to count groups."""
+
+CONTROL_SALT = 1 << 20
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Which tokens of a batch count, and from which documents they are; the same however documents are batched.
+
+    Attributes:
+        index: places of the tokens that are present in the flattened ``(batch, tokens)``, content tokens first.
+        num_content: how many of them are content.
+        sequence: number of the row of each content token, ascending.
+        document: hash of the document of every present token.
+        position: number of each content token among those of its row.
+        num_sequences: rows of the batch.
+        num_places: rows times columns of the batch.
+    """
+
+    index: Tensor
+    num_content: int
+    sequence: Tensor
+    document: Tensor
+    position: Tensor
+    num_sequences: int
+    num_places: int
+
+    @classmethod
+    def of(cls, content: Tensor, keys: Sequence[object], present: Tensor | None = None) -> Tokens:
+        """Tokens of a batch.
+
+        Args:
+            content: boolean, ``(batch, tokens)``: neither padding nor special.
+            keys: what identifies the content of each row, such as a hash of its text.
+            present: boolean, ``(batch, tokens)``: not padding. None if only content tokens are to be looked at.
+
+        Example:
+            >>> tokens = Tokens.of(torch.tensor([[False, True, True], [True, False, False]]), ["a", "b"])
+            >>> tokens.index, tokens.sequence
+            (tensor([1, 2, 3]), tensor([0, 0, 1]))
+        """
+        if content.dim() != 2 or content.dtype != torch.bool:
+            raise ValueError(
+                f"the content mask must be boolean of shape (batch, tokens), got {content.dtype} of shape"
+                f" {tuple(content.shape)}; compare an attention mask with zero first"
+            )
+        if len(keys) != len(content):
+            raise ValueError(
+                f"expected one key for each of {len(content)} rows, got {len(keys)}; pass hashes of the texts"
+            )
+        if present is not None and present.shape != content.shape:
+            raise ValueError(
+                f"present must have the shape {tuple(content.shape)} of content, got {tuple(present.shape)};"
+                " pass the attention mask of the same batch"
+            )
+        content = content.cpu()
+        others = torch.zeros_like(content) if present is None else present.bool().cpu() & ~content
+        index = torch.cat([mask.flatten().nonzero()[:, 0] for mask in (content, others)])
+        hashes = torch.tensor([document_hash(key) for key in keys], dtype=torch.int64)
+        row = index // max(content.shape[1], 1)
+        position = (content.cumsum(1) - 1).flatten()[index]
+        count = int(content.sum())
+        return cls(index, count, row[:count], hashes[row], position[:count], len(content), content.numel())
+
+    @functools.cached_property
+    def hashes(self) -> Tensor:
+        """A hash of every content token."""
+        return token_hash(self.document[: self.num_content], self.position)
+
+    @functools.cached_property
+    def pairs(self) -> tuple[Tensor, Tensor]:
+        """Random pairs of content tokens of one sequence."""
+        first, second = [], []
+        for order in (self.order(salt) for salt in range(1, ORDERS + 1)):
+            together = self.sequence[order[:-1]] == self.sequence[order[1:]]
+            first.append(order[:-1][together])
+            second.append(order[1:][together])
+        return torch.cat(first), torch.cat(second)
+
+    @functools.cached_property
+    def permutation(self) -> Tensor:
+        """For each content token another one of its sequence: the control."""
+        return self.order(CONTROL_SALT)
+
+    @functools.cached_property
+    def compared(self) -> tuple[Tensor, Tensor]:
+        """Some tokens of each sequence, ``(sequences, COMPARED)``, and which of these places are filled."""
+        order = self.order(0)
+        count = torch.bincount(self.sequence, minlength=self.num_sequences)
+        start = count.cumsum(0) - count
+        places = torch.arange(COMPARED)
+        filled = places < count[:, None]
+        chosen = (start[:, None] + places).clamp_max(max(len(order) - 1, 0))
+        return order[chosen], filled
+
+    @functools.cached_property
+    def halves(self) -> tuple[Tensor, Tensor]:
+        """Present tokens in documents of the first and of the second half, split by the hash of the document."""
+        odd = (self.document & 1).bool()
+        return (~odd).nonzero()[:, 0], odd.nonzero()[:, 0]
+
+    def differences(self, x: Tensor, permuted: bool = False) -> Tensor:
+        """Differences of the pairs, ``(pairs, dim)``; if permuted, those of the control."""
+        first, second = self.pairs
+        if permuted:
+            first, second = self.permutation[first], self.permutation[second]
+        return x[first.to(x.device)] - x[second.to(x.device)]
+
+    def order(self, salt: int) -> Tensor:
+        """A random order of the content tokens of each sequence that depends only on its document."""
+        return shuffled(self.sequence, token_hash(self.document[: self.num_content], self.position, salt))

@@ -1,0 +1,80 @@
+import torch
+from torch.testing import assert_close
+
+from massieu.inspection.moments import HashSample, LogHistogram, Moments, document_hash, shuffled, token_hash
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_moments_of_parts_are_the_moments_of_the_whole():
+    x, y = draw(90, 5) * 3 + 1e5, draw(90, 2, seed=1) - 7
+    one, parts, rest = Moments(5, 2), Moments(0), Moments(0)
+    one.update(x, y)
+    for cut in (slice(0, 1), slice(1, 40)):
+        parts.update(x[cut], y[cut])
+    rest.update(x[40:], y[40:])
+    parts.merge(rest)
+    expected = (x - x.mean(0)).T @ (y - y.mean(0)) / 90
+    assert_close(one.covariance, expected, rtol=1e-10, atol=1e-9)
+    assert_close(parts.covariance, expected, rtol=1e-10, atol=1e-9)
+    assert parts.count == 90
+
+
+def test_nothing_and_an_empty_batch_change_nothing():
+    moments = Moments(3)
+    moments.update(draw(4, 3))
+    before = moments.covariance.clone()
+    moments.update(draw(0, 3))
+    moments.merge(Moments(3))
+    assert torch.equal(moments.covariance, before)
+
+
+def test_quantiles_of_a_histogram_are_near_the_true_ones():
+    values = draw(20000).exp()
+    histogram, other = LogHistogram(), LogHistogram()
+    histogram.update(values[:300])
+    other.update(values[300:])
+    histogram.merge(other)
+    for level in (0.1, 0.5, 0.9):
+        assert abs(histogram.quantile(level) / float(values.quantile(level)) - 1) < 0.003  # one bin
+
+
+def test_a_quantile_hardly_moves_when_a_number_crosses_a_bin():
+    numbers = torch.tensor([0.9, 1.0, 1.1], dtype=torch.float64)
+    found = []
+    for shift in (-1e-9, 1e-9):
+        histogram = LogHistogram()
+        histogram.update(numbers + shift)
+        found.append(histogram.quantile(0.5))
+    assert abs(found[0] - found[1]) < 1e-6
+
+
+def test_the_sample_does_not_depend_on_the_order_of_rows():
+    hashes = token_hash(torch.full((500,), document_hash("a")), torch.arange(500))
+    rows = torch.arange(500.0)[:, None]
+    forwards, backwards = HashSample(20, 1), HashSample(20, 1)
+    forwards.update(hashes, rows)
+    for part in torch.arange(500).flip(0).split(7):
+        backwards.update(hashes[part], rows[part])
+    assert torch.equal(forwards.rows, backwards.rows)
+    assert forwards.rows.std() > 50  # spread over the whole, not its beginning
+
+
+def test_hashes_are_even_and_do_not_collide():
+    hashes = token_hash(torch.full((20000,), 5), torch.arange(20000))
+    assert len(hashes.unique()) == 20000
+    assert int(hashes.min()) >= 0
+    assert abs(float(hashes.double().mean()) / 2**62 - 1) < 0.03
+    other = token_hash(torch.full((20000,), 5), torch.arange(20000), salt=1)
+    agree = ((hashes & 1) == (other & 1)).double().mean()
+    assert abs(float(agree) - 0.5) < 0.02
+
+
+def test_a_shuffle_stays_within_sequences():
+    sequence = torch.tensor([0] * 50 + [1] * 70 + [3] * 2)
+    permutation = shuffled(sequence, token_hash(sequence, torch.arange(len(sequence))))
+    assert torch.equal(permutation.sort().values, torch.arange(len(sequence)))
+    assert torch.equal(sequence[permutation], sequence)
+    assert (permutation == torch.arange(len(sequence))).double().mean() < 0.2
