@@ -1,0 +1,144 @@
+"""The two pages, from the documents that ``inspection.json`` holds to text that a browser opens without a network."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from massieu.report import changes, colours, theory
+from massieu.report.formula import typeset
+
+__all__ = ["compare", "distinct_names", "render"]
+
+SCHEMA = "massieu.inspection/1"
+Document = Mapping[str, Any]
+
+
+def render(inspection: Document) -> str:
+    """One inspection as a page: findings, maps of the heads, profiles of the layers, tables, meaning and provenance.
+
+    Args:
+        inspection: the document of ``inspection.json``. Everything in it is escaped.
+
+    Returns:
+        HTML with its styles, scripts and figures inside; it asks the network for nothing.
+    """
+    _check(inspection)
+    values = {"rulers": theory.rulers(inspection), "experiments": theory.summary(inspection)}
+    return _page("inspection.html", [inspection], run=inspection, **values)
+
+
+def compare(inspections: Sequence[Document]) -> str:
+    """Two or more inspections side by side, in the given order: maps on one scale, differences, profiles overlaid.
+
+    Args:
+        inspections: documents of ``inspection.json``; of checkpoints, the earliest first.
+    """
+    if len(inspections) < 2:
+        raise ValueError(f"compare needs two or more inspections, got {len(inspections)}; render shows a single one")
+    for inspection in inspections:
+        _check(inspection)
+    found = {"rows": changes.table(inspections), "sentences": changes.sentences(inspections)}
+    return _page("comparison.html", inspections, **found)
+
+
+def _check(inspection: Document) -> None:
+    schema = inspection.get("schema") if isinstance(inspection, Mapping) else None
+    if schema != SCHEMA:
+        raise ValueError(
+            f"an inspection must have the schema {SCHEMA!r}, got {schema!r};"
+            " give the inspection.json that massieu inspect has written"
+        )
+
+
+def _page(template: str, inspections: Sequence[Document], **values: Any) -> str:
+    names = distinct_names(inspections)
+    quantities = {name: facts for run in inspections for name, facts in run["quantities"].items()}
+    data = {
+        "runs": [
+            {"name": name, "heads": _columns(run["heads"]), "layers": _columns(run["layers"])}
+            for name, run in zip(names, inspections, strict=True)
+        ],
+        "quantities": quantities,
+        "findings": [dict(found) for run in inspections[:1] for found in run.get("findings", [])],
+        "colours": {
+            scale.__name__: [scale(), scale(True)]
+            for scale in (colours.sequential, colours.diverging, colours.classes, colours.lines)
+        },
+    }
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for name, quantity in quantities.items():
+        groups.setdefault(quantity.get("group") or quantity["table"], []).append({**quantity, "name": name})
+    page: str = (
+        _environment()
+        .get_template(template)
+        .render(runs=inspections, names=names, groups=groups, data=_inline_json(data), **values)
+    )
+    return page
+
+
+def distinct_names(inspections: Sequence[Document]) -> list[str]:
+    """The names of the models, numbered where they repeat."""
+    names = [str(run["facts"]["model"].get("name") or "unnamed model") for run in inspections]
+    return [f"{name} ({names[: i + 1].count(name)})" if names.count(name) > 1 else name for i, name in enumerate(names)]
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """A table by columns, with six significant digits: less than half as long as rows of objects."""
+    names = {name: None for row in rows for name in row}
+    return {name: [_plain(row.get(name)) for row in rows] for name in names}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value
+
+
+def _inline_json(data: Any) -> str:
+    # Inside a script element only "</script" and "<!--" could end it early: no "<" leaves this function.
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("massieu.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"typeset": typeset, "thousands": _thousands, "number": number, "error": error}
+    assets = files("massieu.report") / "assets"
+    functions: dict[str, Any] = {
+        "asset": lambda name: (assets / name).read_text(encoding="utf-8"),
+        "place": theory.place,
+        "course": changes.course,
+    }
+    environment.globals |= functions
+    return environment
+
+
+def _thousands(value: Any) -> str:
+    """A count with thin spaces between thousands, as an article sets it."""
+    return "–" if value is None else f"{value:,}".replace(",", "\u2009") if isinstance(value, int) else str(value)
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A figure with a true minus sign; a dash where there is none."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    return f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−")  # plus zero: no −0.00
+
+
+def error(value: float, digits: int = 2) -> str:
+    """A standard error, with one significant digit where the decimals of its figure would show zero."""
+    return f"{value:.{digits}f}" if value >= 0.5 * 10**-digits or value == 0 else f"{value:.1g}"

@@ -1,0 +1,70 @@
+"""An inspection for the terminal: one line per layer, then the findings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["show_comparison", "show_inspection"]
+
+HEADS = ("entropy", "normalized_entropy", "effective_atoms", "peak", "sink_mass", "previous_mass", "score_variance")
+LAYERS = ("expansion", "expansion_control", "token_cosine", "effective_rank", "fc_linear_r2", "field_symmetry")
+
+
+def show_inspection(document: Mapping[str, Any], console: Any) -> None:
+    """Print the document of an inspection on a rich console."""
+    from rich.table import Table
+    from rich.text import Text
+
+    facts = document["facts"]
+    model, text = facts["model"], facts["text"]
+    console.print(Text(f"{model['name']}", style="bold"), Text(f"{model['class']}, {model['parameters']:,} parameters"))
+    console.print(
+        Text(
+            f"{facts['heard']['sentence']}; {text['counted_tokens']:,} of {text['tokens']:,} tokens counted,"
+            f" {text['documents']} documents, {facts['seconds']:.1f} s"
+        )
+    )
+    quantities, layers = document["quantities"], {(row["stack"], row["layer"]): row for row in document["layers"]}
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("layer")
+    there = [name for name in LAYERS if any(row.get(name) is not None for row in layers.values())]
+    for name in (*HEADS, *there):
+        table.add_column(name.replace("_", " "), justify="right", overflow="fold")
+    for stack, layer in dict.fromkeys((row["stack"], row["layer"]) for row in document["heads"]):
+        heads = [row for row in document["heads"] if (row["stack"], row["layer"]) == (stack, layer)]
+        cells = [_cell(_mean([row.get(name) for row in heads]), quantities, name) for name in HEADS]
+        cells += [_cell(layers.get((stack, layer), {}).get(name), quantities, name) for name in there]
+        table.add_row(f"{stack} {layer}", *cells)
+    console.print(table)
+    console.print(Text("means over the heads of a layer; all heads are in the report and in --json", style="dim"))
+    for finding in document["findings"]:
+        console.print(Text.assemble((f"{finding['title']}: ", "bold"), finding["sentence"]))
+    for note in document["notes"]:
+        console.print(Text(note, style="dim"))
+
+
+def show_comparison(rows: Sequence[Mapping[str, Any]], console: Any) -> None:
+    """Print the means of several inspections side by side."""
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for i, name in enumerate(rows[0] if rows else ()):
+        table.add_column(str(name), justify="left" if i < 2 else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(value if isinstance(value, str) else _number(value, 3) for value in row.values()))
+    console.print(table)
+
+
+def _cell(value: float | None, quantities: Mapping[str, Any], name: str) -> str:
+    return _number(value, quantities.get(name, {}).get("digits", 2))
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None or math.isnan(value) else f"{value:.{digits}f}"
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None and not math.isnan(value)]
+    return sum(known) / len(known) if known else None

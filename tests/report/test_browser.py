@@ -1,0 +1,328 @@
+"""The pages in a real browser, without a network."""
+
+import io
+import os
+import shutil
+
+import pandas
+import pytest
+from report.sample import inspection
+
+from massieu.inspection.findings import findings
+from massieu.report import compare, render
+
+PHONE = {"width": 390, "height": 844}
+
+
+def _sample(layers=6, heads=12, **options):
+    run = inspection(layers, heads, **options)
+    found = findings(pandas.DataFrame(run["heads"]), pandas.DataFrame(run["layers"]), run["facts"])
+    run["findings"] = [vars(each) for each in found]
+    return run
+
+
+def _without(column):
+    run = _sample(2, 3)
+    for row in run["layers"]:
+        row[column] = None
+    return run
+
+
+def _evil():
+    run = _sample(2, 3, name="<script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>")
+    run["heads"][0]["name"] = run["notes"][0] = "<img src=x onerror='window.hacked = 3'>"
+    return run
+
+
+PAGES = {
+    "6x12": lambda: render(_sample()),
+    "12x12": lambda: render(_sample(12, 12)),
+    "1x1": lambda: render(_sample(1, 1)),
+    "encoder-decoder": lambda: render(_sample(3, 4, kind="both")),
+    "40 heads": lambda: render(_sample(2, 40)),
+    "without ascent": lambda: render(_without("ascent_cosine")),
+    "evil": lambda: render(_evil()),
+    "heads only": lambda: render(_sample(2, 3) | {"layers": [], "experiments": []}),
+    "checkpoints": lambda: compare(
+        [_sample(3, 4, kind="decoder", name=f"step {i}", sharp=i, seed=3) for i in (1, 2, 3)]
+    ),
+    "different models": lambda: compare([_sample(2, 3), _sample(3, 4, kind="both")]),
+}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        sync_playwright = None
+    chromium = shutil.which("chromium")
+    if sync_playwright is None or chromium is None:
+        missing = "playwright (pip install playwright)" if sync_playwright is None else "chromium (make browser)"
+        message = f"the pages are not tried in a browser: {missing} is not installed"
+        if os.environ.get("CI"):
+            pytest.fail(message)
+        pytest.skip(message)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser, tmp_path):
+    """Open a page as a file with the network off; afterwards nothing may have been asked for or complained about."""
+    contexts, wrong = [], []
+
+    def open_page(name, **options):
+        file = tmp_path / "page.html"
+        file.write_text(PAGES[name](), encoding="utf-8")
+        context = browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | options))
+        contexts.append(context)
+        context.set_offline(True)
+
+        def refuse(route):
+            if route.request.url.split("#")[0] != file.as_uri():
+                wrong.append(f"asked for {route.request.url}")
+                return route.abort()
+            return route.continue_()
+
+        context.route("**/*", refuse)
+        page = context.new_page()
+        page.on("console", lambda message: wrong.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
+        page.goto(file.as_uri())
+        page.wait_for_selector("html[data-ready=true]", state="attached", timeout=10_000)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert wrong == []
+
+
+def values(page, where="#maps .cell"):
+    return page.eval_on_selector_all(where, "cells => cells.map(cell => cell.getAttribute('aria-label'))")
+
+
+def fills(page):
+    return page.eval_on_selector_all("#maps .cell", "cells => cells.map(cell => getComputedStyle(cell).fill)")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_opens_without_network_request_or_complaint(visit, name):
+    page = visit(name)
+    assert len(values(page)) > 0
+    assert page.evaluate("window.hacked") is None
+    assert page.evaluate("document.images.length") == 0
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("size", [PHONE, {"width": 1280, "height": 900}])
+def test_no_page_is_wider_than_its_window(visit, name, size):
+    page = visit(name, viewport=size)
+    assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+
+
+def test_the_map_shows_every_head_with_its_value_and_error(visit):
+    page = visit("6x12")
+    row = _sample()["heads"][12 + 3]
+    assert len(values(page)) == 72
+    assert values(page)[15] == f"Layer 1 · head 3: Entropy {row['entropy']:.2f} ± {row['entropy_se']:.2f} nats"
+    assert "log Z" in page.text_content("#caption")
+
+
+def test_the_switch_changes_the_map_its_legend_and_its_caption(visit):
+    page = visit("6x12")
+    seen = []
+    for name in ("entropy", "sink_mass", "gradient_cosine", "head_class", "qk_norm"):
+        page.select_option("#quantity", name)
+        seen.append((tuple(fills(page)), page.text_content("#legend"), page.text_content("#caption")))
+        assert all(values(page))
+    assert all(len({part[i] for part in seen}) == len(seen) for i in range(3))
+    page.click("#chips button >> text=Heat capacity")
+    assert page.input_value("#quantity") == "score_variance"
+    assert page.get_attribute("#chips button[value=score_variance]", "aria-pressed") == "true"
+    assert page.get_attribute("#chips button[value=entropy]", "aria-pressed") == "false"
+
+
+def test_a_larger_value_is_darker_on_a_light_page_and_lighter_on_a_dark_one(visit):
+    for scheme, sign in (("light", -1), ("dark", 1)):
+        page = visit("6x12", color_scheme=scheme)
+        entropies = [row["entropy"] for row in _sample()["heads"]]
+        order = sorted(range(72), key=entropies.__getitem__)
+        brightness = [sum(map(int, fill[4:-1].split(","))) for fill in fills(page)]
+        assert sign * (brightness[order[-1]] - brightness[order[0]]) > 100
+
+
+def test_a_figure_that_is_missing_is_a_dash_with_its_reason(visit):
+    page = visit("6x12")
+    page.select_option("#quantity", "head_class")
+    missing = [label for label in values(page) if "– " in label]
+    assert len(missing) == 3
+    assert missing[0].endswith("Class of the head – the rows are too short to tell the classes apart")
+    cell = page.locator("[data-table=heads] td[data-value='']").first
+    assert cell.text_content() == "–"
+    assert "too short" in cell.get_attribute("title")
+
+
+def test_quantities_without_any_value_are_named(visit):
+    page = visit("without ascent")
+    assert "Does attention climb log Z?" in page.text_content("[data-table=layers] .note")
+    assert page.locator("[data-table=layers] th[data-key=ascent_cosine]").count() == 0
+    assert page.locator("[data-table=heads] .note").count() == 0
+
+
+def test_heads_are_reached_by_keyboard_and_described_beside_the_map(visit):
+    page = visit("6x12")
+    page.focus("#maps .cell[tabindex='0']")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    assert page.evaluate("document.activeElement.dataset.row") == "13"
+    assert page.text_content("#card h3") == "Layer 1 · head 1"
+    assert page.is_visible("#tip")
+    assert "Layer 1 · head 1" in page.text_content("#tip")
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    assert page.evaluate("document.activeElement.dataset.row") == "12"
+
+
+def test_pointing_at_a_head_shows_its_value(visit):
+    page = visit("6x12")
+    page.hover("#maps .cell[data-row='5']")
+    row = _sample()["heads"][5]
+    assert page.text_content("#tip") == f"Layer 0 · head 5{row['entropy']:.2f} ± {row['entropy_se']:.2f} nats"
+
+
+def test_a_finding_leads_to_its_heads(visit):
+    page = visit("6x12")
+    finding = next(each for each in _sample()["findings"] if each["quantity"] == "sink_mass")
+    page.click(".findings li:has-text('Attention sinks') a")
+    assert page.input_value("#quantity") == "sink_mass"
+    assert page.locator("#maps .named").count() == len(finding["where"]) > 0
+    page.select_option("#quantity", "entropy")
+    assert page.locator("#maps .named").count() == 0
+
+
+def test_a_heading_sorts_its_table_up_and_down(visit):
+    page = visit("6x12")
+    column = "() => [...document.querySelectorAll('[data-table=heads] tbody tr')].map(row => Number(row.cells[2].dataset.value))"
+    page.click("[data-table=heads] th[data-key=entropy] button")
+    rising = page.evaluate(column)
+    assert rising == sorted(rising)
+    assert rising[0] == pytest.approx(min(row["entropy"] for row in _sample()["heads"]), rel=1e-5)
+    page.click("[data-table=heads] th[data-key=entropy] button")
+    falling = page.evaluate(column)
+    assert falling == sorted(falling, reverse=True)
+    assert page.get_attribute("[data-table=heads] th[data-key=entropy]", "aria-sort") == "descending"
+    page.click("text=Show all 72 rows")
+    assert len(page.evaluate(column)) == 72
+
+
+def test_classes_sort_by_rank_and_what_is_missing_comes_last(visit):
+    page = visit("6x12")
+    page.click("text=Show all 72 rows")
+    page.click("[data-table=heads] th[data-key=head_class] button")
+    number = page.eval_on_selector("[data-table=heads] th[data-key=head_class]", "cell => cell.cellIndex")
+    classes = page.evaluate(
+        f"[...document.querySelectorAll('[data-table=heads] tbody tr')].map(row => row.cells[{number}].textContent)"
+    )
+    assert classes == sorted(classes, key=["I", "II", "III", "IV", "–"].index)
+    assert classes[-3:] == ["–"] * 3
+
+
+def test_the_table_of_changes_sorts(visit):
+    page = visit("checkpoints")
+    page.click("#changes th:has-text('change') button")
+    number = page.eval_on_selector("#changes th:has-text('change')", "cell => cell.cellIndex")
+    column = (
+        f"[...document.querySelectorAll('#changes tbody tr')].map(row => Number(row.cells[{number}].dataset.value))"
+    )
+    assert page.evaluate(column) == sorted(page.evaluate(column))
+
+
+def test_checkpoints_lie_side_by_side_with_their_difference(visit):
+    page = visit("checkpoints")
+    assert page.locator("#maps svg").count() == 3
+    assert page.locator("#differences svg").count() == 1
+    assert "Attention gets sharper" in page.text_content("#findings")
+    first, last = (_sample(3, 4, kind="decoder", sharp=i, seed=3)["heads"][0]["entropy"] for i in (1, 3))
+    shown = values(page, "#differences .cell")[0]
+    assert f"Entropy −{first - last:.2f}" in shown
+
+
+def test_no_difference_is_drawn_between_models_of_different_shape(visit):
+    page = visit("different models")
+    assert page.locator("#differences svg").count() == 0
+    assert "different heads" in page.text_content("#differences")
+
+
+def test_stacks_are_kept_apart(visit):
+    page = visit("encoder-decoder")
+    assert page.locator("#maps h3").all_text_contents() == ["Encoder", "Decoder", "Cross-attention"]
+    assert page.locator("#layer-profiles .key").all_text_contents()[:2] == ["Encoder", "Decoder"]
+
+
+@pytest.mark.parametrize("name", ["6x12", "checkpoints"])
+def test_profiles_are_drawn(visit, name):
+    page = visit(name)
+    ink = """() => [...document.querySelectorAll('.profile canvas')].map(canvas => {
+        const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+        let marked = 0;
+        for (let i = 3; i < pixels.length; i += 4) marked += pixels[i] > 0;
+        return marked;
+    })"""
+    drawn = page.evaluate(ink)
+    assert len(drawn) > 15
+    assert min(drawn) > 300
+
+
+def test_dark_mode_follows_the_system_and_the_button(visit):
+    background = "getComputedStyle(document.body).backgroundColor"
+    page = visit("6x12", color_scheme="dark")
+    dark = page.evaluate(background)
+    assert max(map(int, dark[4:-1].split(","))) < 50
+    page.click("#theme")
+    assert min(map(int, page.evaluate(background)[4:-1].split(","))) > 200
+    page.click("#theme")
+    assert page.evaluate(background) == dark
+
+
+def test_text_stands_out_from_its_page_in_both_modes(visit):
+    def luminance(colour):
+        linear = [
+            (int(c) / 255 / 12.92 if int(c) <= 10 else ((int(c) / 255 + 0.055) / 1.055) ** 2.4)
+            for c in colour[4:-1].split(",")
+        ]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    for scheme in ("light", "dark"):
+        page = visit("6x12", color_scheme=scheme)
+        paper = luminance(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        for where in ("body", ".lead", ".note", "a.show", ".profile .readout", ".badges li", ".plain small"):
+            ink = luminance(page.eval_on_selector(where, "element => getComputedStyle(element).color"))
+            assert (max(ink, paper) + 0.05) / (min(ink, paper) + 0.05) > 4.5, (scheme, where)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_screenshot_has_many_colours(visit, scheme):
+    from PIL import Image
+
+    page = visit("12x12", color_scheme=scheme)
+    picture = Image.open(io.BytesIO(page.screenshot(full_page=True))).convert("RGB")
+    counts = picture.getcolors(maxcolors=1 << 24)
+    assert len(counts) > 200
+    assert max(count for count, _ in counts) < 0.97 * picture.width * picture.height
+
+
+def test_a_dark_page_prints_on_white_paper_with_all_rows(visit):
+    page = visit("6x12", color_scheme="dark")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.emulate_media(media="print")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    ink = page.evaluate("getComputedStyle(document.body).color")
+    assert max(map(int, ink[4:-1].split(","))) < 60
+    assert page.locator("[data-table=heads] tbody tr").count() == 72
+    assert not page.is_visible("#quantity")
+    assert not page.is_visible("[data-table=heads] th[data-key=score_mean]")
+    assert page.pdf().startswith(b"%PDF")

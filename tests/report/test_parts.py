@@ -1,0 +1,116 @@
+"""The parts of a page that can be told without one: colours, formulas, rulers and changes."""
+
+import itertools
+
+import pytest
+from report.sample import inspection
+
+from massieu.report import changes, colours, theory
+from massieu.report.formula import typeset
+
+
+def lightness(colour: str) -> float:
+    red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (red, green, blue)]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return 116 * luminance ** (1 / 3) - 16  # CIE lightness, another space than the one the colours are computed in
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_lightness_moves_in_one_direction_by_equal_steps(dark):
+    steps = [after - before for before, after in itertools.pairwise(map(lightness, colours.sequential(dark)))]
+    assert all(1.0 < (step if dark else -step) < 3.5 for step in steps)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_both_sides_of_a_diverging_scale_are_equally_far_from_its_middle(dark):
+    scale = [lightness(colour) for colour in colours.diverging(dark)]
+    assert scale == pytest.approx(scale[::-1], abs=6)
+    assert (min if dark else max)(scale) == scale[len(scale) // 2]
+
+
+def test_lines_are_different():
+    assert len(set(colours.lines())) == len(set(colours.lines(True))) == 8
+
+
+@pytest.mark.parametrize(
+    ("formula", "html"),
+    [
+        ("e^H", "<i>e</i><sup><i>H</i></sup>"),
+        ("p_{i−1}", "<i>p</i><sub><i>i</i>−1</sub>"),
+        ("e^{s_j}", "<i>e</i><sup><i>s</i><sub><i>j</i></sub></sup>"),
+        ("a ridge map of a_i", "a ridge map of <i>a</i><sub><i>i</i></sub>"),
+        ("<b> & x", "&lt;<i>b</i>&gt; &amp; <i>x</i>"),
+        ("x_{unclosed", "<i>x</i><sub>unclosed</sub>"),
+        ("x_", "<i>x</i>_"),
+        ("x_<", "<i>x</i><sub>&lt;</sub>"),
+    ],
+)
+def test_formulas_are_set(formula, html):
+    assert typeset(formula) == html
+
+
+def test_a_ruler_runs_from_the_control_to_the_theory():
+    run = inspection(2, 1)
+    for row, symmetry in zip(run["layers"], (0.5, 0.75), strict=True):
+        row |= {"field_symmetry": symmetry, "field_symmetry_control": 0.5}
+    (ruler,) = (ruler for ruler in theory.rulers(run) if ruler.quantity == "field_symmetry")
+    assert [share for share, _ in ruler.points] == [0.0, 0.5]
+    assert ruler.share == 0.25
+    assert theory.place(0.0) == 20
+    assert theory.place(1.0) == 85
+    assert theory.place(-9.0) < theory.place(0.0) < theory.place(9.0) < 100
+
+
+def test_experiments_give_rulers_of_their_own_and_constructed_heads_do_not():
+    run = inspection(1, 1)
+    row = {"experiment": "X2", "stack": "encoder", "layer": 0, "head": 0, "control": 0.0, "predicted": 32.0}
+    run["experiments"] = [
+        {**row, "quantity": "whitened_trace", "value": 8.0},
+        {**row, "quantity": "whitened_trace", "value": 32.0, "experiment": "X2 constructed"},
+    ]
+    (ruler,) = (ruler for ruler in theory.rulers(run) if ruler.quantity == "whitened_trace")
+    assert ruler.points == [(0.25, "encoder layer 0, head 0")]
+    assert [found["count"] for found in theory.summary(run)] == [1, 1]
+
+
+def test_a_figure_without_value_or_control_has_no_ruler():
+    run = inspection(1, 1) | {"experiments": []}
+    run["layers"][0] |= {"field_symmetry": None, "ascent_control": float("nan")}
+    names = {ruler.quantity for ruler in theory.rulers(run)}
+    assert "corollary_r2" in names
+    assert not names & {"field_symmetry", "ascent_cosine", "kurtosis"}
+
+
+def checkpoints():
+    return [inspection(3, 4, kind="decoder", seed=3, sharp=sharp) for sharp in (0.4, 1.0, 2.2)]
+
+
+def test_training_that_sharpens_is_said_to_sharpen():
+    found = {title: sentence for title, sentence, _ in changes.sentences(checkpoints())}
+    assert {"Attention gets sharper", "Query-key weights grow"} <= set(found)
+    assert found["Attention gets sharper"].count("→") == 2
+    reverse = {title for title, _, _ in changes.sentences(checkpoints()[::-1])}
+    assert {"Attention gets broader", "Query-key weights shrink"} <= reverse
+
+
+def test_nothing_changes_between_a_run_and_itself():
+    run = inspection(2, 2)
+    assert changes.sentences([run, run]) == []
+    assert all(row.change == 0 and row.risen == 0 for row in changes.table([run, run]))
+
+
+def test_changes_are_the_differences_of_the_means():
+    first, last = inspection(1, 2), inspection(1, 2)
+    for row, entropy in zip(last["heads"], (1.0, 4.0), strict=True):
+        row["entropy"] = entropy
+    for row, entropy in zip(first["heads"], (2.0, 3.0), strict=True):
+        row["entropy"] = entropy
+    first["heads"][0]["entropy_se"] = first["heads"][1]["entropy_se"] = 0.1
+    (row,) = (row for row in changes.table([first, last]) if row.quantity == "entropy")
+    assert (row.means, row.change, row.risen, row.errors[0]) == ([2.5, 2.5], 0.0, 0.5, pytest.approx(0.1))
+
+
+def test_models_of_different_shape_are_compared_by_their_means_alone():
+    rows = changes.table([inspection(2, 2), inspection(3, 2)])
+    assert {row.risen for row in rows if row.quantity == "entropy"} == {None}

@@ -1,0 +1,110 @@
+import pandas
+import pytest
+from report.sample import inspection
+
+from massieu.figures import SAVED, head_map, layer_profile, save_figures, trajectory
+from massieu.inspection.quantities import QUANTITIES
+
+
+def tables(*arguments, **options):
+    run = inspection(*arguments, **options)
+    return pandas.DataFrame(run["heads"]), pandas.DataFrame(run["layers"])
+
+
+def test_a_map_has_the_values_at_layer_and_head():
+    heads, _ = tables(3, 4)
+    (image,) = head_map(heads, QUANTITIES["entropy"]).axes[0].images
+    for _, row in heads.iterrows():
+        assert image.get_array()[row["layer"], row["head"]] == row["entropy"]
+
+
+def test_a_map_does_not_depend_on_the_order_of_the_rows():
+    heads, _ = tables(2, 3)
+    first, second = (
+        head_map(table, QUANTITIES["entropy"]).axes[0].images[0].get_array() for table in (heads, heads[::-1])
+    )
+    assert (first == second).all()
+
+
+@pytest.mark.parametrize("quantity", [name for name, facts in QUANTITIES.items() if facts.table == "heads"])
+def test_every_quantity_of_the_heads_can_be_drawn(quantity):
+    heads, _ = tables(2, 4)
+    assert head_map(heads, QUANTITIES[quantity]).axes[0].get_title(loc="left") == QUANTITIES[quantity].title
+
+
+def test_stacks_have_their_own_maps_and_profiles():
+    heads, layers = tables(2, 3, kind="both")
+    titles = [axis.get_title(loc="left") for axis in head_map(heads, QUANTITIES["entropy"]).axes[:3]]
+    assert titles == ["Entropy, encoder", "Entropy, decoder", "Entropy, cross"]
+    assert len(layer_profile(layers, QUANTITIES["expansion"]).axes) == 2
+
+
+def test_a_missing_class_is_a_dash():
+    heads, _ = tables(2, 3)
+    texts = [text.get_text() for text in head_map(heads, QUANTITIES["head_class"]).axes[0].texts]
+    assert texts[3:] == ["–"] * 3
+    assert set(texts[:3]) <= {"I", "II", "III", "IV"}
+
+
+@pytest.mark.parametrize(
+    ("quantity", "labels"),
+    [
+        ("expansion", ["measured", "control", "no change"]),
+        ("field_symmetry", ["measured", "control", "theory"]),
+        ("kurtosis", ["measured", "Gaussian sample", "theory"]),
+        ("effective_rank", ["measured"]),
+    ],
+)
+def test_a_profile_shows_control_and_theory(quantity, labels):
+    _, layers = tables(3, 2)
+    axis = layer_profile(layers, QUANTITIES[quantity]).axes[0]
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == labels
+    assert list(axis.lines[0].get_ydata()) == list(layers[quantity])
+
+
+def test_a_profile_without_control_is_drawn():
+    _, layers = tables(3, 2)
+    axis = layer_profile(layers.drop(columns="expansion_control"), QUANTITIES["expansion"]).axes[0]
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["measured", "no change"]
+
+
+def test_a_trajectory_ends_at_the_mean_of_the_last_run():
+    runs = {f"step {i}": tables(2, 3, seed=i)[0] for i in range(3)}
+    mean = trajectory(runs, QUANTITIES["entropy"]).axes[0].lines[-1]
+    assert mean.get_ydata()[-1] == pytest.approx(runs["step 2"]["entropy"].mean())
+    assert len(trajectory(runs, QUANTITIES["entropy"]).axes[0].lines) == 3
+
+
+def test_one_run_is_no_trajectory():
+    with pytest.raises(ValueError, match="a trajectory needs two or more runs, got 1; head_map shows a single one"):
+        trajectory({"a": tables(1, 1)[0]}, QUANTITIES["entropy"])
+
+
+def test_a_quantity_of_another_table_is_refused():
+    heads, layers = tables(1, 1)
+    with pytest.raises(
+        ValueError, match="quantity must be a column of the heads table, got expansion; it has stack, layer"
+    ):
+        head_map(heads, QUANTITIES["expansion"])
+    with pytest.raises(
+        ValueError, match="quantity must be a column of the layers table, got expansion; it has stack, layer"
+    ):
+        layer_profile(layers.drop(columns="expansion"), QUANTITIES["expansion"])
+
+
+def test_a_map_without_values_is_refused():
+    heads, _ = tables(1, 1)
+    with pytest.raises(ValueError, match="the heads table must have a value of entropy, got none"):
+        head_map(heads.assign(entropy=None), QUANTITIES["entropy"])
+
+
+def test_files_are_the_same_from_run_to_run(tmp_path):
+    run = inspection(2, 2)
+    first, second = (save_figures(run, tmp_path / name) for name in ("first", "second"))
+    assert len(first) == 2 * sum(map(len, SAVED.values()))
+    assert [path.name for path in first] == [path.name for path in second]
+    assert all(one.read_bytes() == other.read_bytes() for one, other in zip(first, second, strict=True))
+
+
+def test_tables_that_are_empty_give_no_files(tmp_path):
+    assert save_figures({"heads": [], "layers": []}, tmp_path) == []
