@@ -1,0 +1,66 @@
+"""Inspections side by side: of checkpoints of one training, or of different models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from massieu.inspection.quantities import QUANTITIES
+from massieu.inspection.result import written_together
+from massieu.report.pages import distinct_names
+
+if TYPE_CHECKING:
+    import pandas
+
+    from massieu.inspection.result import Inspection
+
+__all__ = ["compare_heads", "compare_means", "save_comparison"]
+
+KEYS = ["stack", "layer", "head"]
+
+
+def compare_heads(inspections: Sequence[Inspection]) -> pandas.DataFrame:
+    """One row per head and quantity, one column per inspection; heads that a model lacks have nan."""
+    import pandas
+
+    parts = []
+    for name, inspection in zip(_names(inspections), inspections, strict=True):
+        table = inspection.heads
+        values = [each for each in QUANTITIES if each in table and table[each].dtype.kind == "f"]
+        long = table.melt(KEYS, values, "quantity", name).set_index([*KEYS, "quantity"])
+        parts.append(long[~long.index.duplicated()])
+    return pandas.concat(parts, axis=1).reset_index()
+
+
+def compare_means(inspections: Sequence[Inspection]) -> pandas.DataFrame:
+    """One row per quantity: its mean over the heads (or layers) of each inspection, and the change over all."""
+    import pandas
+
+    rows = []
+    names = _names(inspections)
+    for name, quantity in QUANTITIES.items():
+        tables = [getattr(inspection, quantity.table) for inspection in inspections]
+        if not all(name in table and table[name].dtype.kind == "f" for table in tables):
+            continue
+        means = [float(table[name].mean()) for table in tables]
+        if any(mean == mean for mean in means):
+            rows.append({"table": quantity.table, "quantity": name, **dict(zip(names, means, strict=True))})
+            rows[-1]["change"] = means[-1] - means[0]
+    return pandas.DataFrame(rows)
+
+
+def save_comparison(inspections: Sequence[Inspection], folder: Path) -> Path:
+    """Write the page and the tables into a folder; all of them or none. Returns the path of the page."""
+    from massieu.report import compare
+
+    with written_together(folder) as place:
+        (place / "comparison.html").write_text(compare([each.to_dict() for each in inspections]), encoding="utf-8")
+        for name, table in (("means", compare_means(inspections)), ("heads", compare_heads(inspections))):
+            table.to_csv(place / f"comparison_{name}.csv", index=False)
+            table.to_parquet(place / f"comparison_{name}.parquet", index=False)
+    return folder / "comparison.html"
+
+
+def _names(inspections: Sequence[Inspection]) -> list[str]:
+    return distinct_names([{"facts": inspection.facts} for inspection in inspections])

@@ -1,0 +1,213 @@
+"""The heads table: what every head's rows are on average over a text, from one pass in constant memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from massieu.inspection.batches import Batch
+from massieu.inspection.rows import exact_rows, sampled_positions, sampled_rows
+from massieu.inspection.streams import Extremes, Means, Shares
+from massieu.taps import AttentionCall
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["HeadStatistics", "head_class"]
+
+MEANS = (
+    "log_normalizer",
+    "entropy",
+    "normalized_entropy",
+    "perplexity",
+    "effective_atoms",
+    "peak",
+    "score_mean",
+    "score_variance",
+    "score_range",
+    "mass90",
+    "sink_mass",
+    "self_mass",
+    "previous_mass",
+)
+EXTREMES = ("score_max", "entropy", "peak")
+FEWEST_ATOMS = 32  # a row with fewer cannot reach class IV, so it says nothing about classes
+
+
+@dataclass
+class _Layer:
+    """What was seen of all heads of one attention call."""
+
+    name: str
+    means: Means
+    extremes: Extremes
+    shares: Shares
+    rows: int = 0
+    empty: int = 0
+    notes: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, call: AttentionCall) -> _Layer:
+        heads = (call.scores if call.query is None else call.query).shape[1]  # type: ignore[union-attr]
+        name = f"{call.name}[{call.number}]" if call.number else call.name
+        shape = (len(MEANS), heads)
+        return cls(name, Means(shape), Extremes.none((len(EXTREMES), heads)), Shares((heads,)))
+
+
+class HeadStatistics:
+    """Receives attention calls of a tapped model and keeps sums that give the heads table.
+
+    Args:
+        rows: how many rows of each passage are looked at whole, for the 90% mass and the range of the scores; None for
+            all of them. Everything else counts every row.
+    """
+
+    def __init__(self, rows: int | None = 32) -> None:
+        if rows is not None and (not isinstance(rows, int) or rows < 1):
+            raise ValueError(f"rows must be a positive whole number or None, got {rows!r}; None looks at every row")
+        self.sampled = rows
+        self.layers: dict[tuple[str, int], _Layer] = {}
+
+    def receive(self, call: AttentionCall, batch: Batch) -> None:
+        """Take in one call on one batch."""
+        layer = self.layers.setdefault((call.stack, call.layer), _Layer.of(call))
+        layer.notes |= set(_notes(call))
+        with torch.no_grad():
+            self._add(layer, call, batch)
+
+    def _add(self, layer: _Layer, call: AttentionCall, batch: Batch) -> None:
+        exact = exact_rows(call)
+        log_z = exact["log_normalizer"]
+        sequences, queries = len(log_z), log_z.shape[-1]
+        counted = batch.counted(call.stack, sequences, queries)
+        if call.present is not None:
+            counted = counted & call.present.cpu()
+        layer.rows += int(counted.sum())
+        layer.empty += int((counted & log_z[:, 0].isnan().cpu()).sum())
+
+        begin, lengths = batch.extent(call.stack, sequences, queries)
+        position = sampled_positions(lengths, self.sampled)
+        taken, position = position >= 0, (begin[:, None] + position).clamp_min(0)
+        taken = taken & counted.gather(-1, position)
+        whole = sampled_rows(call, position)
+        shares = whole["mass90_share"].cpu().masked_fill((~taken)[:, None], torch.nan)
+        layer.shares.add(shares.masked_fill(whole["atoms"].cpu() < FEWEST_ATOMS, torch.nan).transpose(0, 1).flatten(1))
+
+        extremes = [exact[name].masked_fill(~counted[:, None].to(log_z.device), torch.nan).cpu() for name in EXTREMES]
+        layer.extremes.add(torch.stack([values.transpose(0, 1).flatten(1) for values in extremes]))
+
+        totals, counts = [], []
+        for name in MEANS:
+            values, mask = (exact.get(name), counted) if name not in whole else (whole[name], taken)
+            if values is None:
+                values = torch.full_like(log_z, torch.nan)
+            values = values.double().cpu()
+            there = mask[:, None] & ~values.isnan()
+            totals.append(values.masked_fill(~there, 0.0).sum(-1))
+            counts.append(there.sum(-1))
+        total, count = torch.stack(totals, 1), torch.stack(counts, 1)  # (batch, statistics, heads)
+        # Models of images may cut each into windows, one after the other.
+        windows = (len(batch.documents), -1)
+        total, count = (x.unflatten(0, windows).sum(1) for x in (total, count))
+        for entry, (document, parts) in enumerate(zip(batch.documents, batch.parts, strict=True)):
+            layer.means.add(document, total[entry], count[entry], parts=parts)
+
+    def merge(self, other: HeadStatistics) -> None:
+        """Add what was found on other documents."""
+        for key, theirs in other.layers.items():
+            if key not in self.layers:
+                self.layers[key] = theirs
+                continue
+            ours = self.layers[key]
+            ours.means.merge(theirs.means)
+            ours.extremes.merge(theirs.extremes)
+            ours.shares.merge(theirs.shares)
+            ours.rows, ours.empty, ours.notes = (
+                ours.rows + theirs.rows,
+                ours.empty + theirs.empty,
+                ours.notes | theirs.notes,
+            )
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences on what does not apply to these heads."""
+        found = sorted({note for layer in self.layers.values() for note in layer.notes})
+        empty = sum(layer.empty for layer in self.layers.values())
+        if empty:
+            found.append(f"{empty} attention rows see no token at all; they are left out of every mean.")
+        return found
+
+    def table(self) -> pandas.DataFrame:
+        """One row per head; means with their standard errors beside them."""
+        import pandas
+
+        records = []
+        for (stack, number), layer in sorted(self.layers.items()):
+            layer.means.close()
+            mean, error = layer.means.mean(), layer.means.standard_error()
+            largest, smallest = layer.extremes.largest, layer.extremes.smallest
+            median, classes = layer.shares.median(), head_class(layer.shares)
+            for head in range(mean.shape[-1]):
+                record: dict[str, object] = {"stack": stack, "layer": number, "name": layer.name, "head": head}
+                record["rows"] = layer.rows
+                for i, name in enumerate(MEANS):
+                    record[name], record[f"{name}_se"] = mean[i, head].item(), error[i, head].item()
+                record["score_max"] = _finite(largest[EXTREMES.index("score_max"), head])
+                record["entropy_min"] = _finite(smallest[EXTREMES.index("entropy"), head])
+                record["peak_max"] = _finite(largest[EXTREMES.index("peak"), head])
+                record["mass90_share"] = median[head].item()
+                record["head_class"] = classes[head]
+                records.append(record)
+        return pandas.DataFrame.from_records(records)
+
+
+def head_class(shares: Shares) -> list[str | None]:
+    """Ramsauer's class of each head: by the median share of its atoms that hold nine tenths of the mass.
+
+    I: more than half of them, II: more than an eighth, III: more than a thirty-second, IV: fewer; None if no row was
+    long enough to tell.
+
+    Source:
+        Ramsauer et al. 2020, section 3, with the row's own number of atoms in place of the sequence length.
+
+    Example:
+        >>> shares = Shares((2,))
+        >>> shares.add(torch.tensor([[0.9], [0.02]]))
+        >>> head_class(shares)
+        ['I', 'IV']
+    """
+    over = [shares.exceeds(edge) for edge in (1 / 2, 1 / 8, 1 / 32)]
+    seen = shares.counts.sum(-1) > 0
+    names = []
+    for head in range(len(seen)):
+        rank = sum(not bool(edge[head]) for edge in over)
+        names.append(("I", "II", "III", "IV")[rank] if seen[head] else None)
+    return names
+
+
+def _finite(value: Tensor) -> float:
+    return value.item() if bool(value.isfinite()) else float("nan")
+
+
+def _notes(call: AttentionCall) -> list[str]:
+    found = []
+    if call.softcap is not None:
+        found.append(
+            f"Scores are capped at {call.softcap:g} by a tanh, so they are not linear in the query: the attention is no"
+            " exponential family, and identities such as entropy = log Z - query . gradient do not hold. The figures"
+            " describe the capped scores."
+        )
+    if call.sink is not None:
+        found.append(
+            "A learned sink takes part in every row as one more atom with value zero; it counts in every figure."
+        )
+    if call.scores is not None:
+        found.append(
+            "Queries and keys of this model are out of sight; its rows were read from the scores that it builds itself."
+        )
+    elif call.log_weight is not None and call.log_weight.is_floating_point():
+        found.append("A position bias is added to the scores; it is a log weight of the measure and counts in log Z.")
+    return found

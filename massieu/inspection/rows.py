@@ -1,0 +1,284 @@
+"""One attention call as numbers per row: its statistics, the mass on named atoms, and how many atoms hold the mass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from massieu.statistics import RowStatistics, mass_count, row_statistics
+from massieu.taps import AttentionCall
+
+__all__ = ["exact_rows", "sampled_rows", "sampled_positions"]
+
+LARGEST_BLOCK = 2**22  # scores held at a time where a call has to be read through its scores
+MASS = 0.9
+
+
+def exact_rows(call: AttentionCall) -> dict[str, Tensor]:
+    r"""What every row of a call is, without a matrix of weights; each ``(batch, heads, queries)``, nan where undefined.
+
+    Beside the row statistics: ``score_max`` :math:`= \log Z + \log \max_j p_j`, ``normalized_entropy``
+    :math:`= H / \log N` with N the row's own number of atoms, and the mass on three named atoms,
+    :math:`p_j = e^{s_j - \log Z}`: the first one of the sequence (for rows behind it), the row's own and the one
+    before.
+    """
+    statistics = _statistics(call)
+    log_z, entropy = statistics.log_normalizer, statistics.entropy
+    assert statistics.score_variance is not None
+    atoms = num_atoms(call).to(log_z.device)
+    found = {
+        "log_normalizer": log_z,
+        "entropy": entropy,
+        "normalized_entropy": torch.where(atoms > 1, entropy / atoms.double().log().to(entropy), torch.nan),
+        "perplexity": statistics.perplexity,
+        "effective_atoms": statistics.effective_atoms,
+        "peak": statistics.peak,
+        "score_mean": statistics.score_mean,
+        "score_variance": statistics.score_variance,
+        "score_max": log_z + statistics.peak.log(),
+    }
+    if call.stack != "cross":
+        found |= {name: (score - log_z).exp() for name, score in _named_scores(call).items()}
+    return found
+
+
+def sampled_rows(call: AttentionCall, position: Tensor) -> dict[str, Tensor]:
+    """What only whole rows tell, for the rows at ``position`` ``(batch, rows)``; each ``(batch, heads, rows)``.
+
+    ``mass90`` counts the heaviest atoms that hold nine tenths of the mass, ``mass90_share`` divides it by the row's own
+    number of atoms, ``atoms`` is that number, and ``score_range`` is the largest minus the smallest score.
+    """
+    scores = _scores_at(call, position)
+    present = scores > -torch.inf
+    atoms = present.sum(-1)
+    nothing = scores.new_zeros(1, 1)
+    sink = None if call.sink is None else call.sink
+    count = mass_count(
+        nothing.expand(*scores.shape[:-1], 1), nothing.expand(scores.shape[-1], 1), MASS, scores, sink=sink
+    )
+    lowest = scores.masked_fill(~present, torch.inf).amin(-1)
+    total = atoms + (call.sink is not None)
+    empty = atoms == 0
+    return {
+        "mass90": count.double().masked_fill(empty, torch.nan),
+        "mass90_share": (count / total).masked_fill(empty, torch.nan),
+        "atoms": total,
+        "score_range": (scores.amax(-1) - lowest).masked_fill(empty, torch.nan),
+    }
+
+
+def sampled_positions(lengths: Tensor, rows: int | None) -> Tensor:
+    """Up to ``rows`` positions of each sequence, ``(batch, rows)``, evenly over its length; -1 where it has fewer.
+
+    They depend on the length of the sequence alone, so that the batch that it comes in does not matter.
+
+    Example:
+        >>> sampled_positions(torch.tensor([3, 8]), 4)
+        tensor([[ 0,  1,  2, -1],
+                [ 1,  3,  5,  7]])
+    """
+    longest = int(lengths.max())
+    number = torch.arange(min(rows or longest, longest), device=lengths.device)
+    taken = lengths.clamp_max(len(number))[:, None]
+    position = ((2 * number + 1) * lengths[:, None]).div(2 * taken.clamp_min(1), rounding_mode="floor")
+    return torch.where(number < taken, position, -1)
+
+
+def num_atoms(call: AttentionCall) -> Tensor:
+    """The number of atoms that each row sees, a sink included, broadcasting to ``(batch, heads, queries)``."""
+    queries, atoms = _sizes(call)
+    if call.log_weight is None and call.scores is None:
+        own = torch.arange(queries) + atoms - queries
+        last = own if call.causal else torch.full((queries,), atoms - 1)
+        if call.window is None:
+            first = torch.zeros_like(own)
+        else:
+            first = (own - call.window + 1).clamp_min(0)
+            last = torch.minimum(last, own + call.window - 1)
+        count = (last - first + 1).clamp_min(0)
+    elif call.scores is None:
+        count = _present(call, torch.arange(queries)[None]).sum(-1)
+    else:
+        count = torch.cat([(block > -torch.inf).sum(-1) for block in _score_blocks(call)], -1)
+    return count + (call.sink is not None)
+
+
+def _sizes(call: AttentionCall) -> tuple[int, int]:
+    if call.scores is not None:
+        return call.scores.shape[-2], call.scores.shape[-1]
+    assert call.query is not None
+    assert call.key is not None
+    return call.query.shape[-2], call.key.shape[-2]
+
+
+def _statistics(call: AttentionCall) -> RowStatistics:
+    if call.scores is None and call.softcap is None:
+        assert call.query is not None
+        assert call.key is not None
+        return row_statistics(
+            call.query,
+            call.key,
+            call.log_weight,
+            scale=call.scale,
+            causal=call.causal,
+            window=call.window,
+            sink=call.sink,
+        )
+    # Scores that are no inner products are log weights of atoms at the origin.
+    found = []
+    for scores in _score_blocks(call):
+        nothing = scores.new_zeros(1, 1)
+        shape = (*scores.shape[:-1], 1)
+        found.append(row_statistics(nothing.expand(shape), nothing.expand(scores.shape[-1], 1), scores, sink=call.sink))
+    return RowStatistics(*(torch.cat(field, -1) for field in zip(*found, strict=True)))
+
+
+def _score_blocks(call: AttentionCall) -> Iterator[Tensor]:
+    """The scores of the call, minus infinity where an atom is absent, as many rows at a time as memory allows."""
+    queries, atoms = _sizes(call)
+    if call.scores is not None:
+        batch, heads = call.scores.shape[:2]
+    else:
+        assert call.query is not None
+        batch, heads = call.query.shape[:2]
+    rows = max(1, LARGEST_BLOCK // (batch * heads * atoms))
+    for begin in range(0, queries, rows):
+        yield _scores_at(call, torch.arange(begin, min(begin + rows, queries))[None].expand(batch, -1))
+
+
+def _scores_at(call: AttentionCall, position: Tensor) -> Tensor:
+    """Scores of some rows, ``(batch, heads, rows, atoms)``, at least float32; a negative position means row zero."""
+    if call.scores is not None:
+        index = position.clamp_min(0).to(call.scores.device)[:, None, :, None]
+        taken = call.scores.take_along_dim(index, -2)
+        scores = taken.to(torch.promote_types(taken.dtype, torch.float32))
+        # A model that masks with the most negative number means absent.
+        return scores.masked_fill(scores <= torch.finfo(call.scores.dtype).min / 2, -torch.inf)
+    assert call.query is not None
+    assert call.key is not None
+    exact = torch.promote_types(call.query.dtype, torch.float32)
+    index = position.clamp_min(0).to(call.query.device)
+    query = call.query.take_along_dim(index[:, None, :, None], -2).to(exact)
+    batch, heads, rows, dim = query.shape
+    key = call.key.to(exact)
+    grouped = query.reshape(batch, key.shape[1], -1, dim)
+    scores = (grouped @ key.mT).reshape(batch, heads, rows, -1) * call.scale
+    if call.softcap is not None:
+        scores = call.softcap * torch.tanh(scores / call.softcap)
+    if call.log_weight is not None and call.log_weight.dtype != torch.bool:
+        scores = scores + _rows_of(call.log_weight, index).to(exact)
+    return scores.masked_fill(~_present(call, index), -torch.inf)
+
+
+def _present(call: AttentionCall, position: Tensor) -> Tensor:
+    """Which atoms the rows at ``position`` see, broadcasting to ``(batch, heads, rows, atoms)``."""
+    queries, atoms = _sizes(call)
+    own = (position + atoms - queries)[:, None, :, None]
+    atom = torch.arange(atoms, device=position.device)
+    seen = torch.ones(1, 1, 1, atoms, dtype=torch.bool, device=position.device)
+    if call.causal:
+        seen = seen & (atom <= own)
+    if call.window is not None:
+        seen = seen & ((atom - own).abs() < call.window)
+    if call.log_weight is not None:
+        weight = _rows_of(call.log_weight, position.to(call.log_weight.device))
+        own_mask = weight if weight.dtype == torch.bool else weight > torch.finfo(weight.dtype).min / 2
+        seen = seen.to(weight.device) & own_mask
+    return seen
+
+
+def _rows_of(log_weight: Tensor, position: Tensor) -> Tensor:
+    """The rows of a log weight that broadcasts, ``(batch or 1, heads or 1, rows or 1, atoms or 1)``."""
+    weight = _four_axes(log_weight)
+    if weight.shape[-2] == 1:
+        return weight
+    if weight.shape[0] == 1:
+        weight = weight.expand(position.shape[0], *weight.shape[1:])
+    return weight.take_along_dim(position[:, None, :, None], -2)
+
+
+def _named_scores(call: AttentionCall) -> dict[str, Tensor]:
+    """Scores of the first atom, the row's own and the one before, ``(batch, heads, queries)``, nan where it is not."""
+    queries, atoms = _sizes(call)
+    tensor = call.scores if call.query is None else call.query
+    assert tensor is not None
+    behind = atoms - queries  # atoms that were there before the first query
+    first = torch.zeros(len(tensor), dtype=torch.long, device=tensor.device)
+    if call.present is not None and behind == 0:
+        first = call.present.to(torch.uint8).argmax(-1).to(tensor.device)
+    own = torch.arange(queries, device=tensor.device) + behind
+    later = own > first[:, None]
+    mine = _diagonal(call, behind)
+    before = _diagonal(call, behind - 1)
+    found = {
+        "sink_mass": (_score_of_first(call, first), later),
+        "self_mass": (mine, own >= first[:, None]),
+        "previous_mass": (torch.nn.functional.pad(before, (queries - before.shape[-1], 0)), later),
+    }
+    return {name: score.masked_fill(~there[:, None], torch.nan) for name, (score, there) in found.items()}
+
+
+def _diagonal(call: AttentionCall, offset: int) -> Tensor:
+    """Scores of query ``i`` for atom ``i + offset``, for the queries that have one, ``(batch, heads, those)``."""
+    rows = slice(max(0, -offset), None)
+    if call.scores is not None:
+        return _read(call.scores).diagonal(offset, -2, -1)[..., : call.scores.shape[-2] - max(0, -offset)]
+    assert call.query is not None
+    assert call.key is not None
+    query = call.query[..., rows, :]
+    begin = max(0, offset)
+    key = call.key[..., begin : begin + query.shape[-2], :]
+    score = _products(query, key, call)
+    if offset < call.key.shape[-2] - call.query.shape[-2] and call.window == 1:
+        score = torch.full_like(score, -torch.inf)
+    if call.log_weight is None:
+        return score
+    weight = _four_axes(call.log_weight)
+    weight = weight.expand(*weight.shape[:2], call.query.shape[-2], call.key.shape[-2]).diagonal(offset, -2, -1)
+    return _weighted(score, weight[..., : score.shape[-1]])
+
+
+def _score_of_first(call: AttentionCall, first: Tensor) -> Tensor:
+    """Scores of one atom of each sequence for all queries, ``(batch, heads, queries)``."""
+    index = first[:, None, None, None]
+    if call.scores is not None:
+        return _read(call.scores.take_along_dim(index, -1).squeeze(-1))
+    assert call.query is not None
+    assert call.key is not None
+    queries, atoms = _sizes(call)
+    score = _products(call.query, call.key.take_along_dim(index, -2), call)
+    if call.window is not None:
+        own = torch.arange(queries, device=first.device) + atoms - queries
+        score = score.masked_fill((own - first[:, None] >= call.window)[:, None], -torch.inf)
+    if call.log_weight is None:
+        return score
+    weight = _four_axes(call.log_weight)
+    weight = weight.expand(*weight.shape[:3], atoms).take_along_dim(index, -1).squeeze(-1)
+    return _weighted(score, weight)
+
+
+def _products(query: Tensor, key: Tensor, call: AttentionCall) -> Tensor:
+    """Inner products of queries with one key each, or all with one, scaled and capped; at least float32."""
+    exact = torch.promote_types(query.dtype, torch.float32)
+    grouped = query.to(exact).unflatten(1, (key.shape[1], -1))
+    key = key.to(exact)[:, :, None]
+    products = (grouped @ key.mT).squeeze(-1) if key.shape[-2] == 1 else torch.linalg.vecdot(grouped, key)
+    score: Tensor = products.flatten(1, 2) * call.scale
+    return score if call.softcap is None else call.softcap * torch.tanh(score / call.softcap)
+
+
+def _weighted(score: Tensor, weight: Tensor) -> Tensor:
+    """Scores with their log weights, a mask or numbers; minus infinity where an atom is absent."""
+    if weight.dtype == torch.bool:
+        return score.masked_fill(~weight, -torch.inf)
+    return (score + weight).masked_fill(weight <= torch.finfo(weight.dtype).min / 2, -torch.inf)
+
+
+def _read(scores: Tensor) -> Tensor:
+    return scores.to(torch.promote_types(scores.dtype, torch.float32))
+
+
+def _four_axes(log_weight: Tensor) -> Tensor:
+    return log_weight.reshape((1,) * (4 - log_weight.dim()) + tuple(log_weight.shape))

@@ -1,0 +1,437 @@
+"""Inspect a model: one pass over the text, all statistics at once."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import inspect
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from massieu import kernels
+from massieu.inspection.batches import Batch, Passage, given_batches, passages, text_batches
+from massieu.inspection.head_geometry import head_geometry
+from massieu.inspection.heads import HeadStatistics
+from massieu.inspection.layers import LayerObserver
+from massieu.inspection.loading import load
+from massieu.inspection.result import Inspection
+from massieu.inspection.sampling import PassageSample
+from massieu.inspection.weights import HeadWeights, head_weights
+from massieu.taps import Tap, tap
+
+__all__ = ["NotObservable", "inspect_model"]
+
+FEWEST_DOCUMENTS = 8  # with fewer, standard errors are taken by passage
+EXPERIMENTS = ("heads", "default")
+FEW_TOKENS = 16  # enough to see that listening changes nothing
+
+
+class NotObservable(RuntimeError):  # noqa: N818  # a state of the model, not a mistake
+    """The attention of the model, or a part of it, cannot be seen."""
+
+
+def inspect_model(
+    model: nn.Module | str | None = None,
+    texts: Sequence[str] | None = None,
+    *,
+    tokenizer: Any | None = None,
+    inputs: Iterable[Mapping[str, Any]] | None = None,
+    batch_size: int = 16,
+    max_length: int | None = None,
+    experiments: Literal["default", "heads"] = "default",
+    rows: int | None = 32,
+    special_tokens: bool = False,
+    padding: Literal["right", "left"] = "right",
+    source: str | None = None,
+    progress: Callable[[int, int], object] | None = None,
+    **loading: Any,
+) -> Inspection:
+    """Measure every attention head and every layer of a transformer on a text.
+
+    The text is read once, and nothing of the size of an attention matrix is kept. The model computes what it computes
+    without us, which is checked on the first batch.
+
+    Args:
+        model: a model, or what :func:`massieu.inspection.loading.load` understands; None for the embedded one.
+        texts: the documents; None for the embedded ones.
+        tokenizer: of the model, if it is handed over as a module.
+        inputs: for a model without tokenizer, batches as dicts of tensors instead of ``texts``.
+        batch_size: number of passages that the model reads at once; figures do not depend on it.
+        max_length: cut documents into passages of so many tokens; None refuses those that exceed the model's window.
+        experiments: "default", or "heads" for the statistics of attention alone, which cost the least.
+        rows: rows of each passage that are looked at whole, for the 90% mass and the range of scores; None for all.
+        special_tokens: whether special tokens count as well.
+        padding: the side on which shorter passages are filled up.
+        source: what the text is called in the report.
+        progress: called with the number of documents that are done, and of all.
+        **loading: ``dtype``, ``device``, ``revision``, ``trust_remote_code``, ``offline``, for a model by name.
+
+    Returns:
+        An :class:`Inspection` with the tables ``heads``, ``layers`` and ``experiments``.
+
+    Example:
+        >>> found = inspect_model(texts=["Call me Ishmael."], experiments="heads")
+        >>> found.facts["heard"]["sentence"]
+        'heard 5 of 5 attention modules'
+    """
+    begin = time.perf_counter()
+    if experiments not in EXPERIMENTS:
+        raise ValueError(
+            f"experiments must be one of {', '.join(EXPERIMENTS)}, got {experiments}; heads is the fastest"
+        )
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise ValueError(f"batch_size must be a positive whole number, got {batch_size!r}; 16 is usual")
+    name, revision = None, None
+    if model is None:
+        from massieu import assets
+
+        model, name = str(assets.MODEL), "embedded"
+    if texts is None and inputs is None:
+        from massieu import assets
+
+        texts, source = assets.documents(), source or "embedded text"
+    if isinstance(model, str):
+        loaded = load(model, **loading)
+        model, tokenizer, revision = loaded.model, tokenizer or loaded.tokenizer, loaded.revision
+        name = name or loaded.name
+    reading = _Reading(model, tokenizer, texts, inputs, batch_size, max_length, special_tokens, padding)
+    run = _Run(model, rows, experiments)
+    with _evaluating(model):
+        for batch in reading.batches():
+            run.read(batch)
+            if progress is not None:
+                progress(reading.documents_done(batch), reading.documents)
+    if reading.counted == 0:
+        raise ValueError(
+            f"the text has no content tokens: all of its {reading.tokens} tokens are special ones;"
+            " pass more text, or --special-tokens to count them"
+        )
+    facts = {
+        "model": _model_facts(model, name, revision),
+        "text": reading.facts(source),
+        "heard": run.heard(),
+        "versions": _versions(),
+        "options": {
+            "batch_size": batch_size,
+            "max_length": max_length,
+            "rows": rows,
+            "experiments": experiments,
+            "padding": padding,
+        },
+    }
+    found = run.finish(facts, reading.notes())
+    found.facts["seconds"] = time.perf_counter() - begin
+    found.facts["peak_memory_mb"] = _peak_memory()
+    return found
+
+
+class _Run:
+    """All that listens to the model while it reads."""
+
+    def __init__(self, model: nn.Module, rows: int | None, experiments: str) -> None:
+        self.model = model
+        self.heads = HeadStatistics(rows)
+        self.whole = experiments == "default"
+        self.weights: list[HeadWeights] = []
+        self.layers: LayerObserver | None = None
+        self.passages = PassageSample()
+        self.tap: Tap | None = None
+        self.fallback = True
+
+    def read(self, batch: Batch) -> None:
+        """Run the model on one batch."""
+        inputs = {name: _moved(value, self.model) for name, value in batch.inputs.items()}
+        if self.tap is None:
+            self._first(inputs)
+        with contextlib.ExitStack() as stack:
+            receive = functools.partial(self.heads.receive, batch=batch)
+            self.tap = stack.enter_context(tap(self.model, receive, fallback=self.fallback))
+            if self.layers is not None:
+                self.passages.offer(inputs, batch.content, batch.keys)
+                stack.enter_context(self.layers.batch(batch.content, batch.keys, batch.present))
+            _forward(self.model, inputs)
+        if self.tap.missing or not self.tap.heard:
+            raise NotObservable(
+                f"{self.tap.sentence}, so means over the model would be wrong; not heard:"
+                f" {', '.join(self.tap.missing) or 'any attention'}; massieu doctor MODEL says what is in it"
+            )
+
+    def _first(self, inputs: dict[str, Any]) -> None:
+        """On the first batch: that listening changes nothing, and where everything is."""
+        few = {name: _few(name, value) for name, value in inputs.items()}
+        with torch.no_grad(), _without_fast_path():
+            alone = _tensors(_forward(self.model, few))
+            with tap(self.model, lambda call: None) as listening:
+                heard = _tensors(_forward(self.model, few))
+        # Inside a tap a compiled model runs uncompiled, which changes its last digits.
+        same = torch.allclose if listening.compiled else torch.equal
+        if not all(same(one, other) for one, other in zip(alone, heard, strict=True)):
+            raise NotObservable("the model's output changes from run to run, or when it is heard; is dropout on?")
+        self.fallback = bool(listening.bypassed or listening.missing)
+        if self.whole:
+            self.weights = head_weights(self.model, few)
+            self.layers = LayerObserver(self.model, few)
+
+    def heard(self) -> dict[str, Any]:
+        """What was heard, for the report."""
+        assert self.tap is not None
+        expected = len(self.tap.expected)
+        found = {"expected": expected, "heard": len(self.tap.heard), "sentence": self.tap.sentence}
+        return {**found, "missing": self.tap.missing}
+
+    def finish(self, facts: dict[str, Any], notes: list[str]) -> Inspection:
+        """The tables."""
+        import pandas
+
+        assert self.tap is not None
+        heads = self.heads.table()
+        layers, experiments = pandas.DataFrame(), pandas.DataFrame()
+        notes = [*notes, *self.tap.notes, *self.heads.notes]
+        if self.layers is not None:
+            fields = self.passages.probe(self.model, self.layers.anatomy)
+            layers = self.layers.table(fields.table)
+            geometry = head_geometry(self.weights, self.layers.input_covariances(self.weights))
+            figures = geometry.heads.drop(columns=["name", "idempotency", "logit_sd"])  # these are experiments only
+            heads = heads.merge(figures, on=["stack", "layer", "head"], how="left")
+            experiments = geometry.experiments
+            notes += [*geometry.notes, *self.layers.notes, *fields.notes]
+        return Inspection(heads, layers, experiments, facts, notes)
+
+
+class _Reading:
+    """The text on its way to the model, and what is said about it afterwards."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Any | None,
+        texts: Sequence[str] | None,
+        inputs: Iterable[Mapping[str, Any]] | None,
+        batch_size: int,
+        max_length: int | None,
+        special_tokens: bool,
+        padding: Literal["right", "left"],
+    ) -> None:
+        if (texts is None) == (inputs is None):
+            raise ValueError("pass texts, or inputs for a model without tokenizer, and not both")
+        if isinstance(texts, str):
+            raise TypeError("texts must be a list of strings, got a single string; pass [text]")
+        if texts is not None and not any(isinstance(text, str) and text.strip() for text in texts):
+            raise ValueError("texts must hold at least one document with some text, and all are empty; pass more text")
+        if texts is not None and tokenizer is None:
+            raise ValueError(
+                "texts need a tokenizer, and the model came without one; pass tokenizer=, or tensors as inputs="
+            )
+        self.model, self.tokenizer, self.texts, self.inputs = model, tokenizer, texts, inputs
+        self.batch_size, self.special_tokens, self.padding = batch_size, special_tokens, padding
+        self.cut = max_length is not None
+        self.longest = self._longest(max_length)
+        self.documents = 0 if texts is None else len(texts)
+        self.by_passage = texts is not None and self.documents < FEWEST_DOCUMENTS
+        self.passages = self.tokens = self.counted = 0
+        self.sequences = 0
+        self._digest = hashlib.sha256()
+
+    def _longest(self, wanted: int | None) -> int:
+        window = _window(self.model, self.tokenizer)
+        if wanted is None:
+            return window
+        if not isinstance(wanted, int) or wanted < 2:
+            raise ValueError(f"max_length must be a whole number of at least 2, got {wanted!r}; 256 is usual")
+        if wanted > window:
+            raise ValueError(f"max_length must not exceed the {window} tokens that the model reads, got {wanted}")
+        return wanted
+
+    def batches(self) -> Iterator[Batch]:
+        """Batches for the model, counted on their way."""
+        for batch in self._batches():
+            self.sequences += len(batch.documents)
+            yield batch
+
+    def _batches(self) -> Iterator[Batch]:
+        if self.inputs is not None:
+            for batch in given_batches(self.inputs):
+                self.documents = batch.documents[-1] + 1
+                sizes = [int(mask.sum()) for mask in batch.content.values()]
+                self.tokens += max(sizes, default=len(batch.documents))
+                self.counted += max(sizes, default=len(batch.documents))
+                for key in batch.keys:
+                    self._digest.update(key.encode())
+                yield batch
+            return
+        pad = getattr(self.tokenizer, "pad_token_id", None)
+        names = inspect.signature(self.model.forward).parameters
+        yield from text_batches(
+            self._passages(),
+            batch_size=self.batch_size,
+            pad=0 if pad is None else pad,
+            padding=self.padding,
+            start_token=_start_token(self.model),
+            positions=self.padding == "left" and "position_ids" in names,
+        )
+
+    def _passages(self) -> Iterator[Passage]:
+        assert self.texts is not None
+        options = {"cut": self.cut, "special_tokens": self.special_tokens}
+        for passage in passages(self.texts, self.tokenizer, self.longest, **options):
+            self._digest.update(repr(passage.ids).encode())
+            if self.by_passage:
+                passage = Passage(self.passages, passage.ids, passage.content, 1)
+            self.passages += 1
+            self.tokens += len(passage.ids)
+            self.counted += sum(passage.content)
+            yield passage
+
+    def documents_done(self, batch: Batch) -> int:
+        """How many documents the model has seen some of."""
+        return min(self.documents, self.sequences if self.by_passage else max(batch.documents) + 1)
+
+    def facts(self, source: str | None) -> dict[str, Any]:
+        """What is said about the text."""
+        return {
+            "source": source or ("texts" if self.texts is not None else "tensors"),
+            "sha256": self._digest.hexdigest(),
+            "documents": self.documents,
+            "passages": self.passages or self.sequences,
+            "tokens": self.tokens,
+            "counted_tokens": self.counted,
+            "excluded": "padding" if self.special_tokens or self.texts is None else "padding and special tokens",
+            "max_length": self.longest,
+            "unit": "passage" if self.by_passage else "document",
+        }
+
+    def notes(self) -> list[str]:
+        """What was left out, in sentences."""
+        found = []
+        left = self.tokens - self.counted
+        if left:
+            found.append(
+                f"Rows of special tokens are left out of every mean: {left} of {self.tokens} tokens. They are still"
+                " attended to."
+            )
+        if self.by_passage:
+            found.append(
+                f"There are fewer than {FEWEST_DOCUMENTS} documents, so standard errors treat each passage as one draw;"
+                " neighbouring passages resemble each other, so the errors may be too small."
+            )
+        if _start_token(self.model) is not None and self.texts is not None:
+            found.append("The decoder reads the same text as the encoder, shifted by one token.")
+        return found
+
+
+def _window(model: nn.Module, tokenizer: Any | None) -> int:
+    """The largest number of tokens that the model reads at once."""
+    config = getattr(model, "config", None)
+    known = [getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "max_seq_len")]
+    known += [getattr(tokenizer, "model_max_length", None)]
+    sizes = [int(size) for size in known if isinstance(size, int) and 0 < size < 10**7]
+    return min(sizes, default=10**6)
+
+
+def _start_token(model: nn.Module) -> int | None:
+    config = getattr(model, "config", None)
+    if not getattr(config, "is_encoder_decoder", False):
+        return None
+    start = getattr(config, "decoder_start_token_id", None)
+    if start is None:
+        start = getattr(config, "bos_token_id", None)
+    return start if start is not None else (getattr(config, "pad_token_id", None) or 0)
+
+
+@contextlib.contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """The model without dropout and gradients, afterwards as it was."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextlib.contextmanager
+def _without_fast_path() -> Iterator[None]:
+    """Without the fused encoder layers of torch, which hide their attention and differ in the last digits."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+def _forward(model: nn.Module, inputs: dict[str, Any]) -> Any:
+    names = inspect.signature(model.forward).parameters
+    return model(**inputs, **({"use_cache": False} if "use_cache" in names else {}))
+
+
+def _tensors(result: Any) -> list[Tensor]:
+    if isinstance(result, Tensor):
+        return [result]
+    values = result.values() if isinstance(result, Mapping) else result if isinstance(result, (list, tuple)) else ()
+    return [tensor for value in values for tensor in _tensors(value)]
+
+
+def _few(name: str, value: Any) -> Any:
+    """The first sequence of a batch, cut short if it is text."""
+    if not isinstance(value, Tensor):
+        return value
+    text = name.endswith(("input_ids", "attention_mask", "position_ids"))
+    return value[:1, :FEW_TOKENS] if text and value.dim() == 2 else value[:1]
+
+
+def _moved(value: Any, model: nn.Module) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    first = next(model.parameters(), None)
+    if first is None:
+        return value
+    return value.to(first.device, first.dtype if value.is_floating_point() else value.dtype)
+
+
+def _model_facts(model: nn.Module, name: str | None, revision: str | None) -> dict[str, Any]:
+    config = getattr(model, "config", None)
+
+    def known(*names: str) -> Any:
+        return next((getattr(config, each) for each in names if getattr(config, each, None) is not None), None)
+
+    first = next(model.parameters(), None)
+    return {
+        "name": name or known("name_or_path") or type(model).__name__,
+        "type": known("model_type"),
+        "class": type(model).__name__,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "layers": known("num_hidden_layers", "n_layer", "num_layers"),
+        "heads": known("num_attention_heads", "n_head", "num_heads"),
+        "hidden": known("hidden_size", "d_model", "n_embd"),
+        "dtype": None if first is None else str(first.dtype).removeprefix("torch."),
+        "attention": known("_attn_implementation"),
+        "revision": revision,
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {"massieu": sys.modules["massieu"].__version__}
+    for package in ("torch", "transformers"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return {**found, "python": platform.python_version(), "kernel": kernels.backend()}
+
+
+def _peak_memory() -> float | None:
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return None
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6

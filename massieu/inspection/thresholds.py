@@ -1,0 +1,71 @@
+"""Conditions such as ``entropy_min<0.1`` on the tables of an inspection, for whoever watches checkpoints in CI."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from massieu.inspection.result import Inspection
+
+__all__ = ["Threshold", "crossings", "parse_threshold"]
+
+OPERATORS: dict[str, Callable[[float, float], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+EXPRESSION = re.compile(r"\s*([a-z]\w*)\s*(<=|>=|<|>)\s*(\S+)\s*")
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """A column, a comparison and a number."""
+
+    column: str
+    sign: str
+    bound: float
+
+    def __str__(self) -> str:
+        return f"{self.column}{self.sign}{self.bound:g}"
+
+
+def parse_threshold(expression: str) -> Threshold:
+    """A condition from its text.
+
+    Example:
+        >>> str(parse_threshold("entropy_min < 0.1"))
+        'entropy_min<0.1'
+    """
+    match = EXPRESSION.fullmatch(expression)
+    try:
+        if match is None:
+            raise ValueError
+        return Threshold(match[1], match[2], float(match[3]))
+    except ValueError:
+        raise ValueError(
+            f"--fail-on must be a column, <, <=, > or >=, and a number, got {expression!r}; write entropy_min<0.1"
+        ) from None
+
+
+def crossings(inspection: Inspection, thresholds: list[Threshold]) -> list[str]:
+    """One sentence for every head or layer that fulfils a condition; what is not a number fulfils none."""
+    found = []
+    for threshold in thresholds:
+        tables = {"head": inspection.heads, "layer": inspection.layers}
+        where = next((name for name, table in tables.items() if threshold.column in table), None)
+        if where is None or not str(tables[where][threshold.column].dtype).startswith(("float", "int")):
+            known = sorted({c for t in tables.values() for c in t.select_dtypes("number")} - {"layer", "head"})
+            raise ValueError(
+                f"--fail-on names the column {threshold.column}, which no table has; choose one of {', '.join(known)}"
+            )
+        for row in tables[where].to_dict("records"):
+            if OPERATORS[threshold.sign](row[threshold.column], threshold.bound):
+                head = f" head {row['head']}" if where == "head" else ""
+                value = row[threshold.column]
+                found.append(f"{threshold}: {row['stack']} layer {row['layer']}{head} has {value:.4g}")
+    return found
