@@ -5,10 +5,16 @@ INSTALLED := .venv/.installed
 NATIVE := setup.py $(wildcard massieu/kernels/native/*)
 CPP := $(wildcard massieu/kernels/native/* tests/native/*)
 
-.PHONY: inspect test verify bench lint format clean
+.PHONY: inspect compare test verify bench lint format browser clean
 
 inspect: $(INSTALLED)
-	$(BIN)/python examples/first.py
+	$(BIN)/massieu inspect --out report $(ARGS)
+
+# The checkpoints of the embedded model's training, side by side: attention gets sharper and weights grow.
+compare: $(INSTALLED)
+	for step in massieu/assets/checkpoints/*; do $(BIN)/massieu inspect -q $$step --out report/$$(basename $$step); done
+	$(BIN)/massieu inspect -q --out report/last
+	$(BIN)/massieu compare report/step-* report/last --out report/training
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(ARGS)
@@ -16,6 +22,10 @@ test: $(INSTALLED)
 verify: $(INSTALLED)
 	@echo "Identities and errata of the core; the command massieu verify will take over." >&2
 	$(BIN)/python -m pytest tests/contract tests/test_errata.py $(ARGS)
+
+# Debian's Chromium, in which the pages are tested.
+browser:
+	command -v chromium || { apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium; }
 
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -1,8 +1,9 @@
-"""Massieu: softmax attention as an exponential family.
+"""Massieu: softmax attention as an exponential family, measured on any transformer.
 
 The query is the natural parameter, the keys carry the measure, and the attention output is the gradient of the log
-normalizer, the Massieu potential. Start with :func:`attend` (attention with the statistics of every row),
-:class:`Points` (keys as a measure) and :func:`natural_from_mean` (from an output back to its query).
+normalizer, the Massieu potential. Start with :func:`inspect_model` (what the heads of a model do), :func:`attend`
+(attention with the statistics of every row), :class:`Points` (keys as a measure) and :func:`natural_from_mean` (from an
+output back to its query).
 """
 
 from __future__ import annotations
@@ -11,9 +12,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from massieu import geometry as geometry
+    from massieu import inspection as inspection
     from massieu import kernels as kernels
     from massieu import nn as nn
+    from massieu import taps as taps
     from massieu.duality import Inversion, Proximal, bregman, conjugate, natural_from_mean, natural_gradient, prox
+    from massieu.inspection import Inspection, NotObservable, inspect_model, read_inspection
     from massieu.measures import (
         Ball,
         Box,
@@ -48,11 +53,13 @@ __all__ = [
     "Gaussian",
     "GaussianMixture",
     "Hypercube",
+    "Inspection",
     "Inversion",
     "Laplace",
     "Measure",
     "Mixture",
     "Multinomial",
+    "NotObservable",
     "Points",
     "Poisson",
     "Proximal",
@@ -62,16 +69,18 @@ __all__ = [
     "attend",
     "bregman",
     "conjugate",
+    "inspect_model",
     "mass_count",
     "natural_from_mean",
     "natural_gradient",
     "prox",
+    "read_inspection",
     "row_statistics",
 ]
 
 # Names are looked up on first use, so that the command line answers without waiting for torch.
-_HOMES = ("statistics", "measures", "duality")
-_SUBMODULES = ("kernels", "nn")
+_HOMES = ("statistics", "measures", "duality", "inspection")
+_SUBMODULES = ("geometry", "inspection", "kernels", "nn", "taps")
 
 
 def __getattr__(name: str) -> Any:

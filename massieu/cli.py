@@ -3,29 +3,45 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import massieu
 
 __all__ = ["main"]
 
 ROOT = Path(__file__).resolve().parents[1]
+INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0 done, 2 bad usage or bad input."""
+    """Run one command and return its exit code.
+
+    0 done, 1 a ``--fail-on`` condition holds, 2 bad usage or bad input, 3 attention that cannot be observed, 130
+    interrupted.
+    """
     options = command_line().parse_args(arguments)
     try:
         code: int = options.run(options)
-    except ValueError as error:  # bad input, such as a kernel that does not exist
+    except KeyboardInterrupt:
+        print("massieu: interrupted; nothing was written", file=sys.stderr)
+        return INTERRUPTED
+    except (ValueError, TypeError) as error:  # bad input, such as a kernel that does not exist
+        if not _is_message(error):
+            raise
         print(f"massieu: {error}", file=sys.stderr)
         return 2
+    except RuntimeError as error:
+        if type(error).__name__ != "NotObservable":
+            raise
+        print(f"massieu: {error}", file=sys.stderr)
+        return 3
     return code
 
 
@@ -42,26 +58,177 @@ def command_line() -> Parser:
     parser.add_argument("--version", action="version", version=f"massieu {massieu.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    doctor = commands.add_parser("doctor", help="say what is installed and which kernel is in use", allow_abbrev=False)
-    doctor.add_argument("--json", action="store_true", help="print one JSON object")
-    doctor.set_defaults(run=run_doctor)
+    def command(name: str, run: Callable[[argparse.Namespace], int], help: str) -> Parser:
+        added: Parser = commands.add_parser(name, help=help, description=help, allow_abbrev=False)
+        added.add_argument("--json", action="store_true", help="print one JSON object")
+        added.set_defaults(run=run)
+        return added
 
-    bench = commands.add_parser("bench", help="measure the ratios of benchmarks/ on this machine", allow_abbrev=False)
-    names = "forward, forward_bfloat16, forward_grouped, forward_backward, retrieval, memory"
+    _add_inspect(command("inspect", run_inspect, "measure every attention head and layer of a transformer on a text"))
+
+    compare = command("compare", run_compare, "show two or more inspections side by side")
+    compare.add_argument("runs", nargs="+", metavar="RUN", help="folder that massieu inspect --out wrote")
+    compare.add_argument("--out", metavar="DIR", help="write the page and the tables there")
+
+    doctor = command(
+        "doctor", run_doctor, "say what is installed, which kernel is in use and what a model lets us hear"
+    )
+    doctor.add_argument("model", nargs="?", metavar="MODEL", help="folder, installed package or Hugging Face id")
+    _add_loading(doctor)
+
+    bench = command("bench", run_bench, "measure the ratios of benchmarks/ on this machine")
+    names = "forward, forward_bfloat16, forward_grouped, forward_backward, retrieval, memory, inspection"
     bench.add_argument("names", nargs="*", metavar="NAME", help=f"some of {names}; all of them when none is named")
-    bench.add_argument("--json", action="store_true", help="print one JSON object")
-    bench.set_defaults(run=run_bench)
     return parser
 
 
+def _add_inspect(parser: Parser) -> None:
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="folder, installed package or Hugging Face id; none: the embedded model",
+    )
+    text = parser.add_argument_group("text")
+    text.add_argument(
+        "--text",
+        action="extend",
+        nargs="+",
+        metavar="FILE",
+        help="documents between blank lines, or one a line in .jsonl; - is standard input; none: the embedded text",
+    )
+    text.add_argument("--dataset", metavar="NAME[:CONFIG[:SPLIT]]", help="documents of a Hugging Face dataset")
+    text.add_argument("--column", default="text", help="column of the dataset that holds the text")
+    text.add_argument("--limit", type=_positive, metavar="N", help="use the first N documents")
+    text.add_argument("--max-length", type=_positive, metavar="T", help="cut documents into passages of T tokens")
+    text.add_argument("--special-tokens", action="store_true", help="count special tokens as well")
+    how = parser.add_argument_group("how")
+    how.add_argument("--batch-size", type=_positive, default=16, metavar="N", help="passages at once")
+    how.add_argument("--rows", type=_rows, default=32, metavar="N|all", help="rows of a passage looked at whole")
+    how.add_argument("--heads-only", action="store_true", help="statistics of attention alone: the fastest")
+    _add_loading(parser)
+    results = parser.add_argument_group("results")
+    results.add_argument("--out", metavar="DIR", help="write report.html, tables, JSON and figures there")
+    results.add_argument(
+        "--fail-on",
+        action="append",
+        default=[],
+        metavar="EXPR",
+        help="such as 'entropy_min<0.1': exit code 1 if it holds",
+    )
+    results.add_argument("-q", "--quiet", action="store_true", help="no progress and no table")
+
+
+def _add_loading(parser: Parser) -> None:
+    loading = parser.add_argument_group("model")
+    loading.add_argument("--dtype", default="auto", help="auto (float32), float32, bfloat16, float16 or float64")
+    loading.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps")
+    loading.add_argument("--revision", help="branch, tag or commit of a Hugging Face id")
+    loading.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
+    loading.add_argument("--offline", action="store_true", help="never ask the network")
+
+
+def _positive(text: str) -> int:
+    number = int(text) if text.isdecimal() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive whole number, got {text}")
+    return number
+
+
+def _rows(text: str) -> int | None:
+    return None if text == "all" else _positive(text)
+
+
+def _loading(options: argparse.Namespace) -> dict[str, Any]:
+    names = ("dtype", "device", "revision", "trust_remote_code", "offline")
+    return {name: getattr(options, name) for name in names}
+
+
+def run_inspect(options: argparse.Namespace) -> int:
+    """Inspect a model, write and print what was found."""
+    _need("transformers", "pandas", "rich")
+    from massieu.inspection import inspect_model, result, texts, thresholds
+
+    conditions = [thresholds.parse_threshold(expression) for expression in options.fail_on]
+    if options.text and options.dataset:
+        raise ValueError("text comes from --text or from --dataset, got both; choose one")
+    documents, source = None, None
+    if options.text:
+        documents, source = texts.read_documents(options.text), ", ".join(Path(path).name for path in options.text)
+    elif options.dataset:
+        documents = texts.read_dataset(options.dataset, column=options.column, limit=options.limit)
+        source = options.dataset
+    elif options.limit:
+        from massieu import assets
+
+        documents, source = assets.documents(), "embedded text"
+    if options.out:
+        result.check_writable(Path(options.out))
+    with _progress(options.quiet or options.json) as progress:
+        found = inspect_model(
+            options.model,
+            documents[: options.limit] if documents is not None else None,
+            batch_size=options.batch_size,
+            max_length=options.max_length,
+            experiments="heads" if options.heads_only else "default",
+            rows=options.rows,
+            special_tokens=options.special_tokens,
+            source=source,
+            progress=progress,
+            **_loading(options),
+        )
+    crossed = thresholds.crossings(found, conditions)
+    report = found.save(options.out) if options.out else None
+    if options.json:
+        print(json.dumps(found.to_dict(), allow_nan=False))
+    elif not options.quiet:
+        from rich.console import Console
+
+        from massieu.report.terminal import show_inspection
+
+        show_inspection(found.to_dict(), Console())
+    if report is not None and not options.json:
+        print(f"report: {report}")
+    elif not options.json and not options.quiet:
+        print("pass --out DIR for the report, the tables and the figures")
+    for sentence in crossed:
+        print(f"massieu: {sentence}", file=sys.stderr)
+    return 1 if crossed else 0
+
+
+def run_compare(options: argparse.Namespace) -> int:
+    """Show inspections side by side."""
+    _need("pandas", "rich")
+    from massieu.inspection import comparison, result
+
+    if len(options.runs) < 2:
+        raise ValueError(f"compare needs at least two inspections, got {len(options.runs)}; name another folder")
+    inspections = [result.read_inspection(run) for run in options.runs]
+    means = comparison.compare_means(inspections)
+    if options.out:
+        page = comparison.save_comparison(inspections, Path(options.out))
+    if options.json:
+        print(
+            json.dumps({"means": result.records(means), "heads": result.records(comparison.compare_heads(inspections))})
+        )
+        return 0
+    from rich.console import Console
+
+    from massieu.report.terminal import show_comparison
+
+    show_comparison(result.records(means), Console())
+    print(f"page: {page}" if options.out else "pass --out DIR for the page and the tables")
+    return 0
+
+
 def run_doctor(options: argparse.Namespace) -> int:
-    """Print what is installed."""
+    """Print what is installed, and what would be heard of a model."""
     import numpy
     import torch
 
     from massieu import kernels
 
-    facts = {
+    facts: dict[str, Any] = {
         "massieu": massieu.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -70,8 +237,22 @@ def run_doctor(options: argparse.Namespace) -> int:
         "kernel": kernels.backend(),
         "reason": kernels.reason(),
     }
-    print(json.dumps(facts) if options.json else "\n".join(f"{name:<8} {fact}" for name, fact in facts.items()))
-    return 0
+    code = 0
+    if options.model:
+        _need("transformers")
+        from massieu.inspection.hearing import what_is_heard
+
+        heard = what_is_heard(options.model, **_loading(options))
+        facts |= heard
+        code = 3 if heard["missing"] or not heard["modules"] else 0
+    if options.json:
+        print(json.dumps(facts))
+    else:
+        for name, fact in facts.items():
+            lines = fact if isinstance(fact, list) else [fact]
+            for i, line in enumerate(lines):
+                print(f"{'' if i else name:<8} {line}")
+    return code
 
 
 def run_bench(options: argparse.Namespace) -> int:
@@ -87,3 +268,32 @@ def run_bench(options: argparse.Namespace) -> int:
     sys.path.insert(0, str(ROOT))
     code: int | None = importlib.import_module("benchmarks").main(options.names, json=options.json)
     return code or 0
+
+
+@contextlib.contextmanager
+def _progress(quiet: bool) -> Iterator[Callable[[int, int], object] | None]:
+    """A bar on stderr with the time that is left, where somebody can see it."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("loading", total=None)
+        yield lambda done, total: bar.update(task, description="documents", completed=done, total=total)
+
+
+def _need(*packages: str) -> None:
+    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    if missing:
+        raise ValueError(f"this command needs {', '.join(missing)}, not installed; pip install 'massieu[inspect]'")
+
+
+def _is_message(error: Exception) -> bool:
+    """Whether an error was raised by our own code as a sentence, and not somewhere inside."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and "massieu" in Path(trace.tb_frame.f_code.co_filename).parts

@@ -43,7 +43,7 @@ def test_the_version_is_printed_on_stdout(capsys):
     [
         ([], "massieu: the following arguments are required: COMMAND; see massieu --help"),
         (["doctr"], "massieu: argument COMMAND: invalid choice: 'doctr'"),
-        (["doctor", "gpt2"], "massieu: unrecognized arguments: gpt2; see massieu --help"),
+        (["doctor", "gpt2", "again"], "massieu: unrecognized arguments: again; see massieu --help"),
         (["bench", "--jso"], "massieu: unrecognized arguments: --jso; see massieu --help"),
     ],
 )

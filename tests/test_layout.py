@@ -10,10 +10,11 @@ LAYERS = [
     {"kernels"},
     {"statistics"},
     {"measures", "duality"},
-    {"geometry", "dynamics", "contrast", "memory", "margin", "context", "patterns", "universal", "nn"},
-    {"taps", "inspection", "monitor", "engine"},
+    {"geometry", "dynamics", "contrast", "memory", "margin", "context", "patterns", "universal", "nn", "assets"},
+    {"taps", "figures", "report"},
+    {"inspection", "monitor", "engine"},
     {"claims"},
-    {"figures", "report", "cli", "__init__", "__main__"},
+    {"cli", "__init__", "__main__"},
 ]
 HEIGHT = {name: height for height, layer in enumerate(LAYERS) for name in layer}
 

