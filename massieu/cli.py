@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import importlib.util
+import io
 import json
 import platform
 import sys
@@ -27,6 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     interrupted.
     """
     options = command_line().parse_args(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a console may lack a sign that a sentence has
     try:
         code: int = options.run(options)
     except KeyboardInterrupt:
@@ -271,10 +276,21 @@ def run_bench(options: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _progress(quiet: bool) -> Iterator[Callable[[int, int], object] | None]:
-    """A bar on stderr with the time that is left, where somebody can see it."""
-    if quiet or not sys.stderr.isatty():
+def _progress(quiet: bool) -> Iterator[Callable[[str, int, int], object] | None]:
+    """A bar on stderr with the time that is left where somebody can see it, else a line for everything that begins."""
+    if quiet:
         yield None
+        return
+    if not sys.stderr.isatty():
+        begun = {"loading"}
+        print("loading ...", file=sys.stderr, flush=True)
+
+        def tell(what: str, done: int, total: int) -> None:
+            if what not in begun:
+                begun.add(what)
+                print(f"{what} ...", file=sys.stderr, flush=True)
+
+        yield tell
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -282,7 +298,7 @@ def _progress(quiet: bool) -> Iterator[Callable[[int, int], object] | None]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("loading", total=None)
-        yield lambda done, total: bar.update(task, description="documents", completed=done, total=total)
+        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total or None)
 
 
 def _need(*packages: str) -> None:
@@ -296,4 +312,4 @@ def _is_message(error: Exception) -> bool:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    return trace is not None and "massieu" in Path(trace.tb_frame.f_code.co_filename).parts
+    return trace is not None and Path(__file__).parent in Path(trace.tb_frame.f_code.co_filename).parents

@@ -72,7 +72,9 @@ def passages(
 ) -> Iterator[Passage]:
     """Tokens of the documents, at most ``longest`` at a time; a longer document is ``cut``, or refused."""
     # Special tokens that are written out in a text count as special too; an unknown word is still a word.
-    marks_text = {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}
+    others = ("bos", "eos", "pad", "cls", "sep", "mask")
+    named = {getattr(tokenizer, f"{name}_token_id", None) for name in others}
+    marks_text = {*tokenizer.all_special_ids} - ({tokenizer.unk_token_id} - named)
     for number, text in enumerate(documents):
         if not isinstance(text, str):
             raise TypeError(
@@ -84,7 +86,7 @@ def passages(
             if not cut:
                 raise ValueError(
                     f"text number {number + 1} has {len(ids)} tokens, but the model reads at most {longest};"
-                    f" pass --max-length {longest} to cut such texts into passages"
+                    f" pass --max-length {longest} (max_length in Python) to cut such texts into passages"
                 )
             parts = _cut(text, tokenizer, longest)
         else:
@@ -97,10 +99,20 @@ def passages(
 
 def _cut(text: str, tokenizer: Any, longest: int) -> list[tuple[list[int], list[int]]]:
     """Passages of a long text; each has the special tokens that the tokenizer puts around a text."""
-    options = {"truncation": True, "max_length": longest, "return_special_tokens_mask": True, "verbose": False}
-    encoded = tokenizer(text, return_overflowing_tokens=True, **options)
-    ids, special = encoded["input_ids"], encoded["special_tokens_mask"]
-    return list(zip(ids, special, strict=True)) if ids and isinstance(ids[0], list) else [(ids, special)]
+    room = longest - tokenizer.num_special_tokens_to_add()
+    if room < 1:
+        raise ValueError(f"max_length must leave room for words beside special tokens, got {longest}; 256 is usual")
+    if tokenizer.is_fast:
+        options = {"truncation": True, "max_length": longest, "return_special_tokens_mask": True, "verbose": False}
+        encoded = tokenizer(text, return_overflowing_tokens=True, **options)
+        return list(zip(encoded["input_ids"], encoded["special_tokens_mask"], strict=True))
+    # One that is written in Python drops what does not fit.
+    words = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    parts = []
+    for begin in range(0, len(words), room):
+        own = words[begin : begin + room]
+        parts.append((tokenizer.build_inputs_with_special_tokens(own), tokenizer.get_special_tokens_mask(own)))
+    return parts
 
 
 def text_batches(
@@ -110,7 +122,7 @@ def text_batches(
     pad: int,
     padding: Literal["right", "left"] = "right",
     start_token: int | None = None,
-    positions: bool = False,
+    positions: int | None = None,
 ) -> Iterator[Batch]:
     """Batches of passages of similar length.
 
@@ -118,7 +130,7 @@ def text_batches(
         pad: token for padding.
         padding: the side on which shorter sequences are filled.
         start_token: first token of the decoder in an encoder-decoder model, which then reads the text shifted by one.
-        positions: whether to hand over ``position_ids`` that count from the first token of each sequence.
+        positions: hand over ``position_ids`` that count from this number at the first token of each sequence.
     """
     source = iter(source)
     while some := list(itertools.islice(source, batch_size * SORTED_TOGETHER)):
@@ -128,7 +140,7 @@ def text_batches(
             yield _batch(some[begin : begin + batch_size], pad, padding == "left", start_token, positions)
 
 
-def _batch(some: list[Passage], pad: int, left: bool, start_token: int | None, positions: bool) -> Batch:
+def _batch(some: list[Passage], pad: int, left: bool, start_token: int | None, positions: int | None) -> Batch:
     lengths = torch.tensor([len(passage.ids) for passage in some])
     longest = int(lengths.max())
     start = longest - lengths if left else torch.zeros_like(lengths)
@@ -142,8 +154,8 @@ def _batch(some: list[Passage], pad: int, left: bool, start_token: int | None, p
     mask = filled([[1] * len(passage.ids) for passage in some], 0)
     content = filled([passage.content for passage in some], 0).bool()
     inputs: dict[str, Any] = {"input_ids": filled([passage.ids for passage in some], pad), "attention_mask": mask}
-    if positions:
-        inputs["position_ids"] = (mask.cumsum(-1) - 1).clamp_min(0)
+    if positions is not None:
+        inputs["position_ids"] = (mask.cumsum(-1) - 1 + positions).clamp_min(0)
     counted = {"encoder": content, "decoder": content}
     present = dict.fromkeys(counted, mask.bool())
     if start_token is not None:
@@ -157,7 +169,16 @@ def _batch(some: list[Passage], pad: int, left: bool, start_token: int | None, p
 def given_batches(inputs: Iterable[Mapping[str, Any]]) -> Iterator[Batch]:
     """Batches of tensors that the caller made; every sequence is a document, and all tokens but the padding count."""
     first = 0
+    if isinstance(inputs, (Tensor, Mapping, str)):
+        got = type(inputs).__name__
+        raise TypeError(f"inputs must be a list of batches, got one {got}; pass [{{name of an argument: tensor}}]")
     for number, given in enumerate(inputs):
+        if not isinstance(given, Mapping):
+            got = type(given).__name__
+            raise TypeError(
+                f"inputs must be dicts from the arguments of the model to tensors, got {got} at number {number};"
+                " pass [{name of an argument: tensor}]"
+            )
         tensors = [value for value in given.values() if isinstance(value, Tensor) and value.dim() > 0]
         if not tensors:
             got = ", ".join(given) or "nothing"
@@ -170,7 +191,22 @@ def given_batches(inputs: Iterable[Mapping[str, Any]]) -> Iterator[Batch]:
             mask = given.get(name, given.get("attention_mask") if "decoder_input_ids" not in given else None)
             if isinstance(mask, Tensor) and mask.dim() == 2:
                 content[stack] = mask.bool().cpu()
-        keys = [hashlib.sha256(f"{number} {entry}".encode()).hexdigest() for entry in range(size)]
+        keys = [_content_key(given, entry) for entry in range(size)]
         documents = list(range(first, first + size))
         first += size
         yield Batch(dict(given), content, content, documents, [1] * size, keys)
+
+
+def _content_key(given: Mapping[str, Any], entry: int) -> str:
+    """A name of one sequence that depends on its content alone: not on its padding, nor on the rest of the batch."""
+    digest = hashlib.sha256()
+    mask = given.get("attention_mask")
+    for name in sorted(given):
+        value = given[name]
+        if isinstance(value, Tensor) and value.dim() > 0:
+            own = value[entry]
+            if isinstance(mask, Tensor) and value.shape[:2] == mask.shape:
+                own = own[mask[entry].bool()]
+            digest.update(f"{name} {tuple(own.shape)}".encode())
+            digest.update(own.detach().cpu().double().numpy().tobytes())
+    return digest.hexdigest()

@@ -218,8 +218,8 @@ def _not_expanding(layers: pandas.DataFrame | None) -> Iterator[Finding]:
         return
     closest = max((known.loc[known["beyond"].idxmax()] for _, known in found), key=lambda row: float(row["beyond"]))
     sentence = (
-        "In no layer does attention push tokens further apart than its permuted control; the nearest is"
-        f" {_growth(closest)}."
+        f"In no layer does attention push tokens more than {BEYOND_CONTROL:.2f} further apart than its permuted"
+        f" control; the nearest is {_growth(closest)}."
     )
     yield Finding("No expansion beyond the control", sentence, "expansion")
 
@@ -298,18 +298,19 @@ def _between(table: pandas.DataFrame | None, prediction: _Prediction) -> str | N
     value = known[prediction.column].median()
     controls = _known(known, prediction.control)[prediction.control]
     control = float(controls.median()) if len(controls) else prediction.chance
+    name = "control" if len(controls) else "by chance"
     share = (value - control) / (1 - control) if control < 1 else 0.0
     verdict = prediction.holds if share >= NEAR else prediction.partly if share >= FAR else prediction.fails
-    return f"{verdict} ({prediction.figure} {_figure(value)}, control {_figure(control)}, theory 1)"
+    return f"{verdict} ({prediction.figure} {_figure(value)}, {name} {_figure(control)}, theory 1)"
 
 
 def _whitened(heads: pandas.DataFrame, facts: dict[str, Any]) -> str | None:
     known = _known(heads, "whitened_trace")
     model = facts.get("model", {})
-    hidden, count = model.get("hidden"), model.get("heads")
-    if known.empty or not isinstance(hidden, int) or not isinstance(count, int) or count < 1:
+    width = model.get("head_width")
+    if known.empty or not isinstance(width, int):
         return None
-    width, value = hidden / count, float(known["whitened_trace"].median())
+    value = float(known["whitened_trace"].median())
     near = "as" if NEAR <= value / width <= 1 / NEAR else "not as"
     return (
         f"query-key forms are {near} inverse covariances would be (whitened trace {_figure(value)}, theory {width:.0f})"

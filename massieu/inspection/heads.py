@@ -96,7 +96,11 @@ class HeadStatistics:
         shares = whole["mass90_share"].cpu().masked_fill((~taken)[:, None], torch.nan)
         layer.shares.add(shares.masked_fill(whole["atoms"].cpu() < FEWEST_ATOMS, torch.nan).transpose(0, 1).flatten(1))
 
-        extremes = [exact[name].masked_fill(~counted[:, None].to(log_z.device), torch.nan).cpu() for name in EXTREMES]
+        # A row with a single atom, such as the first one of a causal model, has no choice: it is no extreme.
+        alone = exact["normalized_entropy"].isnan()
+        left_out = ~counted[:, None].to(log_z.device)
+        hidden = {name: left_out if name == "score_max" else left_out | alone for name in EXTREMES}
+        extremes = [exact[name].masked_fill(hidden[name], torch.nan).cpu() for name in EXTREMES]
         layer.extremes.add(torch.stack([values.transpose(0, 1).flatten(1) for values in extremes]))
 
         totals, counts = [], []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import logging
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,6 +57,9 @@ def load(
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": offline}
     if revision is not None:
         options["revision"] = revision
+    hub = logging.getLogger("huggingface_hub")
+    level = hub.level
+    hub.setLevel(logging.CRITICAL)  # it would tell every attempt to reach a network that is not there
     quiet = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     bars = transformers.logging.is_progress_bar_enabled()
@@ -65,6 +69,7 @@ def load(
         tokenizer = _tokenizer(transformers, place, options)
     finally:
         transformers.logging.set_verbosity(quiet)
+        hub.setLevel(level)
         if bars:
             transformers.logging.enable_progress_bar()
     try:

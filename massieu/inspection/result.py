@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -67,8 +68,13 @@ class Inspection:
         _write(Path(path), self._page())
 
     def to_parquet(self, path: str | Path) -> None:
-        """Write the heads table as parquet, the facts in its metadata."""
-        self.heads.to_parquet(path, index=False)
+        """Write the heads table as parquet, the facts as JSON in its metadata."""
+        import pyarrow
+        import pyarrow.parquet
+
+        table = pyarrow.Table.from_pandas(self.heads, preserve_index=False)
+        facts = {"massieu": json.dumps({"schema": SCHEMA, "facts": _plain(self.facts)})}
+        pyarrow.parquet.write_table(table.replace_schema_metadata({**table.schema.metadata, **facts}), path)
 
     def save(self, folder: str | Path, *, figures: bool = True) -> Path:
         """Write report, tables, JSON and figures into a folder; all of them or none.
@@ -79,10 +85,11 @@ class Inspection:
         with written_together(Path(folder)) as place:
             self.to_html(place / "report.html")
             self.to_json(place / "inspection.json")
+            self.to_parquet(place / "heads.parquet")
+            for name in ("layers", "experiments"):
+                getattr(self, name).to_parquet(place / f"{name}.parquet", index=False)
             for name in ("heads", "layers", "experiments"):
-                table: pandas.DataFrame = getattr(self, name)
-                table.to_parquet(place / f"{name}.parquet", index=False)
-                table.to_csv(place / f"{name}.csv", index=False)
+                getattr(self, name).to_csv(place / f"{name}.csv", index=False)
             if figures:
                 from massieu import figures as drawing
 
@@ -150,42 +157,78 @@ def read_inspection(path: str | Path) -> Inspection:
     schema = content.get("schema") if isinstance(content, dict) else None
     if schema != SCHEMA:
         raise ValueError(f"{file} must have the schema {SCHEMA}, got {schema}; inspect again with this version")
-    tables = {name: pandas.DataFrame.from_records(content[name]) for name in ("heads", "layers", "experiments")}
-    return Inspection(**tables, facts=content["facts"], notes=content["notes"])
+    try:
+        tables = {name: pandas.DataFrame.from_records(content[name]) for name in ("heads", "layers", "experiments")}
+        return Inspection(**tables, facts={**content["facts"]}, notes=[*content["notes"]])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{file} must hold tables, facts and notes, and {error} is missing; inspect again") from None
 
 
 def check_writable(folder: Path) -> None:
     """One sentence now, rather than after minutes of work, if nothing can be written there."""
+    made = _absent(folder)
     with written_together(folder):
         pass
-    if folder.is_dir() and not any(folder.iterdir()):
-        folder.rmdir()
+    _remove(made)
 
 
 @contextlib.contextmanager
 def written_together(folder: Path) -> Iterator[Path]:
-    """A place to write files that move into ``folder`` when all are there; nothing is left behind if one fails."""
-    made = None
+    """A place to write files that move into ``folder`` when all are there; otherwise everything is as it was before."""
+    made, place, done = _absent(folder), None, False
     try:
-        made = next((path for path in (*reversed(folder.parents), folder) if not path.exists()), None)
         folder.mkdir(parents=True, exist_ok=True)
         place = Path(tempfile.mkdtemp(prefix=".massieu-", dir=folder))
-        done = False
-        try:
-            yield place
-            for path in sorted(place.iterdir()):
-                target = folder / path.name
-                if path.is_dir() and target.is_dir():
-                    shutil.rmtree(target)
-                os.replace(path, target)
-            done = True
-        finally:
-            shutil.rmtree(made if made is not None and not done else place, ignore_errors=True)
+        (place / "new").mkdir()
+        yield place / "new"
+        _move(place / "new", folder, place / "old")
+        done = True
     except OSError as error:
-        if made is not None and made.is_dir() and not any(made.rglob("*")):
-            made.rmdir()
         why = error.strerror or str(error)
         raise ValueError(f"the folder {folder} cannot be written to: {why}; choose another with --out") from error
+    finally:
+        if place is not None:
+            shutil.rmtree(place, ignore_errors=True)
+        if not done:
+            _remove(made)
+
+
+def _move(source: Path, folder: Path, old: Path) -> None:
+    """Move all files from one folder into another, or none: what was replaced comes back if one fails."""
+    names = [path.relative_to(source) for path in sorted(source.rglob("*")) if path.is_file()]
+    for name in names:
+        if (folder / name).is_dir():
+            raise IsADirectoryError(errno.EISDIR, f"there is a folder called {name}")
+    made = _absent(*(folder / name.parent for name in names))
+    moved: list[Path] = []
+    try:
+        for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            if (folder / name).exists():
+                (old / name).parent.mkdir(parents=True, exist_ok=True)
+                os.replace(folder / name, old / name)
+            moved.append(name)
+            os.replace(source / name, folder / name)
+    except BaseException:
+        for name in moved:
+            (folder / name).unlink(missing_ok=True)
+            if (old / name).exists():
+                os.replace(old / name, folder / name)
+        _remove(made)
+        raise
+
+
+def _absent(*folders: Path) -> list[Path]:
+    """Those of the folders and the folders around them that do not exist, the innermost first."""
+    every = {path for folder in folders for path in (folder, *folder.parents)}
+    return sorted((path for path in every if not path.exists()), key=lambda path: -len(path.parts))
+
+
+def _remove(folders: list[Path]) -> None:
+    """Remove folders that are there and empty."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 def _write(path: Path, text: str) -> None:

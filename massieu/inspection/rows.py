@@ -14,6 +14,7 @@ __all__ = ["exact_rows", "sampled_rows", "sampled_positions"]
 
 LARGEST_BLOCK = 2**22  # scores held at a time where a call has to be read through its scores
 MASS = 0.9
+HIDDEN = -5000.0  # an atom with such a log weight has no mass in any precision: the model means that it is absent
 
 
 def exact_rows(call: AttentionCall) -> dict[str, Tensor]:
@@ -48,16 +49,21 @@ def sampled_rows(call: AttentionCall, position: Tensor) -> dict[str, Tensor]:
     """What only whole rows tell, for the rows at ``position`` ``(batch, rows)``; each ``(batch, heads, rows)``.
 
     ``mass90`` counts the heaviest atoms that hold nine tenths of the mass, ``mass90_share`` divides it by the row's own
-    number of atoms, ``atoms`` is that number, and ``score_range`` is the largest minus the smallest score.
+    number of atoms, ``atoms`` is that number, and ``score_range`` is the largest minus the smallest score of a key. As
+    many rows at a time as memory allows.
     """
+    rows = _block_rows(call)
+    found = [_whole_rows(call, position[:, begin : begin + rows]) for begin in range(0, position.shape[1], rows)]
+    return {name: torch.cat([each[name] for each in found], -1) for name in found[0]}
+
+
+def _whole_rows(call: AttentionCall, position: Tensor) -> dict[str, Tensor]:
     scores = _scores_at(call, position)
     present = scores > -torch.inf
     atoms = present.sum(-1)
     nothing = scores.new_zeros(1, 1)
-    sink = None if call.sink is None else call.sink
-    count = mass_count(
-        nothing.expand(*scores.shape[:-1], 1), nothing.expand(scores.shape[-1], 1), MASS, scores, sink=sink
-    )
+    queries, keys = nothing.expand(*scores.shape[:-1], 1), nothing.expand(scores.shape[-1], 1)
+    count = mass_count(queries, keys, MASS, scores, sink=call.sink)
     lowest = scores.masked_fill(~present, torch.inf).amin(-1)
     total = atoms + (call.sink is not None)
     empty = atoms == 0
@@ -137,15 +143,20 @@ def _statistics(call: AttentionCall) -> RowStatistics:
 
 def _score_blocks(call: AttentionCall) -> Iterator[Tensor]:
     """The scores of the call, minus infinity where an atom is absent, as many rows at a time as memory allows."""
-    queries, atoms = _sizes(call)
-    if call.scores is not None:
-        batch, heads = call.scores.shape[:2]
-    else:
-        assert call.query is not None
-        batch, heads = call.query.shape[:2]
-    rows = max(1, LARGEST_BLOCK // (batch * heads * atoms))
+    queries, rows = _sizes(call)[0], _block_rows(call)
     for begin in range(0, queries, rows):
-        yield _scores_at(call, torch.arange(begin, min(begin + rows, queries))[None].expand(batch, -1))
+        yield _scores_at(call, torch.arange(begin, min(begin + rows, queries))[None].expand(_shape(call)[0], -1))
+
+
+def _block_rows(call: AttentionCall) -> int:
+    batch, heads = _shape(call)
+    return max(1, LARGEST_BLOCK // (batch * heads * _sizes(call)[1]))
+
+
+def _shape(call: AttentionCall) -> tuple[int, int]:
+    tensor = call.scores if call.query is None else call.query
+    assert tensor is not None
+    return tensor.shape[0], tensor.shape[1]
 
 
 def _scores_at(call: AttentionCall, position: Tensor) -> Tensor:
@@ -154,8 +165,9 @@ def _scores_at(call: AttentionCall, position: Tensor) -> Tensor:
         index = position.clamp_min(0).to(call.scores.device)[:, None, :, None]
         taken = call.scores.take_along_dim(index, -2)
         scores = taken.to(torch.promote_types(taken.dtype, torch.float32))
-        # A model that masks with the most negative number means absent.
-        return scores.masked_fill(scores <= torch.finfo(call.scores.dtype).min / 2, -torch.inf)
+        # Models hide atoms with the most negative number, or with one that is only large enough.
+        hidden = (scores < scores.amax(-1, keepdim=True) + HIDDEN) | (scores <= torch.finfo(call.scores.dtype).min / 2)
+        return scores.masked_fill(hidden, -torch.inf)
     assert call.query is not None
     assert call.key is not None
     exact = torch.promote_types(call.query.dtype, torch.float32)
@@ -184,7 +196,7 @@ def _present(call: AttentionCall, position: Tensor) -> Tensor:
         seen = seen & ((atom - own).abs() < call.window)
     if call.log_weight is not None:
         weight = _rows_of(call.log_weight, position.to(call.log_weight.device))
-        own_mask = weight if weight.dtype == torch.bool else weight > torch.finfo(weight.dtype).min / 2
+        own_mask = weight if weight.dtype == torch.bool else weight > HIDDEN
         seen = seen.to(weight.device) & own_mask
     return seen
 
@@ -273,7 +285,7 @@ def _weighted(score: Tensor, weight: Tensor) -> Tensor:
     """Scores with their log weights, a mask or numbers; minus infinity where an atom is absent."""
     if weight.dtype == torch.bool:
         return score.masked_fill(~weight, -torch.inf)
-    return (score + weight).masked_fill(weight <= torch.finfo(weight.dtype).min / 2, -torch.inf)
+    return (score + weight).masked_fill(weight <= HIDDEN, -torch.inf)
 
 
 def _read(scores: Tensor) -> Tensor:

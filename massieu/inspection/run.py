@@ -11,6 +11,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -31,6 +32,7 @@ __all__ = ["NotObservable", "inspect_model"]
 
 FEWEST_DOCUMENTS = 8  # with fewer, standard errors are taken by passage
 EXPERIMENTS = ("heads", "default")
+LOADING = ("dtype", "device", "revision", "trust_remote_code", "offline")
 FEW_TOKENS = 16  # enough to see that listening changes nothing
 
 
@@ -51,7 +53,7 @@ def inspect_model(
     special_tokens: bool = False,
     padding: Literal["right", "left"] = "right",
     source: str | None = None,
-    progress: Callable[[int, int], object] | None = None,
+    progress: Callable[[str, int, int], object] | None = None,
     **loading: Any,
 ) -> Inspection:
     """Measure every attention head and every layer of a transformer on a text.
@@ -71,7 +73,7 @@ def inspect_model(
         special_tokens: whether special tokens count as well.
         padding: the side on which shorter passages are filled up.
         source: what the text is called in the report.
-        progress: called with the number of documents that are done, and of all.
+        progress: called with what is being done, how much of it is done, and of how much (0 if that is not known).
         **loading: ``dtype``, ``device``, ``revision``, ``trust_remote_code``, ``offline``, for a model by name.
 
     Returns:
@@ -89,6 +91,10 @@ def inspect_model(
         )
     if not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"batch_size must be a positive whole number, got {batch_size!r}; 16 is usual")
+    unknown = sorted(set(loading) - set(LOADING))
+    if unknown or (loading and isinstance(model, nn.Module)):
+        names = ", ".join(unknown or loading)
+        raise TypeError(f"inspect_model does not know {names}; {', '.join(LOADING)} are for a model by name")
     name, revision = None, None
     if model is None:
         from massieu import assets
@@ -108,28 +114,27 @@ def inspect_model(
         for batch in reading.batches():
             run.read(batch)
             if progress is not None:
-                progress(reading.documents_done(batch), reading.documents)
-    if reading.counted == 0:
-        raise ValueError(
-            f"the text has no content tokens: all of its {reading.tokens} tokens are special ones;"
-            " pass more text, or --special-tokens to count them"
-        )
-    facts = {
-        "model": _model_facts(model, name, revision),
+                progress("reading", reading.documents_done(batch), reading.documents)
+        if inputs is not None:
+            reading.tokens = reading.counted = max((layer.rows for layer in run.heads.layers.values()), default=0)
+        if progress is not None and experiments == "default":
+            progress("experiments", 0, 0)
+        if reading.counted == 0:
+            raise ValueError(
+                f"the text has no content tokens: all of its {reading.tokens} tokens are special ones;"
+                " pass more text, or --special-tokens to count them"
+            )
+        found = run.finish(reading.notes())
+    options = {"batch_size": batch_size, "max_length": max_length, "rows": rows, "experiments": experiments}
+    found.facts |= {
+        "model": {**_model_facts(model, name, revision), "head_width": run.head_width()},
         "text": reading.facts(source),
         "heard": run.heard(),
         "versions": _versions(),
-        "options": {
-            "batch_size": batch_size,
-            "max_length": max_length,
-            "rows": rows,
-            "experiments": experiments,
-            "padding": padding,
-        },
+        "options": {**options, "padding": padding},
+        "seconds": time.perf_counter() - begin,
+        "peak_memory_mb": _peak_memory(),
     }
-    found = run.finish(facts, reading.notes())
-    found.facts["seconds"] = time.perf_counter() - begin
-    found.facts["peak_memory_mb"] = _peak_memory()
     return found
 
 
@@ -157,18 +162,29 @@ class _Run:
             if self.layers is not None:
                 self.passages.offer(inputs, batch.content, batch.keys)
                 stack.enter_context(self.layers.batch(batch.content, batch.keys, batch.present))
-            _forward(self.model, inputs)
-        if self.tap.missing or not self.tap.heard:
+            try:
+                _forward(self.model, inputs)
+            except IndexError as error:
+                raise ValueError(
+                    f"the model cannot read these tokens ({error}); are there too many, or some beyond its vocabulary?"
+                ) from error
+        # A module that did not run, such as the vision part of a model that reads text, makes no mean wrong.
+        missing = [name for name in self.tap.missing if name not in self.tap.idle]
+        if missing or not self.tap.heard:
             raise NotObservable(
                 f"{self.tap.sentence}, so means over the model would be wrong; not heard:"
-                f" {', '.join(self.tap.missing) or 'any attention'}; massieu doctor MODEL says what is in it"
+                f" {', '.join(missing) or 'any attention'}; massieu doctor MODEL says what is in it"
             )
 
     def _first(self, inputs: dict[str, Any]) -> None:
         """On the first batch: that listening changes nothing, and where everything is."""
         few = {name: _few(name, value) for name, value in inputs.items()}
         with torch.no_grad(), _without_fast_path():
-            alone = _tensors(_forward(self.model, few))
+            alone = _tensors(_tried(self.model, few))
+            if not all(bool(x.isfinite().all()) for x in alone if x.is_floating_point() and x.numel()):
+                raise NotObservable(
+                    "the model's output is not finite, so its weights are damaged or its dtype is too narrow"
+                )
             with tap(self.model, lambda call: None) as listening:
                 heard = _tensors(_forward(self.model, few))
         # Inside a tap a compiled model runs uncompiled, which changes its last digits.
@@ -187,14 +203,23 @@ class _Run:
         found = {"expected": expected, "heard": len(self.tap.heard), "sentence": self.tap.sentence}
         return {**found, "missing": self.tap.missing}
 
-    def finish(self, facts: dict[str, Any], notes: list[str]) -> Inspection:
-        """The tables."""
+    def head_width(self) -> int | None:
+        """Dimensions of the queries, the same for all heads, if the weights were found."""
+        widths = {each.query.shape[1] for each in self.weights if each.query is not None}
+        return widths.pop() if len(widths) == 1 else None
+
+    def finish(self, notes: list[str]) -> Inspection:
+        """The tables; the facts come later."""
         import pandas
 
         assert self.tap is not None
         heads = self.heads.table()
         layers, experiments = pandas.DataFrame(), pandas.DataFrame()
         notes = [*notes, *self.tap.notes, *self.heads.notes]
+        if self.tap.idle:
+            notes.append(
+                f"{len(self.tap.idle)} attention modules did not run on this text: {', '.join(self.tap.idle)}."
+            )
         if self.layers is not None:
             fields = self.passages.probe(self.model, self.layers.anatomy)
             layers = self.layers.table(fields.table)
@@ -203,7 +228,7 @@ class _Run:
             heads = heads.merge(figures, on=["stack", "layer", "head"], how="left")
             experiments = geometry.experiments
             notes += [*geometry.notes, *self.layers.notes, *fields.notes]
-        return Inspection(heads, layers, experiments, facts, notes)
+        return Inspection(heads, layers, experiments, {}, notes)
 
 
 class _Reading:
@@ -232,12 +257,14 @@ class _Reading:
             )
         self.model, self.tokenizer, self.texts, self.inputs = model, tokenizer, texts, inputs
         self.batch_size, self.special_tokens, self.padding = batch_size, special_tokens, padding
+        if padding not in ("right", "left"):
+            raise ValueError(f"padding must be right or left, got {padding!r}; right is usual")
         self.cut = max_length is not None
         self.longest = self._longest(max_length)
         self.documents = 0 if texts is None else len(texts)
         self.by_passage = texts is not None and self.documents < FEWEST_DOCUMENTS
         self.passages = self.tokens = self.counted = 0
-        self.sequences = 0
+        self.sequences = self._done = 0
         self._digest = hashlib.sha256()
 
     def _longest(self, wanted: int | None) -> int:
@@ -260,22 +287,18 @@ class _Reading:
         if self.inputs is not None:
             for batch in given_batches(self.inputs):
                 self.documents = batch.documents[-1] + 1
-                sizes = [int(mask.sum()) for mask in batch.content.values()]
-                self.tokens += max(sizes, default=len(batch.documents))
-                self.counted += max(sizes, default=len(batch.documents))
                 for key in batch.keys:
                     self._digest.update(key.encode())
                 yield batch
             return
         pad = getattr(self.tokenizer, "pad_token_id", None)
-        names = inspect.signature(self.model.forward).parameters
         yield from text_batches(
             self._passages(),
             batch_size=self.batch_size,
             pad=0 if pad is None else pad,
             padding=self.padding,
             start_token=_start_token(self.model),
-            positions=self.padding == "left" and "position_ids" in names,
+            positions=_first_position(self.model) if self.padding == "left" else None,
         )
 
     def _passages(self) -> Iterator[Passage]:
@@ -292,7 +315,8 @@ class _Reading:
 
     def documents_done(self, batch: Batch) -> int:
         """How many documents the model has seen some of."""
-        return min(self.documents, self.sequences if self.by_passage else max(batch.documents) + 1)
+        self._done = max(self._done, self.sequences if self.by_passage else max(batch.documents) + 1)
+        return min(self.documents, self._done)
 
     def facts(self, source: str | None) -> dict[str, Any]:
         """What is said about the text."""
@@ -304,7 +328,7 @@ class _Reading:
             "tokens": self.tokens,
             "counted_tokens": self.counted,
             "excluded": "padding" if self.special_tokens or self.texts is None else "padding and special tokens",
-            "max_length": self.longest,
+            "max_length": self.longest if self.texts is not None else None,
             "unit": "passage" if self.by_passage else "document",
         }
 
@@ -332,8 +356,30 @@ def _window(model: nn.Module, tokenizer: Any | None) -> int:
     config = getattr(model, "config", None)
     known = [getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "max_seq_len")]
     known += [getattr(tokenizer, "model_max_length", None)]
-    sizes = [int(size) for size in known if isinstance(size, int) and 0 < size < 10**7]
+    sizes = [int(size) for size in known[:3] if isinstance(size, int) and 0 < size < 10**7]
+    sizes = [size - _position_offset(model) for size in sizes]
+    sizes += [int(size) for size in known[3:] if isinstance(size, int) and 0 < size < 10**7]
     return min(sizes, default=10**6)
+
+
+def _position_offset(model: nn.Module) -> int:
+    """The number of the first position: RoBERTa counts from the one after its padding."""
+    offsets = [table.padding_idx for table in _position_tables(model).values()]
+    return next((offset + 1 for offset in offsets if offset is not None), 0)
+
+
+def _position_tables(model: nn.Module) -> dict[str, nn.Embedding]:
+    named = model.named_modules()
+    return {name: module for name, module in named if "position" in name and isinstance(module, nn.Embedding)}
+
+
+def _first_position(model: nn.Module) -> int | None:
+    """Where ``position_ids`` begin if padding comes first; None for a model without learned positions."""
+    if "position_ids" in inspect.signature(model.forward).parameters:
+        return _position_offset(model)
+    for name in _position_tables(model):
+        raise ValueError(f"padding=left would move the positions of this model ({name}), which takes none; use right")
+    return None
 
 
 def _start_token(model: nn.Module) -> int | None:
@@ -375,6 +421,18 @@ def _forward(model: nn.Module, inputs: dict[str, Any]) -> Any:
     return model(**inputs, **({"use_cache": False} if "use_cache" in names else {}))
 
 
+def _tried(model: nn.Module, inputs: dict[str, Any]) -> Any:
+    """The first run of a model; what goes wrong in it is one sentence."""
+    try:
+        return _forward(model, inputs)
+    except Exception as error:
+        text = " ".join(str(error).split())[:160] or type(error).__name__
+        raise ValueError(
+            f"the model cannot be run on {', '.join(inputs)} ({text});"
+            " one that reads more than text takes inputs= in Python"
+        ) from error
+
+
 def _tensors(result: Any) -> list[Tensor]:
     if isinstance(result, Tensor):
         return [result]
@@ -407,7 +465,9 @@ def _model_facts(model: nn.Module, name: str | None, revision: str | None) -> di
 
     first = next(model.parameters(), None)
     return {
-        "name": name or known("name_or_path") or type(model).__name__,
+        "name": (Path(name).name if name and Path(name).is_dir() else name)
+        or known("name_or_path")
+        or type(model).__name__,
         "type": known("model_type"),
         "class": type(model).__name__,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),

@@ -40,6 +40,7 @@ class Means:
         self.documents = 0
         self.sum, self.count = zero.clone(), zero.clone()
         self.sum_squared, self.sum_count, self.count_squared = zero.clone(), zero.clone(), zero.clone()
+        self.shift: Tensor | None = None
         self._open: dict[int, tuple[int, Tensor, Tensor]] = {}
 
     def add(self, document: int, total: Tensor, count: Tensor, *, parts: int = 1) -> None:
@@ -58,6 +59,10 @@ class Means:
         self._open.clear()
 
     def _close(self, total: Tensor, count: Tensor) -> None:
+        # Sums of deviations from the mean of the first document: squares of log Z near 1000 would cancel.
+        if self.shift is None:
+            self.shift = torch.where(count > 0, total / count, 0.0)
+        total = total - self.shift * count
         self.documents += 1
         self.sum += total
         self.count += count
@@ -67,17 +72,26 @@ class Means:
 
     def merge(self, other: Means) -> None:
         """Add what another stream found on other documents."""
+        self._open |= other._open
+        if other.shift is None:
+            return
+        if self.shift is None:
+            self.shift = other.shift
+        move = other.shift - self.shift
         self.documents += other.documents
-        for name in ("sum", "count", "sum_squared", "sum_count", "count_squared"):
-            getattr(self, name).add_(getattr(other, name))
+        self.sum += other.sum + move * other.count
+        self.sum_squared += other.sum_squared + move * (2 * other.sum_count + move * other.count_squared)
+        self.sum_count += other.sum_count + move * other.count_squared
+        self.count += other.count
+        self.count_squared += other.count_squared
 
     def mean(self) -> Tensor:
         """The means; nan for a series without rows."""
-        return self.sum / self.count
+        return (0.0 if self.shift is None else self.shift) + self.sum / self.count
 
     def standard_error(self) -> Tensor:
         """The standard errors of the means; nan with fewer than two documents."""
-        mean = self.mean()
+        mean = self.sum / self.count
         spread = self.sum_squared - 2 * mean * self.sum_count + mean.square() * self.count_squared
         factor = self.documents / (self.documents - 1) if self.documents > 1 else torch.nan
         return (factor * spread.clamp_min(0)).sqrt() / self.count

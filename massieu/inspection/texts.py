@@ -19,7 +19,7 @@ def read_documents(paths: Sequence[str | Path]) -> list[str]:
     """
     documents = []
     for path in paths:
-        text = sys.stdin.read() if str(path) == "-" else _read(Path(path))
+        text = _read(path)
         found = _lines(path, text) if str(path).endswith(".jsonl") else _paragraphs(text)
         if not found:
             raise ValueError(f"{path} must hold some text, and it is empty; pass a file with at least one sentence")
@@ -44,9 +44,10 @@ def read_dataset(name: str, *, column: str = "text", limit: int | None = None) -
     return [text for text in found if isinstance(text, str) and text.strip()]
 
 
-def _read(path: Path) -> str:
+def _read(path: str | Path) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
+        content = sys.stdin.buffer.read() if str(path) == "-" else Path(path).read_bytes()
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ValueError(f"{path} must be a text file in UTF-8, and it is not; convert it, or pass another") from None
     except OSError as error:
@@ -61,7 +62,7 @@ def _paragraphs(text: str) -> list[str]:
 
 def _lines(path: str | Path, text: str) -> list[str]:
     found = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # other line ends may stand inside a JSON string
         if not line.strip():
             continue
         try:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from massieu.inspection.quantities import QUANTITIES
 
 if TYPE_CHECKING:
     from massieu.inspection.result import Inspection
@@ -43,13 +46,20 @@ def parse_threshold(expression: str) -> Threshold:
     """
     match = EXPRESSION.fullmatch(expression)
     try:
-        if match is None:
+        if match is None or not math.isfinite(float(match[3])):
             raise ValueError
-        return Threshold(match[1], match[2], float(match[3]))
     except ValueError:
         raise ValueError(
             f"--fail-on must be a column, <, <=, > or >=, and a number, got {expression!r}; write entropy_min<0.1"
         ) from None
+    _check_column(match[1], QUANTITIES)
+    return Threshold(match[1], match[2], float(match[3]))
+
+
+def _check_column(column: str, known: Iterable[str], exactly: bool = False) -> None:
+    if column not in known and (exactly or column.removesuffix("_se") not in known):
+        names = ", ".join(sorted(name for name in known if not name.endswith("_se")))
+        raise ValueError(f"--fail-on names the column {column}, which no table has; choose one of {names}")
 
 
 def crossings(inspection: Inspection, thresholds: list[Threshold]) -> list[str]:
@@ -59,10 +69,9 @@ def crossings(inspection: Inspection, thresholds: list[Threshold]) -> list[str]:
         tables = {"head": inspection.heads, "layer": inspection.layers}
         where = next((name for name, table in tables.items() if threshold.column in table), None)
         if where is None or not str(tables[where][threshold.column].dtype).startswith(("float", "int")):
-            known = sorted({c for t in tables.values() for c in t.select_dtypes("number")} - {"layer", "head"})
-            raise ValueError(
-                f"--fail-on names the column {threshold.column}, which no table has; choose one of {', '.join(known)}"
-            )
+            numbers = {name for table in tables.values() for name in table.select_dtypes("number")}
+            _check_column(threshold.column, numbers - {"layer", "head"}, exactly=True)
+        assert where is not None
         for row in tables[where].to_dict("records"):
             if OPERATORS[threshold.sign](row[threshold.column], threshold.bound):
                 head = f" head {row['head']}" if where == "head" else ""

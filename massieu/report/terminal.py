@@ -9,6 +9,11 @@ from typing import Any
 __all__ = ["show_comparison", "show_inspection"]
 
 HEADS = ("entropy", "normalized_entropy", "effective_atoms", "peak", "sink_mass", "previous_mass", "score_variance")
+PRIORITY = (
+    *("entropy", "effective_atoms", "peak", "sink_mass", "expansion", "expansion_control", "token_cosine"),
+    *("normalized_entropy", "previous_mass", "fc_linear_r2", "field_symmetry", "score_variance", "effective_rank"),
+)
+"""What a narrow terminal shows first."""
 LAYERS = ("expansion", "expansion_control", "token_cosine", "effective_rank", "fc_linear_r2", "field_symmetry")
 
 
@@ -28,13 +33,16 @@ def show_inspection(document: Mapping[str, Any], console: Any) -> None:
     )
     quantities, layers = document["quantities"], {(row["stack"], row["layer"]): row for row in document["layers"]}
     table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("layer")
+    table.add_column("layer", no_wrap=True)
     there = [name for name in LAYERS if any(row.get(name) is not None for row in layers.values())]
-    for name in (*HEADS, *there):
+    room = max(3, (console.width - 12) // 12)
+    shown = set([name for name in PRIORITY if name in HEADS or name in there][:room])
+    heads_shown, there = [name for name in HEADS if name in shown], [name for name in there if name in shown]
+    for name in (*heads_shown, *there):
         table.add_column(name.replace("_", " "), justify="right", overflow="fold")
     for stack, layer in dict.fromkeys((row["stack"], row["layer"]) for row in document["heads"]):
         heads = [row for row in document["heads"] if (row["stack"], row["layer"]) == (stack, layer)]
-        cells = [_cell(_mean([row.get(name) for row in heads]), quantities, name) for name in HEADS]
+        cells = [_cell(_mean([row.get(name) for row in heads]), quantities, name) for name in heads_shown]
         cells += [_cell(layers.get((stack, layer), {}).get(name), quantities, name) for name in there]
         table.add_row(f"{stack} {layer}", *cells)
     console.print(table)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import pandas
 import pytest
@@ -246,6 +248,60 @@ def test_nothing_is_left_behind_when_writing_fails(reference, tmp_path, monkeypa
     with pytest.raises(ValueError, match="No space left"):
         reference.save(tmp_path / "old")
     assert [path.read_text() for path in (tmp_path / "old").iterdir()] == ["old"]
+
+
+def test_files_of_others_stay_and_a_folder_in_the_way_changes_nothing(reference, tmp_path):
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "mine.txt").write_text("mine")
+    reference.save(tmp_path)
+    assert (tmp_path / "figures" / "mine.txt").read_text() == "mine"
+    assert len(list((tmp_path / "figures").iterdir())) > 1
+    other = tmp_path / "other"
+    (other / "layers.csv").mkdir(parents=True)
+    (other / "heads.csv").write_text("old")
+    with pytest.raises(ValueError, match="there is a folder called layers.csv"):
+        reference.save(other, figures=False)
+    assert sorted(path.name for path in other.iterdir()) == ["heads.csv", "layers.csv"]
+    assert (other / "heads.csv").read_text() == "old"
+
+
+def test_a_failure_while_files_move_brings_the_old_ones_back(reference, tmp_path, monkeypatch):
+    from massieu.inspection import result
+
+    (tmp_path / "heads.csv").write_text("old")
+    replace, moves = os.replace, []
+
+    def fail_late(source, target):
+        moves.append(target)
+        if len(moves) == 4:
+            raise OSError(28, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr(result.os, "replace", fail_late)
+    with pytest.raises(ValueError, match="No space left on device"):
+        reference.save(tmp_path, figures=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["heads.csv"]
+    assert (tmp_path / "heads.csv").read_text() == "old"
+
+
+def test_whether_a_folder_can_be_written_to_is_asked_without_a_trace(tmp_path, monkeypatch):
+    from massieu.inspection.result import check_writable
+
+    check_writable(tmp_path / "a" / "b")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "mine").mkdir()
+    check_writable(tmp_path / "mine")
+    assert (tmp_path / "mine").is_dir()
+    monkeypatch.chdir(tmp_path / "mine")
+    check_writable(Path("."))
+
+
+def test_parquet_carries_the_facts(reference, tmp_path):
+    from pyarrow import parquet
+
+    reference.to_parquet(tmp_path / "heads.parquet")
+    stored = json.loads(parquet.read_schema(tmp_path / "heads.parquet").metadata[b"massieu"])
+    assert stored["facts"]["model"]["name"] == reference.facts["model"]["name"]
 
 
 def test_interrupted_writing_leaves_nothing(reference, tmp_path, monkeypatch):

@@ -79,6 +79,24 @@ def test_streams_that_are_merged_give_what_one_stream_gives():
     assert_close(shares[1].median(), shares[0].median())
 
 
+def test_standard_errors_of_large_means_do_not_cancel():
+    small, large = Means((1,)), Means((1,))
+    for i, rows in enumerate(documents()):
+        rows = rows[:1] * 1e-6
+        small.add(i, rows.sum(-1), torch.tensor(rows.shape[-1]))
+        large.add(i, rows.sum(-1) + 1e3 * rows.shape[-1], torch.tensor(rows.shape[-1]))
+    assert_close(large.standard_error(), small.standard_error(), rtol=1e-4, atol=0)
+
+
+def test_an_open_document_survives_a_merge():
+    first, second = Means((1,)), Means((1,))
+    second.add(7, torch.tensor([2.0]), torch.tensor([1]), parts=2)
+    first.merge(second)
+    first.add(7, torch.tensor([4.0]), torch.tensor([1]), parts=2)
+    assert first.documents == 1
+    assert first.mean().item() == 3.0
+
+
 def test_a_single_document_has_no_standard_error():
     means = Means((1,))
     means.add(0, torch.tensor([1.0]), torch.tensor([1]))

@@ -15,13 +15,16 @@ def test_documents_lie_between_blank_lines(tmp_path):
 
 def test_jsonl_has_one_document_a_line(tmp_path):
     path = tmp_path / "texts.jsonl"
-    path.write_text('"one"\n\n{"text": "two\\n\\nstill two", "id": 3}\n')
-    assert read_documents([path, path]) == ["one", "two\n\nstill two"] * 2
+    path.write_text('"one\u2028still one"\r\n\n{"text": "two\\n\\nstill two", "id": 3}\n', encoding="utf-8")
+    assert read_documents([path, path]) == ["one\u2028still one", "two\n\nstill two"] * 2
 
 
 def test_a_dash_is_standard_input(monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO("a\n\nb"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\n\nb")))
     assert read_documents(["-"]) == ["a", "b"]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\xff")))
+    with pytest.raises(ValueError, match="- must be a text file in UTF-8"):
+        read_documents(["-"])
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_the_sentence_says_where_and_how_much():
 
 
 @pytest.mark.parametrize(
-    "expression", ["", "entropy", "entropy<", "<0.1", "entropy=0.1", "entropy<a", "a b<1", "entropy<<1"]
+    "expression", ["", "entropy", "entropy<", "<0.1", "entropy=0.1", "entropy<a", "a b<1", "entropy<<1", "entropy<nan"]
 )
 def test_what_is_no_condition_is_refused(expression):
     with pytest.raises(ValueError, match="--fail-on must be a column"):
@@ -48,5 +48,7 @@ def test_what_is_no_condition_is_refused(expression):
 
 
 def test_a_column_that_does_not_exist_is_refused_with_those_that_do():
+    with pytest.raises(ValueError, match="the column entropi, which no table has; choose one of .*entropy, "):
+        parse_threshold("entropi<0.1")
     with pytest.raises(ValueError, match="choose one of entropy, expansion, sink_mass"):
-        crossings(Found, [parse_threshold("entropi<0.1")])
+        crossings(Found, [parse_threshold("kurtosis<0.1")])  # a column that this inspection did not measure
