@@ -115,6 +115,8 @@ def inspect_model(
             run.read(batch)
             if progress is not None:
                 progress("reading", reading.documents_done(batch), reading.documents)
+        if run.tap is None:
+            raise ValueError("inputs must hold at least one batch, got none; pass [{name of an argument: tensor}]")
         if inputs is not None:
             reading.tokens = reading.counted = max((layer.rows for layer in run.heads.layers.values()), default=0)
         if progress is not None and experiments == "default":
@@ -464,10 +466,9 @@ def _model_facts(model: nn.Module, name: str | None, revision: str | None) -> di
         return next((getattr(config, each) for each in names if getattr(config, each, None) is not None), None)
 
     first = next(model.parameters(), None)
+    short = Path(name).name if name and Path(name).is_dir() else name
     return {
-        "name": (Path(name).name if name and Path(name).is_dir() else name)
-        or known("name_or_path")
-        or type(model).__name__,
+        "name": short or known("name_or_path") or type(model).__name__,
         "type": known("model_type"),
         "class": type(model).__name__,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
