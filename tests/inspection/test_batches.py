@@ -37,6 +37,26 @@ def test_a_long_document_is_cut_into_passages_that_hold_all_of_it(tokenizer):
     assert {passage.parts for passage in found} == {len(found)}
 
 
+def test_a_tokenizer_that_is_written_in_python_loses_nothing():
+    from transformers import ByT5Tokenizer
+
+    tokenizer = ByT5Tokenizer()
+    text = "The sea, the sea! " * 6
+    found = list(passages([text], tokenizer, 20, cut=True))
+    assert len(found) > 1
+    inside = [token for passage in found for token, own in zip(passage.ids, passage.content, strict=True) if own]
+    assert inside == tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert max(len(passage.ids) for passage in found) <= 20
+
+
+def test_a_special_token_in_the_text_does_not_count_even_where_it_is_the_unknown_one_too():
+    tokenizer = load(str(assets.MODEL)).tokenizer
+    tokenizer.unk_token = tokenizer.eos_token
+    (found,) = passages(["One." + tokenizer.eos_token], tokenizer, 512, cut=False)
+    assert found.content[-1] is False
+    assert all(found.content[:-1])
+
+
 def test_a_long_document_is_refused_unless_it_may_be_cut(tokenizer):
     with pytest.raises(
         ValueError, match="text number 2 has .* tokens, but the model reads at most 8; pass --max-length 8"

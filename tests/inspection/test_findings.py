@@ -8,7 +8,7 @@ from report.sample import inspection
 from massieu.inspection.findings import Finding, findings
 from massieu.inspection.quantities import QUANTITIES
 
-FACTS = {"model": {"hidden": 64, "heads": 2}}
+FACTS = {"model": {"head_width": 32}}
 
 
 def heads(stack="decoder", **columns):

@@ -250,6 +250,12 @@ def test_nothing_is_left_behind_when_writing_fails(reference, tmp_path, monkeypa
     assert [path.read_text() for path in (tmp_path / "old").iterdir()] == ["old"]
 
 
+def test_no_batch_at_all_is_refused():
+    model, _ = build("gpt2")
+    with pytest.raises(ValueError, match="inputs must hold at least one batch, got none"):
+        inspect_model(model, inputs=[])
+
+
 def test_files_of_others_stay_and_a_folder_in_the_way_changes_nothing(reference, tmp_path):
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures" / "mine.txt").write_text("mine")

@@ -42,6 +42,7 @@ def inspection(
                 "layers": layers,
                 "heads": heads,
                 "hidden": 32 * heads,
+                "head_width": 32,
                 "dtype": "float32",
                 "attention": "sdpa",
                 "revision": "8b3219a92973c328a8e22fadcfa821b5dc75636a",
