@@ -10,6 +10,7 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -99,8 +100,10 @@ def lens(model: torch.nn.Module, batches: list[dict[str, torch.Tensor]]) -> Call
     """Patterns of all layers by ``run_with_cache``, and their entropies."""
     from transformer_lens.model_bridge import TransformerBridge
 
-    name = "gpt2" if "gpt2" in type(model).__module__ else "bert-base-cased"
-    bridge = TransformerBridge.boot_transformers(name, hf_model=model)
+    with tempfile.TemporaryDirectory() as folder:  # it takes a name; a folder needs no network
+        model.save_pretrained(folder)  # type: ignore[operator]
+        _tokenizer().save_pretrained(folder)
+        bridge = TransformerBridge.boot_transformers(folder)
 
     def read() -> None:
         for batch in batches:
@@ -109,6 +112,15 @@ def lens(model: torch.nn.Module, batches: list[dict[str, torch.Tensor]]) -> Call
                 torch.special.entr(pattern).sum(-1).mean((0, 2))
 
     return read
+
+
+def _tokenizer() -> Any:
+    """Any tokenizer: it is not used, but asked for."""
+    from transformers import AutoTokenizer
+
+    from massieu import assets
+
+    return AutoTokenizer.from_pretrained(assets.MODEL)
 
 
 def timed(all_ways: dict[str, Callable[[], object]]) -> dict[str, tuple[float, list[float]]]:
