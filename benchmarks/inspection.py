@@ -22,8 +22,8 @@ from benchmarks.memory import peak
 from benchmarks.runner import Row, track
 
 CASES = {"MiniLM, 64 x 256": (64, 256), "GPT-2 shape, T = 1024": (1, 1024), "GPT-2 shape, T = 2048": (1, 2048)}
-ROUNDS = 5
-PROCESSES = 3  # the allocator makes peaks differ by 30 MB from process to process; the smallest one counts
+ROUNDS = 3
+PROCESSES = 2  # the allocator makes peaks differ by 30 MB from process to process; the smallest one counts
 BATCH = 16
 
 
@@ -71,7 +71,9 @@ def build(case: str) -> tuple[torch.nn.Module, list[dict[str, torch.Tensor]]]:
     return model, [{"input_ids": part} for part in ids.split(BATCH)]
 
 
-def ways(model: torch.nn.Module, batches: list[dict[str, torch.Tensor]]) -> dict[str, Callable[[], object]]:
+def ways(
+    model: torch.nn.Module, batches: list[dict[str, torch.Tensor]], lens_too: bool = True
+) -> dict[str, Callable[[], object]]:
     """Ways to read the text: the model alone, inspected, and what people do today."""
     from massieu.inspection import inspect_model
 
@@ -91,7 +93,7 @@ def ways(model: torch.nn.Module, batches: list[dict[str, torch.Tensor]]) -> dict
 
     off = {"use_cache": False} if "gpt2" in type(model).__module__ else {}
     found: dict[str, Callable[[], object]] = {"plain": plain, "inspect": inspected, "eager + entropy": eager}
-    if importlib.util.find_spec("transformer_lens"):
+    if lens_too and importlib.util.find_spec("transformer_lens"):
         found["TransformerLens"] = lens(model, batches)
     return found
 
@@ -142,12 +144,13 @@ def timed(all_ways: dict[str, Callable[[], object]]) -> dict[str, tuple[float, l
 def main(case: str, what: str) -> None:
     with torch.no_grad():
         model, batches = build(case)
-        found = ways(model, batches)
+        lens_too = what in ("time", "TransformerLens")
+        found = ways(model, batches, lens_too)
         if what == "time":
             print(json.dumps(timed(found)))
             return
         few = [{"input_ids": batches[0]["input_ids"][:1, :64]}]
-        ways(model, few)[what]()  # what is loaded once
+        ways(model, few, lens_too)[what]()  # what is loaded once
         before = peak()
         found[what]()
         print(json.dumps({"extra MB": peak() - before}))
