@@ -10,7 +10,7 @@ Messages after 1930 are left out: their language is another one, and the small m
 
     python -m massieu.assets.train --moby moby/package/data --speeches sotu/package/data --out massieu/assets
 
-The same seed and number of threads on the same processor give the same weights, bit for bit. Every figure in the model
+Seed and number of threads are fixed, so that the same processor should give the same weights. Every figure in the model
 card and in ``provenance.json`` is computed here. On a machine that has other work too, set ``OMP_WAIT_POLICY=passive``:
 threads that wait for each other by spinning made it four times slower there.
 """
