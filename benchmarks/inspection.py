@@ -1,6 +1,6 @@
 """What it costs to inspect the heads of a model, against its plain forward and against a stored attention matrix.
 
-Processor time of both sides in one process, in turns; peak memory in a fresh process for each way.
+Processor time of both sides in one process and one thread, in turns; peak memory in a fresh process for each way.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.memory import peak
 from benchmarks.runner import Row, track
 
 CASES = {"MiniLM, 64 x 256": (64, 256), "GPT-2 shape, T = 1024": (1, 1024), "GPT-2 shape, T = 2048": (1, 2048)}
-ROUNDS = 3
+ROUNDS = 5
 PROCESSES = 2  # the allocator makes peaks differ by 30 MB from process to process; the smallest one counts
 BATCH = 16
 
@@ -147,6 +147,8 @@ def main(case: str, what: str) -> None:
         lens_too = what in ("time", "TransformerLens")
         found = ways(model, batches, lens_too)
         if what == "time":
+            # One thread: processor time of several would count how long they wait for each other.
+            torch.set_num_threads(1)
             print(json.dumps(timed(found)))
             return
         few = [{"input_ids": batches[0]["input_ids"][:1, :64]}]
