@@ -46,7 +46,7 @@ def head_geometry(
     Args:
         weights: from :func:`head_weights`, or :func:`each_layer` to hold one layer at a time.
         input_covariances: by the name of the attention module, the covariance ``(dim, dim)`` of what its queries read
-            (see :func:`hear_inputs`); without one there is no whitened test.
+            (from ``LayerObserver.input_covariances``); without one there is no whitened test.
         floor: smallest eigenvalue of the covariances, as a share of their mean eigenvalue.
         seed: of the random heads.
 

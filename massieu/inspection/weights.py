@@ -20,7 +20,7 @@ from massieu import geometry
 from massieu.geometry import LowRank
 from massieu.taps import AttentionCall, tap
 
-__all__ = ["HeadWeights", "head_weights", "each_layer", "hear_inputs"]
+__all__ = ["HeadWeights", "head_weights", "each_layer"]
 
 CHUNK = 2**22
 """How many entries a block of rows of a Jacobian may have while it is computed."""
@@ -121,30 +121,6 @@ def each_layer(model: nn.Module, inputs: Mapping[str, Any] | Tensor) -> Iterator
         # One module that is called for many layers (ALBERT) has the same weights in all of them.
         found = seen[call.name] if last[call.name] > at else seen.pop(call.name)
         yield replace(found, stack=call.stack, layer=call.layer)
-
-
-@contextlib.contextmanager
-def hear_inputs(model: nn.Module, weights: Iterable[HeadWeights], receive: Any) -> Iterator[None]:
-    """Call ``receive(name, tokens)`` with what the queries of every attention module read, ``(..., dim)``.
-
-    These are the tokens whose covariance the whitened test asks for. Modules with several calls are heard at each.
-
-    Args:
-        model: the model of the weights.
-        weights: from :func:`head_weights`; those that were not found are left out.
-        receive: called with the name of the attention module and the detached tokens.
-    """
-    model = getattr(model, "_orig_mod", model)
-    places = {each.name: (each.input_module, each.input_argument) for each in weights if each.query is not None}
-    with contextlib.ExitStack() as hooks:
-        for name, (module, argument) in places.items():
-
-            def hear(_: nn.Module, args: Any, kwargs: Any, name: str = name, argument: int | str = argument) -> None:
-                receive(name, (kwargs[argument] if isinstance(argument, str) else args[argument]).detach())
-
-            handle = model.get_submodule(module).register_forward_pre_hook(hear, with_kwargs=True)
-            hooks.callback(handle.remove)
-        yield
 
 
 class _Frame(NamedTuple):

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from massieu import geometry
 from massieu.inspection import weights as module
 from massieu.inspection.head_geometry import FIGURES, head_geometry
-from massieu.inspection.weights import each_layer, head_weights, hear_inputs
+from massieu.inspection.weights import each_layer, head_weights
 from massieu.nn import MeasureAttention, Transformer
 from massieu.taps import tap
 
@@ -219,11 +219,13 @@ def test_scores_are_the_bilinear_form_of_the_inputs():
         nn.init.zeros_(layer.attention.self.key.bias)
     found = head_weights(model, inputs)
     calls, tokens = {}, {}
-    with (
-        torch.no_grad(),
-        hear_inputs(model, found, tokens.__setitem__),
-        tap(model, lambda c: calls.update({c.name: c})),
-    ):
+    for layer in found:
+
+        def keep(_, args, kwargs, layer=layer):
+            tokens[layer.name] = {**dict(enumerate(args)), **kwargs}[layer.input_argument]
+
+        model.get_submodule(layer.input_module).register_forward_pre_hook(keep, with_kwargs=True)
+    with torch.no_grad(), tap(model, lambda c: calls.update({c.name: c})):
         model(**inputs)
     for layer in found:
         call = calls[layer.name]
