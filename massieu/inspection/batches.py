@@ -24,6 +24,7 @@ class Passage:
     ids: list[int]
     content: list[bool]  # False for special tokens
     parts: int  # how many passages the document has
+    origin: str  # a name of the document that depends on its text alone
 
     @property
     def key(self) -> str:
@@ -42,6 +43,7 @@ class Batch:
         documents: which document each sequence belongs to.
         parts: how many sequences that document has.
         keys: a name of each sequence that depends on its tokens alone.
+        origins: a name of its document that depends on the text alone.
     """
 
     inputs: dict[str, Any]
@@ -50,6 +52,7 @@ class Batch:
     documents: list[int]
     parts: list[int]
     keys: list[str]
+    origins: list[str]
 
     def counted(self, stack: str, rows: int, queries: int) -> Tensor:
         """Which rows of a call count, ``(rows, queries)``; the rows of cross attention are tokens of the decoder."""
@@ -91,10 +94,11 @@ def passages(
             parts = _cut(text, tokenizer, longest)
         else:
             parts = [(ids, encoded["special_tokens_mask"])]
+        origin = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
         for own, marks in parts:
             special = zip(own, marks, strict=True)
             content = [special_tokens or not (mark or token in marks_text) for token, mark in special]
-            yield Passage(number, list(own), content, len(parts))
+            yield Passage(number, list(own), content, len(parts), origin)
 
 
 def _cut(text: str, tokenizer: Any, longest: int) -> list[tuple[list[int], list[int]]]:
@@ -163,7 +167,8 @@ def _batch(some: list[Passage], pad: int, left: bool, start_token: int | None, p
         inputs["decoder_attention_mask"] = mask
         counted["decoder"] = filled([[False, *passage.content[:-1]] for passage in some], 0).bool()
     documents, parts = [passage.document for passage in some], [passage.parts for passage in some]
-    return Batch(inputs, counted, present, documents, parts, [passage.key for passage in some])
+    keys, origins = [passage.key for passage in some], [passage.origin for passage in some]
+    return Batch(inputs, counted, present, documents, parts, keys, origins)
 
 
 def given_batches(inputs: Iterable[Mapping[str, Any]]) -> Iterator[Batch]:
@@ -194,7 +199,7 @@ def given_batches(inputs: Iterable[Mapping[str, Any]]) -> Iterator[Batch]:
         keys = [_content_key(given, entry) for entry in range(size)]
         documents = list(range(first, first + size))
         first += size
-        yield Batch(dict(given), content, content, documents, [1] * size, keys)
+        yield Batch(dict(given), content, content, documents, [1] * size, keys, keys)
 
 
 def _content_key(given: Mapping[str, Any], entry: int) -> str:

@@ -100,7 +100,10 @@ class LayerStatistics:
         self.tokens = 0
         self.ratios = {
             name: LogHistogram()
-            for name in ("expansion", "expansion_control", "mlp_expansion", "mlp_expansion_control", "norm_contraction")
+            for name in (
+                *("expansion", "expansion_control", "mlp_expansion", "mlp_expansion_control"),
+                *("norm_contraction", "norm_contraction_control"),
+            )
         }
         self.means = {
             name: Mean() for name in ("monotone_share", "monotone_control", "token_cosine", "clusters", "mlp_square")
@@ -145,8 +148,10 @@ class LayerStatistics:
     def finish(self) -> dict[str, float]:
         """The columns of the layers table; nan where a block has no such part or too few tokens were seen."""
         found: dict[str, float] = {"tokens": self.tokens}
-        found |= {name: ratio.quantile(0.5) for name, ratio in self.ratios.items()}
-        found |= {name: mean.value for name, mean in self.means.items() if name != "mlp_square"}
+        for name, ratio in self.ratios.items():
+            found |= {name: ratio.quantile(0.5), f"{name}_se": ratio.standard_error(0.5)}
+        for name, mean in self.means.items():
+            found |= {name: mean.value, f"{name}_se": mean.standard_error}
         volume = {name: half_log_det(self.cloud(name).covariance) for name in self._measured}
         for part, (before, after) in VOLUMES.items():
             first, second = (volume.get(self.aliases.get(name, ""), float("nan")) for name in (before, after))
@@ -174,31 +179,38 @@ class LayerStatistics:
     def _attention(self, tokens: Tokens, states: States) -> None:
         before, update = tokens.differences(states.before), tokens.differences(states.attention)
         other = tokens.differences(states.attention, permuted=True)
-        self.ratios["expansion"].update(distance_ratio(before, before + update))
-        self.ratios["expansion_control"].update(distance_ratio(before, before + other))
-        self.means["monotone_share"].update(monotone(before, update))
-        self.means["monotone_control"].update(monotone(before, other))
+        self._expansion("expansion", tokens, before, update, other)
+        self.means["monotone_share"].update(monotone(before, update), tokens.pair_group)
+        self.means["monotone_control"].update(monotone(before, other), tokens.pair_group)
 
     def _norm(self, tokens: Tokens, states: States) -> None:
         if states.normed is not None:
-            before, after = (tokens.differences(x) for x in states.normed)
-            self.ratios["norm_contraction"].update(distance_ratio(before, after))
+            x, y = states.normed
+            before, update = tokens.differences(x), tokens.differences(y - x)
+            self._expansion("norm_contraction", tokens, before, update, tokens.differences(y - x, permuted=True))
 
     def _mlp(self, tokens: Tokens, states: States) -> None:
         if states.mlp_before is None or states.mlp is None:
             return
         before, update = tokens.differences(states.mlp_before), tokens.differences(states.mlp)
         other = tokens.differences(states.mlp, permuted=True)
-        self.ratios["mlp_expansion"].update(distance_ratio(before, before + update))
-        self.ratios["mlp_expansion_control"].update(distance_ratio(before, before + other))
-        self.means["mlp_square"].update(states.mlp[: tokens.num_content].double().square().sum(-1))
+        self._expansion("mlp_expansion", tokens, before, update, other)
+        square = states.mlp[: tokens.num_content].double().square().sum(-1)
+        self.means["mlp_square"].update(square, tokens.group[tokens.sequence])
+
+    def _expansion(self, name: str, tokens: Tokens, before: Tensor, update: Tensor, other: Tensor) -> None:
+        """Ratios of distances of pairs after an update, and after that of other tokens."""
+        self.ratios[name].update(distance_ratio(before, before + update), tokens.pair_group)
+        self.ratios[f"{name}_control"].update(distance_ratio(before, before + other), tokens.pair_group)
 
     def _look(self, tokens: Tokens, output: Tensor) -> None:
         self.sample.update(tokens.hashes, self._narrow(output))
         cosine = mean_cosine(output, tokens.sequence.to(output.device), tokens.num_sequences)
-        self.means["token_cosine"].update(cosine)
+        known = ~cosine.isnan().cpu()
+        self.means["token_cosine"].update(cosine[known.to(cosine.device)], tokens.group[known])
         chosen, filled = (x.to(output.device) for x in tokens.compared)
-        self.means["clusters"].update(groups(output[chosen], filled)[filled.any(1)])
+        some = filled.any(1)
+        self.means["clusters"].update(groups(output[chosen], filled)[some], tokens.group[some.cpu()])
 
     def _add_clouds(self, states: States, count: int) -> None:
         """Moments of every state, once where two names mean the same tensor."""

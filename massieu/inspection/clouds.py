@@ -113,8 +113,8 @@ def mean_cosine(x: Tensor, sequence: Tensor, num_sequences: int) -> Tensor:
     total = direction.new_zeros(num_sequences, x.shape[-1]).index_add_(0, sequence, direction)
     squares = direction.new_zeros(num_sequences).index_add_(0, sequence, direction.square().sum(-1))
     count = torch.bincount(sequence, minlength=num_sequences)
-    found = (total.square().sum(-1) - squares) / (count * (count - 1)).clamp_min(1)
-    return found[count >= 2]
+    pairs = count * (count - 1)
+    return torch.where(pairs > 0, (total.square().sum(-1) - squares) / pairs, torch.nan)
 
 
 def groups(x: Tensor, present: Tensor) -> Tensor:

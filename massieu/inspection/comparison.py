@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
     from massieu.inspection.result import Inspection
 
-__all__ = ["compare_heads", "compare_means", "save_comparison"]
+__all__ = ["compare_heads", "compare_means", "reservations", "save_comparison"]
 
 KEYS = ["stack", "layer", "head"]
+DIFFERENT_TEXTS = "These runs read different texts, so a difference may come from the text and not from the model."
 
 
 def compare_heads(inspections: Sequence[Inspection]) -> pandas.DataFrame:
@@ -34,20 +35,26 @@ def compare_heads(inspections: Sequence[Inspection]) -> pandas.DataFrame:
 
 
 def compare_means(inspections: Sequence[Inspection]) -> pandas.DataFrame:
-    """One row per quantity: its mean over the heads (or layers) of each inspection, and the change over all."""
+    """One row per quantity, controls left out: its mean over heads (or layers) of each inspection, and the change."""
     import pandas
 
     rows = []
     names = _names(inspections)
     for name, quantity in QUANTITIES.items():
         tables = [getattr(inspection, quantity.table) for inspection in inspections]
-        if not all(name in table and table[name].dtype.kind == "f" for table in tables):
+        if quantity.group == "Controls" or not all(name in table and table[name].dtype.kind == "f" for table in tables):
             continue
         means = [float(table[name].mean()) for table in tables]
         if any(mean == mean for mean in means):
             rows.append({"table": quantity.table, "quantity": name, **dict(zip(names, means, strict=True))})
             rows[-1]["change"] = means[-1] - means[0]
     return pandas.DataFrame(rows)
+
+
+def reservations(inspections: Sequence[Inspection]) -> list[str]:
+    """What a reader of the comparison has to keep in mind."""
+    texts = {inspection.facts["text"]["sha256"] for inspection in inspections}
+    return [DIFFERENT_TEXTS] if len(texts) > 1 else []
 
 
 def save_comparison(inspections: Sequence[Inspection], folder: Path) -> Path:

@@ -19,6 +19,7 @@ BEYOND_CONTROL = 0.01
 NEARLY_LINEAR = 0.8
 COSINE_RISE = 0.1
 RANK_FALL = 0.1
+WARMER = 0.1  # nats
 NEAR, FAR = 0.8, 0.2  # of the way from the control to the theory
 
 
@@ -197,7 +198,7 @@ def _collapse(layers: pandas.DataFrame | None) -> Iterator[Finding]:
 
 def _expanding(layers: pandas.DataFrame | None) -> Iterator[Finding]:
     for stack, known in _expansions(layers):
-        beyond = known[known["beyond"] > BEYOND_CONTROL]
+        beyond = known[known["clear"]]
         if beyond.empty:
             continue
         numbers = [int(layer) for layer in beyond["layer"]]
@@ -214,25 +215,29 @@ def _expanding(layers: pandas.DataFrame | None) -> Iterator[Finding]:
 
 def _not_expanding(layers: pandas.DataFrame | None) -> Iterator[Finding]:
     found = list(_expansions(layers))
-    if not found or any((known["beyond"] > BEYOND_CONTROL).any() for _, known in found):
+    if not found or any(known["clear"].any() for _, known in found):
         return
     closest = max((known.loc[known["beyond"].idxmax()] for _, known in found), key=lambda row: float(row["beyond"]))
     sentence = (
-        f"In no layer does attention push tokens more than {BEYOND_CONTROL:.2f} further apart than its permuted"
-        f" control; the nearest is {_growth(closest)}."
+        f"In no layer does attention clearly push tokens further apart than its permuted control; the nearest is"
+        f" {_growth(closest)}."
     )
     yield Finding("No expansion beyond the control", sentence, "expansion")
 
 
 def _expansions(layers: pandas.DataFrame | None) -> Iterator[tuple[str, pandas.DataFrame]]:
+    """Layers with their expansion beyond the control, and whether it is clear: by an amount and by its error."""
     for stack, block in _stacks(layers):
         known = _known(block, "expansion", "expansion_control")
         if len(known):
-            yield stack, known.assign(beyond=known["expansion"] - known["expansion_control"])
+            beyond = known["expansion"] - known["expansion_control"]
+            squares = [known[name].fillna(0) ** 2 for name in ("expansion_se", "expansion_control_se") if name in known]
+            clear = (beyond > BEYOND_CONTROL) & (beyond > 2 * sum(squares, 0 * beyond) ** 0.5)
+            yield stack, known.assign(beyond=beyond, clear=clear)
 
 
 def _growth(row: pandas.Series) -> str:
-    grow = f"distances grow by {row['expansion']:.3f} against {row['expansion_control']:.3f}"
+    grow = f"distances grow by a factor of {row['expansion']:.3f} against {row['expansion_control']:.3f}"
     return f"layer {int(row['layer'])}: {grow}"
 
 
@@ -259,7 +264,7 @@ def _classes(heads: pandas.DataFrame) -> Iterator[Finding]:
         return
     broad, single = int((classes == "I").sum()), int((classes == "IV").sum())
     sentence = (
-        f"{_count(broad, len(classes), 'head')} {'averages' if broad == 1 else 'average'} over most of what"
+        f"{_capital(_count(broad, len(classes), 'head'))} {'averages' if broad == 1 else 'average'} over most of what"
         f" {'it sees' if broad == 1 else 'they see'} (class I) and {single} {'picks' if single == 1 else 'pick'} a few"
         " tokens (class IV)."
     )
@@ -272,6 +277,8 @@ def _temperature(heads: pandas.DataFrame) -> Iterator[Finding]:
         if len(means) < 2:
             continue
         low, high = means.idxmin(), means.idxmax()
+        if means[high] - means[low] < WARMER:
+            continue
         sentence = (
             f"The mean entropy of the {stack}heads is lowest in layer {low} ({means[low]:.2f} nats) and highest in"
             f" layer {high} ({means[high]:.2f} nats)."
@@ -369,7 +376,7 @@ def _places(rows: pandas.DataFrame) -> tuple[tuple[str, int, int], ...]:
 
 def _with_error(row: pandas.Series, column: str) -> str:
     error = row.get(f"{column}_se")
-    return _decimals(row[column]) + (f" ± {_decimals(error)}" if error is not None and error == error else "")
+    return _decimals(row[column]) + (f" ± {error:.2f}" if error is not None and error >= 0.005 else "")
 
 
 def _decimals(value: float) -> str:
@@ -389,6 +396,8 @@ def _count(some: int, total: int, noun: str) -> str:
     """
     if total == 1:
         return f"the only {noun}" if some else f"no {noun}"
+    if some == total == 2:
+        return f"both {noun}s"
     return f"all {total} {noun}s" if some == total else f"{some} of {total} {noun}s"
 
 

@@ -22,15 +22,23 @@ if TYPE_CHECKING:
 
 __all__ = ["COLUMNS", "LayerObserver", "LayerStatistics"]
 
+
+def with_errors(*names: str) -> list[str]:
+    """Columns, each with that of its standard error behind it."""
+    return [column for name in names for column in (name, f"{name}_se")]
+
+
 COLUMNS = (
-    *("stack", "layer", "name", "tokens", "expansion", "expansion_control", "monotone_share", "monotone_control"),
-    *("mlp_expansion", "mlp_expansion_control", "norm_contraction", "log_volume_attention", "log_volume_mlp"),
-    *("log_volume_norm", "effective_rank", "token_cosine", "clusters", "kurtosis", "kurtosis_band", "fc_linear_r2"),
-    *("fc_linear_r2_all_tokens", "fc_linear_control", "fc_identity_r2", "field_symmetry", "field_symmetry_control"),
-    *("field_positive", "ascent_cosine", "ascent_control", "ascent_share", "entropy_fall_share"),
-    *("corollary_r2", "corollary_control"),
+    *("stack", "layer", "name", "tokens"),
+    *with_errors("expansion", "expansion_control", "monotone_share", "monotone_control", "mlp_expansion"),
+    *with_errors("mlp_expansion_control", "norm_contraction", "norm_contraction_control"),
+    *("log_volume_attention", "log_volume_mlp", "log_volume_norm", "effective_rank"),
+    *with_errors("token_cosine", "clusters"),
+    *("kurtosis", "kurtosis_band", "fc_linear_r2", "fc_linear_r2_all_tokens", "fc_linear_control", "fc_identity_r2"),
+    *with_errors("field_symmetry", "field_symmetry_control", "field_positive", "ascent_cosine", "ascent_control"),
+    *with_errors("ascent_share", "entropy_fall_share", "corollary_r2", "corollary_control"),
 )
-"""The layers table, from left to right."""
+"""The layers table, from left to right; standard errors by document stand beside the means and medians."""
 
 Row = tuple[str, int]
 """Stack and layer."""
@@ -76,6 +84,7 @@ class LayerObserver:
         self._content: Mapping[str, Tensor] = {}
         self._present: Mapping[str, Tensor | None] = {}
         self._keys: Sequence[object] = ()
+        self._documents: Sequence[object] | None = None
         self._unmasked: set[str] = set()
 
     @property
@@ -106,6 +115,7 @@ class LayerObserver:
         content: Tensor | Mapping[str, Tensor],
         keys: Sequence[object],
         present: Tensor | Mapping[str, Tensor] | None = None,
+        documents: Sequence[object] | None = None,
     ) -> Iterator[None]:
         """Observe one forward pass.
 
@@ -113,13 +123,15 @@ class LayerObserver:
             content: boolean, ``(batch, tokens)``: tokens that count, neither padding nor special. For an
                 encoder-decoder model a mapping from "encoder" and "decoder"; a stack without a mask counts whole.
             keys: one for each row, something that depends on its content alone (a hash of the text): it decides about
-                random choices and about the halves for fitting and testing.
+                random choices.
             present: like ``content``: tokens that are not padding. Without it, nothing is said about all tokens.
+            documents: what identifies the document of each row: it decides about the halves for fitting and testing
+                and about standard errors. None if each row is one.
         """
         stacks = {block.stack for block in self.anatomy.blocks}
         self._content = content if isinstance(content, Mapping) else dict.fromkeys(stacks, content)
         self._present = present if isinstance(present, Mapping) else dict.fromkeys(stacks, present)
-        self._keys = keys
+        self._keys, self._documents = keys, documents
         self._open, self._numbers, self._tokens = [], {}, {}
         modules = dict(self.model.named_modules())
         watched: dict[tuple[str, str], None] = {
@@ -188,7 +200,7 @@ class LayerObserver:
                 content = whole
             present = self._present.get(stack)
             fits = present is not None and present.shape == content.shape
-            self._tokens[stack] = Tokens.of(content, self._keys, present if fits else None)
+            self._tokens[stack] = Tokens.of(content, self._keys, present if fits else None, self._documents)
         return self._tokens[stack]
 
     def _enter(self, name: str) -> Any:

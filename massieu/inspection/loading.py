@@ -13,6 +13,7 @@ from torch import nn
 
 __all__ = ["Loaded", "load"]
 
+PATIENCE = 10.0  # seconds for the network to say anything
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
@@ -57,6 +58,8 @@ def load(
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": offline}
     if revision is not None:
         options["revision"] = revision
+    if not offline and not Path(place).is_dir() and not _hub_answers(name, revision):
+        options["local_files_only"] = True  # what was fetched before, at once and not after a dozen attempts
     hub = logging.getLogger("huggingface_hub")
     level = hub.level
     hub.setLevel(logging.CRITICAL)  # it would tell every attempt to reach a network that is not there
@@ -78,6 +81,18 @@ def load(
         raise ValueError(f"device {device} cannot take the model ({_sentence(error)}); try --device cpu") from error
     found = getattr(model.config, "_commit_hash", None)
     return Loaded(model.eval(), tokenizer, name, found or revision)
+
+
+def _hub_answers(name: str, revision: str | None) -> bool:
+    """Whether the network says anything about an id, asked once."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        HfApi().model_info(name, revision=revision, timeout=PATIENCE)
+    except Exception as error:  # of the network, of any library below
+        return isinstance(error, (HfHubHTTPError, HFValidationError))  # it says no: the loader finds the words
+    return True
 
 
 def _place(name: str) -> str:

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
-__all__ = ["QUANTITIES", "Quantity", "describe"]
+__all__ = ["GEOMETRY", "QUANTITIES", "Quantity", "describe"]
+
+GEOMETRY = "Geometry of the weights"
 
 Scale = Literal["sequential", "logarithmic", "diverging", "class"]
 
@@ -286,7 +288,7 @@ def _places() -> Iterator[Quantity]:
 
 
 def _weights() -> Iterator[Quantity]:
-    group = "Geometry of the weights"
+    group = GEOMETRY
     yield Quantity(
         "gradient_cosine",
         "heads",
@@ -441,8 +443,9 @@ def _distances() -> Iterator[Quantity]:
         "median over pairs of |norm(x_i) − norm(x_j)| / |x_i − x_j|",
         "",
         "What the layer normalisation does to distances. The theory pairs an expanding attention with a contracting"
-        " norm (below one).",
+        " norm (below one). The control gives each token the change that the norm makes to another one.",
         scale="diverging",
+        control="norm_contraction_control",
         neutral=1.0,
         digits=3,
     )

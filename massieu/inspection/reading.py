@@ -89,10 +89,13 @@ class Reading:
     def _passages(self) -> Iterator[Passage]:
         assert self.texts is not None
         options = {"cut": self.cut, "special_tokens": self.special_tokens}
+        last = -1
         for passage in passages(self.texts, self.tokenizer, self.longest, **options):
-            self._digest.update(repr(passage.ids).encode())
+            if passage.document != last:
+                self._digest.update(passage.origin.encode())
+                last = passage.document
             if self.by_passage:
-                passage = Passage(self.passages, passage.ids, passage.content, 1)
+                passage = Passage(self.passages, passage.ids, passage.content, 1, passage.key)
             self.passages += 1
             self.tokens += len(passage.ids)
             self.counted += sum(passage.content)

@@ -14,7 +14,6 @@ __all__ = ["exact_rows", "sampled_rows", "sampled_positions"]
 
 LARGEST_BLOCK = 2**22  # scores held at a time where a call has to be read through its scores
 MASS = 0.9
-HIDDEN = -5000.0  # an atom with such a log weight has no mass in any precision: the model means that it is absent
 
 
 def exact_rows(call: AttentionCall) -> dict[str, Tensor]:
@@ -163,11 +162,7 @@ def _scores_at(call: AttentionCall, position: Tensor) -> Tensor:
     """Scores of some rows, ``(batch, heads, rows, atoms)``, at least float32; a negative position means row zero."""
     if call.scores is not None:
         index = position.clamp_min(0).to(call.scores.device)[:, None, :, None]
-        taken = call.scores.take_along_dim(index, -2)
-        scores = taken.to(torch.promote_types(taken.dtype, torch.float32))
-        # Models hide atoms with the most negative number, or with one that is only large enough.
-        hidden = (scores < scores.amax(-1, keepdim=True) + HIDDEN) | (scores <= torch.finfo(call.scores.dtype).min / 2)
-        return scores.masked_fill(hidden, -torch.inf)
+        return _read(call.scores.take_along_dim(index, -2))
     assert call.query is not None
     assert call.key is not None
     exact = torch.promote_types(call.query.dtype, torch.float32)
@@ -196,7 +191,7 @@ def _present(call: AttentionCall, position: Tensor) -> Tensor:
         seen = seen & ((atom - own).abs() < call.window)
     if call.log_weight is not None:
         weight = _rows_of(call.log_weight, position.to(call.log_weight.device))
-        own_mask = weight if weight.dtype == torch.bool else weight > HIDDEN
+        own_mask = weight if weight.dtype == torch.bool else weight > -torch.inf
         seen = seen.to(weight.device) & own_mask
     return seen
 
@@ -285,7 +280,7 @@ def _weighted(score: Tensor, weight: Tensor) -> Tensor:
     """Scores with their log weights, a mask or numbers; minus infinity where an atom is absent."""
     if weight.dtype == torch.bool:
         return score.masked_fill(~weight, -torch.inf)
-    return (score + weight).masked_fill(weight <= HIDDEN, -torch.inf)
+    return score + weight
 
 
 def _read(scores: Tensor) -> Tensor:

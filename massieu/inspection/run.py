@@ -162,7 +162,7 @@ class _Run:
             self.tap = stack.enter_context(tap(self.model, receive, fallback=self.fallback))
             if self.layers is not None:
                 self.passages.offer(inputs, batch.content, batch.keys)
-                stack.enter_context(self.layers.batch(batch.content, batch.keys, batch.present))
+                stack.enter_context(self.layers.batch(batch.content, batch.keys, batch.present, batch.origins))
             try:
                 _forward(self.model, inputs)
             except IndexError as error:

@@ -72,7 +72,7 @@ class PassageSample:
         self._forget()
 
     def probe(self, model: nn.Module, anatomy: Anatomy) -> Fields:
-        """Mean over the passages of what :func:`probe_fields` finds in each."""
+        """Mean over the passages of what :func:`probe_fields` finds in each, and its standard error."""
         import pandas
 
         found = []
@@ -85,7 +85,8 @@ class PassageSample:
         notes = list(dict.fromkeys(note for fields in found for note in fields.notes))
         if not tables:
             return Fields(pandas.DataFrame(columns=["stack", "layer"]), notes)
-        return Fields(pandas.concat(tables).groupby(["stack", "layer"], sort=False).mean().reset_index(), notes)
+        by_layer = pandas.concat(tables).groupby(["stack", "layer"], sort=False)
+        return Fields(by_layer.mean().join(by_layer.sem().add_suffix("_se")).reset_index(), notes)
 
     def _forget(self) -> None:
         for hashed in sorted(self._kept)[self.count :]:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from massieu.inspection.quantities import QUANTITIES
+from massieu.inspection.quantities import GEOMETRY, QUANTITIES
 
 if TYPE_CHECKING:
     from massieu.inspection.result import Inspection
 
-__all__ = ["Threshold", "crossings", "parse_threshold"]
+__all__ = ["Threshold", "check_heads_only", "crossings", "parse_threshold"]
 
 OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
@@ -60,6 +60,14 @@ def _check_column(column: str, known: Iterable[str], exactly: bool = False) -> N
     if column not in known and (exactly or column.removesuffix("_se") not in known):
         names = ", ".join(sorted(name for name in known if not name.endswith("_se")))
         raise ValueError(f"--fail-on names the column {column}, which no table has; choose one of {names}")
+
+
+def check_heads_only(thresholds: Iterable[Threshold]) -> None:
+    """Refuse conditions on what the statistics of attention alone do not hold."""
+    for threshold in thresholds:
+        quantity = QUANTITIES[threshold.column.removesuffix("_se")]
+        if quantity.table == "layers" or quantity.group == GEOMETRY:
+            raise ValueError(f"--heads-only does not measure {threshold.column} of --fail-on; leave out --heads-only")
 
 
 def crossings(inspection: Inspection, thresholds: list[Threshold]) -> list[str]:

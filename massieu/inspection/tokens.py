@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from massieu.inspection.moments import document_hash, shuffled, token_hash
+from massieu.inspection.moments import GROUPS, document_hash, shuffled, token_hash
 
 __all__ = ["Tokens"]
 
@@ -29,29 +29,36 @@ class Tokens:
     Attributes:
         index: places of the tokens that are present in the flattened ``(batch, tokens)``, content tokens first.
         num_content: how many of them are content.
-        sequence: number of the row of each content token, ascending.
-        document: hash of the document of every present token.
+        row: number of the row of each of them, ascending for content tokens.
         position: number of each content token among those of its row.
-        num_sequences: rows of the batch.
+        keys: hash of the content of each row.
+        documents: hash of the document that each row belongs to.
         num_places: rows times columns of the batch.
     """
 
     index: Tensor
     num_content: int
-    sequence: Tensor
-    document: Tensor
+    row: Tensor
     position: Tensor
-    num_sequences: int
+    keys: Tensor
+    documents: Tensor
     num_places: int
 
     @classmethod
-    def of(cls, content: Tensor, keys: Sequence[object], present: Tensor | None = None) -> Tokens:
+    def of(
+        cls,
+        content: Tensor,
+        keys: Sequence[object],
+        present: Tensor | None = None,
+        documents: Sequence[object] | None = None,
+    ) -> Tokens:
         """Tokens of a batch.
 
         Args:
             content: boolean, ``(batch, tokens)``: neither padding nor special.
             keys: what identifies the content of each row, such as a hash of its text.
             present: boolean, ``(batch, tokens)``: not padding. None if only content tokens are to be looked at.
+            documents: what identifies the document that each row is a part of; None if each row is one.
 
         Example:
             >>> tokens = Tokens.of(torch.tensor([[False, True, True], [True, False, False]]), ["a", "b"])
@@ -75,16 +82,39 @@ class Tokens:
         content = content.cpu()
         others = torch.zeros_like(content) if present is None else present.bool().cpu() & ~content
         index = torch.cat([mask.flatten().nonzero()[:, 0] for mask in (content, others)])
-        hashes = torch.tensor([document_hash(key) for key in keys], dtype=torch.int64)
+        owners = keys if documents is None else documents
+        hashes, origins = (
+            torch.tensor([document_hash(x) for x in named], dtype=torch.int64) for named in (keys, owners)
+        )
         row = index // max(content.shape[1], 1)
         position = (content.cumsum(1) - 1).flatten()[index]
         count = int(content.sum())
-        return cls(index, count, row[:count], hashes[row], position[:count], len(content), content.numel())
+        return cls(index, count, row, position[:count], hashes, origins, content.numel())
+
+    @property
+    def num_sequences(self) -> int:
+        """Rows of the batch."""
+        return len(self.keys)
+
+    @property
+    def sequence(self) -> Tensor:
+        """Number of the row of each content token, ascending."""
+        return self.row[: self.num_content]
+
+    @property
+    def group(self) -> Tensor:
+        """Number of the group of documents that each row belongs to, for standard errors."""
+        return self.documents % GROUPS
+
+    @property
+    def pair_group(self) -> Tensor:
+        """The same for each of the ``pairs``."""
+        return self.group[self.sequence[self.pairs[0]]]
 
     @functools.cached_property
     def hashes(self) -> Tensor:
         """A hash of every content token."""
-        return token_hash(self.document[: self.num_content], self.position)
+        return token_hash(self.keys[self.sequence], self.position)
 
     @functools.cached_property
     def pairs(self) -> tuple[Tensor, Tensor]:
@@ -115,7 +145,7 @@ class Tokens:
     @functools.cached_property
     def halves(self) -> tuple[Tensor, Tensor]:
         """Present tokens in documents of the first and of the second half, split by the hash of the document."""
-        odd = (self.document & 1).bool()
+        odd = (self.documents[self.row] >> 32 & 1).bool()  # another bit than those of the groups
         return (~odd).nonzero()[:, 0], odd.nonzero()[:, 0]
 
     def differences(self, x: Tensor, permuted: bool = False) -> Tensor:
@@ -127,4 +157,4 @@ class Tokens:
 
     def order(self, salt: int) -> Tensor:
         """A random order of the content tokens of each sequence that depends only on its document."""
-        return shuffled(self.sequence, token_hash(self.document[: self.num_content], self.position, salt))
+        return shuffled(self.sequence, token_hash(self.keys[self.sequence], self.position, salt))

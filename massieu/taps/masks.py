@@ -30,12 +30,24 @@ class Visible(NamedTuple):
     rows: Tensor | None = None
 
 
+NO_MASS = 5000.0  # an atom whose log weight is so far below the largest has no mass in any precision
+
 _READ: MutableMapping[Tensor, tuple[tuple[int, int, int], Visible]] = WeakIdKeyDictionary()
 
 
 def absent(log_weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """True where a large negative number of the dtype stands for minus infinity, as in :func:`massieu.attend`."""
-    return log_weight <= max(torch.finfo(dtype or log_weight.dtype).min / 2, -3e14)
+    """True where a log weight, or a score, stands for minus infinity.
+
+    That is a large negative number of the dtype, as in :func:`massieu.attend`, or one so far below the largest of its
+    row that the atom has no mass: some models hide atoms with -10000.
+
+    Example:
+        >>> absent(torch.tensor([[0.5, -1e4], [-1e4, -1e4]]))
+        tensor([[False,  True],
+                [False, False]])
+    """
+    smallest = max(torch.finfo(dtype or log_weight.dtype).min / 2, -3e14)
+    return (log_weight <= smallest) | (log_weight < log_weight.amax(-1, keepdim=True) - NO_MASS)
 
 
 def read_mask(mask: Tensor | None, queries: int, atoms: int) -> Visible:
@@ -80,7 +92,7 @@ def add_bias(visible: Visible, bias: Tensor | None) -> Visible:
     weight = visible.log_weight
     if weight is not None:
         bias = bias.masked_fill(~weight, -torch.inf) if weight.dtype == torch.bool else bias + weight
-    return visible._replace(log_weight=bias)
+    return visible._replace(log_weight=bias.masked_fill(absent(bias), -torch.inf))
 
 
 def first_atoms(queries: int, atoms: int, device: torch.device) -> Visible:

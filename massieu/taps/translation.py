@@ -137,7 +137,7 @@ def from_softmax(scores: Tensor, dim: int | None, module: nn.Module, rows: int |
         return None
     # A model in half precision may add its own smallest number to scores that it keeps in float32.
     own = next((p.dtype for p in module.parameters() if p.is_floating_point()), scores.dtype)
-    gone = absent(scores) | absent(scores, own)
+    gone = absent(scores) if own == scores.dtype else absent(scores) | absent(scores, own)
     if not bool(gone.any()):
         return Scores(scores=scores)
     some = (~gone).any(-1).any(1)

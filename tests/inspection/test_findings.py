@@ -92,11 +92,11 @@ def test_only_expansion_beyond_the_control_counts():
     found = titled(
         "Expanding layers", table, layers(expansion=[1.1, 1.3, 1.2], expansion_control=[1.2, 1.1, 1.1]), FACTS
     )
-    assert "in layers 1 and 2, most in layer 1: distances grow by 1.300 against 1.100." in found.sentence
+    assert "in layers 1 and 2, most in layer 1: distances grow by a factor of 1.300 against 1.100." in found.sentence
     below = layers(expansion=[1.1, 1.3], expansion_control=[1.2, 1.3])
     assert titled("Expanding layers", table, below, FACTS) is None
     assert (
-        "the nearest is layer 1: distances grow by 1.300 against 1.300."
+        "the nearest is layer 1: distances grow by a factor of 1.300 against 1.300."
         in titled("No expansion beyond the control", table, below, FACTS).sentence
     )
 
@@ -184,3 +184,14 @@ def test_nothing_is_said_about_what_was_not_measured():
 def test_rows_without_a_value_are_left_out():
     table = heads(sink_mass=[np.nan, 0.9, np.inf, 0.1])
     assert titled("Attention sinks", table, None, FACTS).sentence.startswith("1 of 2 heads puts more than")
+
+
+def test_an_expansion_within_its_error_is_not_clear():
+    columns = {"expansion": [1.30], "expansion_control": [1.20], "expansion_control_se": [0.01]}
+    assert titled("Expanding layers", heads(entropy=[1.0]), layers(**columns, expansion_se=[0.02]), FACTS) is not None
+    assert titled("Expanding layers", heads(entropy=[1.0]), layers(**columns, expansion_se=[0.06]), FACTS) is None
+
+
+def test_layers_of_one_temperature_are_not_compared():
+    assert titled("Cold and warm layers", heads(entropy=[2.83, 2.83, 2.84, 2.83]), None, FACTS) is None
+    assert titled("Cold and warm layers", heads(entropy=[2.83, 2.83, 3.84, 2.83]), None, FACTS) is not None

@@ -72,6 +72,12 @@ def test_figures_are_those_of_all_tokens_at_once():
     i, j = tokens.pairs
     stretch = (x + a)[i].sub((x + a)[j]).norm(dim=1) / (x[i] - x[j]).norm(dim=1)
     assert abs(found["expansion"] / float(stretch.median()) - 1) < 0.005
+    change = (normed - x - a)[tokens.permutation]
+    shifted = (x + a)[i] - (x + a)[j] + change[i] - change[j]
+    control = shifted.norm(dim=1) / (x + a)[i].sub((x + a)[j]).norm(dim=1)
+    assert abs(found["norm_contraction_control"] / float(control.median()) - 1) < 0.005
+    assert found["norm_contraction"] < found["norm_contraction_control"] - 0.1
+    assert 0 < found["expansion_se"] < 0.1
     shares = ((x[i] - x[j]) * (a[i] - a[j])).sum(1) > 0
     assert abs(found["monotone_share"] - float(shares.double().mean())) < 0.005
     for part, before, after in (("attention", x, x + a), ("norm", x + a, normed), ("mlp", normed, normed + m)):

@@ -94,6 +94,34 @@ def test_an_unknown_model_is_one_sentence():
         load("a/b", offline=True)
 
 
+@pytest.mark.parametrize(("error", "cached_only"), [(OSError("no route"), True), (None, False)])
+def test_a_network_that_is_silent_is_asked_once(error, cached_only, monkeypatch):
+    import huggingface_hub
+    import transformers
+
+    asked, options = [], {}
+
+    def model_info(self, name, **_):
+        asked.append(name)
+        if error is not None:
+            raise error
+
+    def from_pretrained(name, **given):
+        options.update(given)
+        raise OSError("nothing")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
+    monkeypatch.setattr(transformers.AutoModel, "from_pretrained", from_pretrained)
+    with pytest.raises(ValueError, match="no reachable Hugging Face model called a/b;"):
+        load("a/b")
+    assert asked == ["a/b"]
+    assert options["local_files_only"] is cached_only
+    asked.clear()
+    with pytest.raises(ValueError, match="cannot be loaded"):
+        load(str(assets.MODEL))
+    assert asked == []  # a folder is nothing to ask about
+
+
 def test_a_package_without_a_checkpoint_is_one_sentence():
     with pytest.raises(ValueError, match="the installed package numpy carries no checkpoint"):
         load("numpy")

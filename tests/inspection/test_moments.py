@@ -1,7 +1,18 @@
+import math
+
 import torch
 from torch.testing import assert_close
 
-from massieu.inspection.moments import HashSample, LogHistogram, Moments, document_hash, shuffled, token_hash
+from massieu.inspection.moments import (
+    GROUPS,
+    HashSample,
+    LogHistogram,
+    Mean,
+    Moments,
+    document_hash,
+    shuffled,
+    token_hash,
+)
 
 
 def draw(*shape, seed=0):
@@ -34,11 +45,42 @@ def test_nothing_and_an_empty_batch_change_nothing():
 def test_quantiles_of_a_histogram_are_near_the_true_ones():
     values = draw(20000).exp()
     histogram, other = LogHistogram(), LogHistogram()
-    histogram.update(values[:300])
-    other.update(values[300:])
+    group = torch.arange(20000) % GROUPS
+    histogram.update(values[:300], group[:300])
+    other.update(values[300:], group[300:])
     histogram.merge(other)
     for level in (0.1, 0.5, 0.9):
-        assert abs(histogram.quantile(level) / float(values.quantile(level)) - 1) < 0.003  # one bin
+        assert abs(histogram.quantile(level) / float(values.quantile(level)) - 1) < 0.005  # one bin
+
+
+def test_errors_by_group_are_as_large_as_the_spread_over_texts():
+    # Numbers of one group share a shift: the error of their mean is that of GROUPS shifts, not of all numbers.
+    group = torch.arange(4000) % GROUPS
+    means, medians, errors = [], [], []
+    for seed in range(60):
+        values = 1 + 0.1 * draw(GROUPS, seed=seed)[group] + 0.01 * draw(4000, seed=1000 + seed)
+        mean, histogram = Mean(), LogHistogram()
+        mean.update(values, group)
+        histogram.update(values, group)
+        means.append(mean.value)
+        medians.append(histogram.quantile(0.5))
+        errors.append((mean.standard_error, histogram.standard_error(0.5)))
+    squares = torch.tensor(errors).square().mean(0).sqrt()
+    assert_close(squares[0], torch.tensor(means).std(), rtol=0.25, atol=0)
+    assert_close(squares[1], torch.tensor(medians).std(), rtol=0.4, atol=0)
+    assert squares[0] > 10 * 0.1 / 4000**0.5  # what counting every number as a draw would say
+    alone = Mean()
+    alone.update(torch.ones(9), torch.full((9,), 3))
+    assert math.isnan(alone.standard_error)
+
+
+def test_the_error_of_a_mean_is_the_jackknife_of_the_groups():
+    values, group = draw(50), torch.arange(50) % 5
+    mean = Mean()
+    mean.update(values, group)
+    without = torch.stack([values[group != k].mean() for k in range(5)])
+    assert_close(mean.value, float(values.mean()))
+    assert_close(mean.standard_error, float((4 / 5 * (without - without.mean()).square().sum()).sqrt()))
 
 
 def test_a_quantile_hardly_moves_when_a_number_crosses_a_bin():
@@ -46,7 +88,7 @@ def test_a_quantile_hardly_moves_when_a_number_crosses_a_bin():
     found = []
     for shift in (-1e-9, 1e-9):
         histogram = LogHistogram()
-        histogram.update(numbers + shift)
+        histogram.update(numbers + shift, torch.zeros(3, dtype=torch.long))
         found.append(histogram.quantile(0.5))
     assert abs(found[0] - found[1]) < 1e-6
 

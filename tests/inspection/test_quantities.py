@@ -12,7 +12,8 @@ HEADS = {
 }  # fmt: skip
 LAYERS = {
     "tokens", "expansion", "expansion_control", "monotone_share", "monotone_control", "mlp_expansion",
-    "mlp_expansion_control", "norm_contraction", "log_volume_attention", "log_volume_mlp", "log_volume_norm",
+    "mlp_expansion_control", "norm_contraction", "norm_contraction_control", "log_volume_attention", "log_volume_mlp",
+    "log_volume_norm",
     "effective_rank", "token_cosine", "clusters", "kurtosis", "kurtosis_band", "fc_linear_r2",
     "fc_linear_r2_all_tokens", "fc_linear_control", "fc_identity_r2", "field_symmetry", "field_symmetry_control",
     "field_positive", "ascent_cosine", "ascent_control", "ascent_share", "entropy_fall_share", "corollary_r2",

@@ -40,6 +40,17 @@ def test_documents_fall_into_two_halves_by_their_content():
     assert 70 < len(first) < 130
 
 
+def test_passages_of_one_document_stay_together():
+    keys, documents = range(200), [f"document {number // 10}" for number in range(200)]
+    tokens = Tokens.of(torch.ones(200, 2, dtype=torch.bool), keys, documents=documents)
+    halves = [{documents[row] for row in tokens.row[half].tolist()} for half in tokens.halves]
+    assert not halves[0] & halves[1]
+    assert len(halves[0] | halves[1]) == 20
+    assert all(len(set(tokens.group[begin : begin + 10].tolist())) == 1 for begin in range(0, 200, 10))
+    assert len(set(tokens.group.tolist())) > 4
+    assert tokens.pair_group.tolist() == tokens.group[tokens.sequence[tokens.pairs[0]]].tolist()
+
+
 def test_at_most_some_tokens_of_a_sequence_are_compared():
     content = torch.ones(2, 100, dtype=torch.bool)
     content[1, 3:] = False

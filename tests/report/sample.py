@@ -177,6 +177,7 @@ def _layer(generator, stack, layer, layers, sharp=1.0):
         "mlp_expansion": 1.2 + 0.2 * depth + noise(0.03),
         "mlp_expansion_control": 1.25 + 0.1 * depth + noise(0.02),
         "norm_contraction": 0.82 - 0.1 * depth + noise(0.02),
+        "norm_contraction_control": 0.95 + noise(0.02),
         "log_volume_attention": 21 + noise(6),
         "log_volume_mlp": 34 + noise(8),
         "log_volume_norm": -48 + noise(7),
@@ -199,6 +200,15 @@ def _layer(generator, stack, layer, layers, sharp=1.0):
         "corollary_r2": 0.55 + 0.2 * depth + noise(0.05),
         "corollary_control": -0.3 + noise(0.05),
     }
+    for name in (
+        "expansion",
+        "expansion_control",
+        "norm_contraction",
+        "token_cosine",
+        "field_symmetry",
+        "ascent_cosine",
+    ):
+        row[f"{name}_se"] = 0.004 + abs(noise(0.004))
     if stack == "decoder" and layer == 0:
         row["fc_identity_r2"] = None
     return row

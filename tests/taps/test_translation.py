@@ -149,4 +149,6 @@ def test_the_smallest_number_of_a_half_precision_model_means_absent():
     scores = torch.zeros(1, 1, 2, 2)
     scores[..., 1] = torch.finfo(torch.float16).min
     assert from_softmax(scores, -1, layer, None).scores[0, 0, 0].tolist() == [0.0, -torch.inf]
-    assert from_softmax(scores, -1, layer.float(), None).scores[0, 0, 0, 1] > -torch.inf
+    scores[..., 0] = torch.finfo(torch.float16).min
+    assert from_softmax(scores, -1, layer, None).present.tolist() == [[False, False]]
+    assert from_softmax(scores, -1, layer.float(), None).scores.isfinite().all()

@@ -291,7 +291,8 @@
       const width = printing ? (spec.wide ? 440 : 205) : Math.max(160, Math.floor(box.clientWidth));
       chart.plot = new uPlot(options(spec, width, (index) => {
         if (index === null || index === undefined) return rest();
-        const parts = spec.series.filter((line) => !line.silent && known(line.values[index])).map((line) => `${line.label} ${show(spec.name, line.values[index])}`);
+        const parts = spec.series.filter((line) => !line.silent && known(line.values[index]))
+          .map((line) => `${line.label} ${show(spec.name, line.values[index])}${line.errors && known(line.errors[index]) ? " " + showError(spec.name, line.errors[index]) : ""}`);
         readout.textContent = `layer ${spec.x[index]}: ${parts.join(", ")}`;
       }), [spec.x, ...spec.series.map((line) => line.values.map((value) => (known(value) ? value : null)))], canvas);
     } };
@@ -309,7 +310,7 @@
     return {
       width, height: spec.wide ? 210 : printing ? 130 : 165, legend: { show: false }, padding: [8, 6, 0, 0],
       cursor: { y: false, drag: { x: false, y: false }, points: { show: false }, sync: { key: "layers" } },
-      scales: { x: { time: false, range: () => [spec.x[0] - 0.4, spec.x[spec.x.length - 1] + 0.4] }, y: { range: (plot, low, high) => padded(low, high) } },
+      scales: { x: { time: false, range: () => [spec.x[0] - 0.4, spec.x[spec.x.length - 1] + 0.4] }, y: spec.ratios ? { distr: 3 } : { range: (plot, low, high) => padded(low, high) } },
       axes: [
         { stroke: style.soft, font, size: 24, gap: 3, grid: { show: false }, ticks: { stroke: style.rule, size: 4 }, incrs: [1, 2, 5, 10, 20, 50], space: 26 },
         { stroke: style.soft, font, size: 46, gap: 4, grid: { stroke: style.rule, width: 1 }, ticks: { show: false }, space: 32,
@@ -319,7 +320,7 @@
         ...look[line.kind], stroke: colourOf(line),
         points: { show: line.kind === "measured" || (line.kind === "control" && spec.x.length === 1), size: 5, fill: colourOf(line), width: 0 },
       }))],
-      bands: spec.band ? [{ series: spec.band, fill: style.accent + "26" }] : [],
+      bands: (spec.bands || []).map((series) => ({ series, fill: style.accent + "26" })),
       hooks: { setCursor: [(plot) => read(plot.cursor.left >= 0 ? plot.cursor.idx : null)] },
     };
   }
@@ -345,26 +346,31 @@
     });
     const single = RUNS.length === 1;
     const series = [];
-    let band = null;
+    const bands = [];
+    const addBand = (middle, half) => {
+      for (const sign of [1, -1])
+        series.push({ label: "", values: middle.map((value, at) => (known(value) && known(half[at]) ? value + sign * Math.abs(half[at]) : null)), kind: "edge", run: 0, silent: true });
+      bands.push([series.length - 1, series.length]);
+    };
     for (const { run, number, rows } of runs) {
       const label = single ? "" : run.name;
-      series.push({ label, values: along(run, rows, name), kind: "measured", run: number });
+      const values = along(run, rows, name), errors = along(run, rows, name + "_se");
+      series.push({ label, values, errors, kind: "measured", run: number });
+      if (single && errors.some(known)) addBand(values, errors.map((error) => (known(error) ? 2 * error : null)));
       if (!quantity.control || !column(run, "layers", quantity.control).some(known)) continue;
       const control = along(run, rows, quantity.control);
       if (name !== "kurtosis") {
-        series.push({ label: "control", values: control, kind: "control", run: number, silent: !single });
-      } else if (single) {
-        series.push({ label: "up to", values: control.map((value) => (known(value) ? Math.abs(value) : null)), kind: "edge", run: 0, silent: true });
-        series.push({ label: "from", values: control.map((value) => (known(value) ? -Math.abs(value) : null)), kind: "edge", run: 0, silent: true });
-        band = [series.length - 1, series.length];
-      }
+        series.push({ label: "control", values: control, errors: along(run, rows, quantity.control + "_se"), kind: "control", run: number, silent: !single });
+      } else if (single) addBand(x.map(() => 0), control);
     }
     const level = known(quantity.predicted) ? quantity.predicted : quantity.neutral;
     if (known(level)) series.push({ label: known(quantity.predicted) ? "theory" : "no change", values: x.map(() => level), kind: "theory", run: 0, silent: !known(quantity.predicted) });
     const controls = series.find((line) => line.kind === "control");
     const rest = single ? `${course(name, series[0].values)}${quantity.unit ? " " + quantity.unit : ""}${controls ? `, ctrl ${course(name, controls.values)}` : ""}`
       : quantity.unit || "\u00a0";
-    addChart(parent, { name, title: quantity.title, id: wanted, x, series, band, rest });
+    const shown = series.filter((line) => line.kind === "measured" || line.kind === "control").flatMap((line) => line.values).filter(known);
+    const ratios = quantity.neutral === 1 && Math.min(...shown) > 0 && Math.max(...shown) > 8 * Math.min(...shown);
+    addChart(parent, { name, title: quantity.title, id: wanted, x, series, bands, rest, ratios });
   }
 
   function drawLayerProfiles() {
@@ -405,7 +411,7 @@
         series.push({ label: "lowest", values: reduce(RUNS[0], (values) => Math.min(...values)), kind: "edge", run: 0 });
       }
       const chart = addChart(parent, { name, title: `${QUANTITIES[name].title} by layer${many ? ", " + stack : ""}`, x: layers, series, wide: !many && RUNS.length === 1,
-        band: single ? [2, 3] : null, rest: single ? "mean, lowest and highest head" : "mean over the heads" });
+        bands: single ? [[2, 3]] : [], rest: single ? "mean, lowest and highest head" : "mean over the heads" });
       headCharts.push(chart);
       chart.draw();
     }
