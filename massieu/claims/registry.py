@@ -1,0 +1,70 @@
+"""All claims by key."""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib
+import pkgutil
+import re
+from collections.abc import Callable, Iterable
+
+from massieu.claims.claim import Claim, Evidence, Trial, Verdict
+
+__all__ = ["all_claims", "claim", "select"]
+
+_CLAIMS: dict[str, Claim] = {}
+
+
+def claim(
+    key: str,
+    *,
+    source: str,
+    statement: str,
+    formula: str = "",
+    correction: str = "",
+    expected: Verdict,
+    trials: int = 3,
+    on_model: bool = False,
+) -> Callable[[Callable[[Trial], Evidence]], Callable[[Trial], Evidence]]:
+    """Register an experiment as that of a claim; see :class:`Claim`."""
+
+    def register(run: Callable[[Trial], Evidence]) -> Callable[[Trial], Evidence]:
+        if key in _CLAIMS:
+            raise ValueError(f"the claim {key} is registered twice")
+        _CLAIMS[key] = Claim(key, source, statement, formula, correction, expected, run, trials, on_model)
+        return run
+
+    return register
+
+
+def all_claims() -> list[Claim]:
+    """Every claim, in the order of the ledger."""
+    package = importlib.import_module("massieu.claims")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"massieu.claims.{module.name}")
+    return sorted(_CLAIMS.values(), key=lambda each: _order(each.key))
+
+
+def select(patterns: Iterable[str]) -> list[Claim]:
+    """Claims by key or glob, such as "C1*"; all if there is no pattern.
+
+    Example:
+        >>> [claim.key for claim in select(["C14", "c3[67]"])]
+        ['C14', 'C36', 'C37']
+    """
+    claims = all_claims()
+    chosen: set[str] = set()
+    patterns = list(patterns)
+    for pattern in patterns:
+        found = {each.key for each in claims if fnmatch.fnmatchcase(each.key.lower(), pattern.lower())}
+        if not found:
+            known = ", ".join(each.key for each in claims)
+            raise ValueError(f"no claim is called {pattern}; choose from {known}, or a glob such as C1*")
+        chosen |= found
+    return [each for each in claims if each.key in chosen] if patterns else claims
+
+
+def _order(key: str) -> tuple[str, int, str]:
+    found = re.fullmatch(r"([A-Za-z]*)(\d*)(.*)", key)
+    assert found is not None
+    return found[1], int(found[2] or 0), found[3]

@@ -1,0 +1,176 @@
+"""Run claims side by side: every one in a few trials, the worst gap kept, an error reported and not raised."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from massieu.claims.claim import Claim, Evidence, Trial, Verdict, judge, worst
+from massieu.claims.registry import all_claims
+
+__all__ = ["Result", "examine", "verify"]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a claim came to.
+
+    Attributes:
+        claim: the claim.
+        verdict: what the evidence says.
+        expected: what it should say; None for an experiment on a model of the user's.
+        evidence: the worst of all trials; None if the experiment raised.
+        seconds: wall time of all trials.
+        reason: why the verdict is undecided; empty otherwise.
+    """
+
+    claim: Claim
+    verdict: Verdict
+    expected: Verdict | None
+    evidence: Evidence | None
+    seconds: float
+    reason: str = ""
+
+    @property
+    def surprises(self) -> bool:
+        """Whether the verdict is not the expected one."""
+        return self.expected is not None and self.verdict is not self.expected
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``massieu verify --json`` prints it."""
+        claim, evidence = self.claim, self.evidence
+        gaps = {} if evidence is None else evidence.gaps
+        figures = {
+            name: {"measured": _finite(gaps[name].measured), "allowed": _finite(gaps[name].allowed)} if name in gaps else None
+            for name in ("printed", "control", "corrected", "conditional", "instead")
+        }
+        file, line = _place(claim.run)
+        return {
+            "key": claim.key,
+            "source": claim.source,
+            "statement": claim.statement,
+            "formula": claim.formula,
+            "correction": claim.correction,
+            "verdict": str(self.verdict),
+            "expected": None if self.expected is None else str(self.expected),
+            **figures,
+            "table": {} if evidence is None else {name: _finite(value) for name, value in evidence.table.items()},
+            "seconds": round(self.seconds, 3),
+            "reason": self.reason,
+            "code": f"{file}:{line}",
+        }
+
+
+def examine(claim: Claim, *, seed: int = 0, full: bool = False, model: str | None = None) -> Result:
+    """Run one claim here."""
+    begin = time.perf_counter()
+    expected = None if model is not None and claim.on_model else claim.expected
+    try:
+        trials = (Trial(1000 * seed + number, full, model) for number in range(claim.trials))
+        evidence = worst(claim.run(trial) for trial in trials)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        return Result(claim, Verdict.UNDECIDED, expected, None, time.perf_counter() - begin, reason)
+    verdict = judge(evidence)
+    reason = _doubt(evidence) if verdict is Verdict.UNDECIDED else ""
+    return Result(claim, verdict, expected, evidence, time.perf_counter() - begin, reason)
+
+
+def verify(
+    claims: Sequence[Claim] | None = None,
+    *,
+    seed: int = 0,
+    full: bool = False,
+    model: str | None = None,
+    workers: int | None = None,
+    progress: Callable[[str, int, int], object] | None = None,
+) -> list[Result]:
+    """Run claims side by side, each in one thread, and return their results in the order of the claims.
+
+    Args:
+        claims: some of :func:`all_claims`; None for all.
+        seed: other random choices, same verdicts.
+        full: sizes as in the papers instead of quick ones.
+        model: for the experiments on a trained model; None for the embedded one.
+        workers: processes; None for one per core.
+        progress: called with the key of a claim that is done, how many are, and of how many.
+
+    Example:
+        >>> massieu.claims.verify(massieu.claims.select(["C14"]), workers=1)[0].verdict
+        <Verdict.FAILS: 'FAILS'>
+    """
+    claims = all_claims() if claims is None else list(claims)
+    options = {"seed": seed, "full": full, "model": model}
+    # Experiments on a model share what they measured, so they run one after the other in one process.
+    parts = [[claim] for claim in claims if not claim.on_model]
+    together = [claim for claim in claims if claim.on_model]
+    parts = [together, *parts] if together else parts
+    workers = min(workers or os.cpu_count() or 1, len(parts))
+    found: dict[str, Result] = {}
+
+    def done(results: list[Result]) -> None:
+        for result in results:
+            found[result.claim.key] = result
+            if progress is not None:
+                progress(result.claim.key, len(found), len(claims))
+
+    if workers <= 1:
+        for part in parts:
+            for claim in part:
+                done([examine(claim, **options)])
+    else:
+        by_key = {claim.key: claim for claim in claims}
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_alone) as pool:
+            jobs = [pool.submit(_examine_keys, [claim.key for claim in part], options) for part in parts]
+            try:
+                for job in as_completed(jobs):
+                    done([Result(by_key[key], *rest) for key, *rest in job.result()])
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+    return [found[claim.key] for claim in claims]
+
+
+def _examine_keys(keys: list[str], options: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """What a worker does; experiments are functions of modules, so only their keys travel."""
+    by_key = {claim.key: claim for claim in all_claims()}
+    results = [examine(by_key[key], **options) for key in keys]
+    return [(each.claim.key, each.verdict, each.expected, each.evidence, each.seconds, each.reason) for each in results]
+
+
+def _alone() -> None:
+    """One thread for each worker: they share the cores."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def _doubt(evidence: Evidence) -> str:
+    """Why evidence cannot tell."""
+    gaps = evidence.gaps
+    strange = [name for name, gap in gaps.items() if not all(map(math.isfinite, gap))]
+    if strange:
+        return f"not a finite number: {', '.join(strange)}"
+    if gaps["control"].within:
+        return f"the control did not break: {gaps['control'].measured:.3g} where {gaps['control'].allowed:.3g} is allowed"
+    return f"what is true instead did not come out: {gaps['instead'].measured:.3g}, allowed {gaps['instead'].allowed:.3g}"
+
+
+def _place(run: Callable[..., Any]) -> tuple[str, int]:
+    file = Path(inspect.getsourcefile(run) or "")
+    short = file.relative_to(ROOT) if file.is_relative_to(ROOT) else Path(file.name)
+    return short.as_posix(), inspect.getsourcelines(run)[1]
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
