@@ -10,6 +10,7 @@ import io
 import json
 import platform
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,7 +26,7 @@ INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
-    0 done, 1 a ``--fail-on`` condition holds, 2 bad usage or bad input, 3 attention that cannot be observed, 130
+    0 done, 1 a ``--fail-on`` condition holds or a verdict is not the expected one, 2 bad usage or bad input, 3 attention that cannot be observed, 130
     interrupted.
     """
     options = command_line().parse_args(arguments)
@@ -74,6 +75,16 @@ def command_line() -> Parser:
     compare = command("compare", run_compare, "show two or more inspections side by side")
     compare.add_argument("runs", nargs="+", metavar="RUN", help="folder that massieu inspect --out wrote")
     compare.add_argument("--out", metavar="DIR", help="write the page and the tables there")
+
+    verify = command("verify", run_verify, "test every statement of the sources by an experiment with a control")
+    verify.add_argument("keys", nargs="*", metavar="KEY", help="claims by key or glob, such as C14 or 'X*'; none: all")
+    verify.add_argument("--list", action="store_true", help="show the claims and run nothing")
+    verify.add_argument("--full", action="store_true", help="sizes as in the papers: half an hour instead of minutes")
+    verify.add_argument("--seed", type=_count, default=0, metavar="N", help="other random choices")
+    verify.add_argument("--model", metavar="MODEL", help="for experiments on a trained model; none: the embedded one")
+    verify.add_argument("--workers", type=_positive, metavar="N", help="processes; none: one per core")
+    verify.add_argument("--out", metavar="DIR", help="write a page with figures and code, and JSON, there")
+    verify.add_argument("-q", "--quiet", action="store_true", help="no progress and no table")
 
     doctor = command(
         "doctor", run_doctor, "say what is installed, which kernel is in use and what a model lets us hear"
@@ -138,6 +149,12 @@ def _positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"expected a positive whole number, got {text}")
     return number
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number, got {text}")
+    return int(text)
 
 
 def _rows(text: str) -> int | None:
@@ -230,6 +247,75 @@ def run_compare(options: argparse.Namespace) -> int:
     return 0
 
 
+def run_verify(options: argparse.Namespace) -> int:
+    """Run claims, write and print their verdicts; 1 if one is not the expected."""
+    _need("transformers", "pandas", "rich", "scipy")
+    from massieu import claims
+    from massieu.inspection import result
+
+    chosen = claims.select(options.keys)
+    if options.list:
+        return _list_claims(chosen, options.json)
+    if options.out:
+        result.check_writable(Path(options.out))
+    begin = time.perf_counter()
+    choices = {"seed": options.seed, "full": options.full, "model": options.model}
+    with _progress(options.quiet or options.json, first="starting") as progress:
+        found = claims.verify(chosen, **choices, workers=options.workers, progress=progress)
+    facts = {"seconds": round(time.perf_counter() - begin, 1), **choices}
+    page = None
+    if options.out:
+        from massieu.claims import publication
+
+        page = publication.save(found, Path(options.out), facts)
+    if options.json:
+        print(json.dumps({"facts": facts, "claims": [each.to_dict() for each in found]}, allow_nan=False))
+    elif not options.quiet:
+        from rich.console import Console
+
+        from massieu.report.terminal import show_verdicts
+
+        show_verdicts([_verdict_row(each) for each in found], facts["seconds"], Console())
+    if page is not None and not options.json:
+        print(f"page: {page}")
+    surprises = [each for each in found if each.surprises]
+    for each in surprises:
+        reason = f" ({each.reason})" if each.reason else ""
+        print(f"massieu: {each.claim.key} is {each.verdict}, expected {each.expected}{reason}", file=sys.stderr)
+    return 1 if surprises else 0
+
+
+def _verdict_row(found: Any) -> dict[str, Any]:
+    decisive, evidence = found.decisive, found.evidence
+    return {
+        "claim": found.claim.key,
+        "verdict": str(found.verdict),
+        "expected": str(found.expected or "-"),
+        "measured": None if decisive is None else decisive.measured,
+        "allowed": None if decisive is None else decisive.allowed,
+        "control": None if evidence is None else evidence.control.measured,
+        "seconds": found.seconds,
+        "statement": found.claim.statement,
+        "reason": found.reason,
+    }
+
+
+def _list_claims(chosen: Sequence[Any], as_json: bool) -> int:
+    rows = [
+        {"key": each.key, "expected": str(each.expected), "source": each.source, "statement": each.statement}
+        for each in chosen
+    ]
+    if as_json:
+        print(json.dumps({"claims": rows}))
+        return 0
+    from rich.console import Console
+
+    from massieu.report.terminal import show_claims
+
+    show_claims(rows, Console())
+    return 0
+
+
 def run_doctor(options: argparse.Namespace) -> int:
     """Print what is installed, and what would be heard of a model."""
     import numpy
@@ -280,14 +366,14 @@ def run_bench(options: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _progress(quiet: bool) -> Iterator[Callable[[str, int, int], object] | None]:
+def _progress(quiet: bool, first: str = "loading") -> Iterator[Callable[[str, int, int], object] | None]:
     """A bar on stderr with the time that is left where somebody can see it, else a line for everything that begins."""
     if quiet:
         yield None
         return
     if not sys.stderr.isatty():
-        begun = {"loading"}
-        print("loading ...", file=sys.stderr, flush=True)
+        begun = {first}
+        print(f"{first} ...", file=sys.stderr, flush=True)
 
         def tell(what: str, done: int, total: int) -> None:
             if what not in begun:
@@ -301,7 +387,7 @@ def _progress(quiet: bool) -> Iterator[Callable[[str, int, int], object] | None]
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("loading", total=None)
+        task = bar.add_task(first, total=None)
         yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total or None)
 
 

@@ -17,7 +17,7 @@ TIGHT = 1e-9  # of closed forms against each other in float64
     source=f"{PAPER}, equations 1 and 2",
     statement="The normaliser of an exponential family is the Laplace transform of its intrinsic measure.",
     formula="Z(η) = (L h)(η)",
-    correction="The two-sided Laplace transform is taken at −η, and only where the integral is finite: Z(η) = (L h)(−η).",
+    correction="The two-sided Laplace transform is taken at −η, Z(η) = (L h)(−η), and only where it is finite.",
     expected=Verdict.HOLDS_CORRECTED,
 )
 def laplace_transform(trial: Trial) -> Evidence:

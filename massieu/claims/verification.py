@@ -13,10 +13,10 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from massieu.claims.claim import Claim, Evidence, Trial, Verdict, judge, worst
+from massieu.claims.claim import Claim, Evidence, Gap, Trial, Verdict, judge, worst
 from massieu.claims.registry import all_claims
 
-__all__ = ["Result", "examine", "verify"]
+__all__ = ["Result", "examine", "figures_of", "verify"]
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,6 +42,12 @@ class Result:
     reason: str = ""
 
     @property
+    def decisive(self) -> Gap | None:
+        """The gap that the verdict rests on."""
+        names = {Verdict.HOLDS_CORRECTED: "corrected", Verdict.CONDITIONAL: "conditional"}
+        return None if self.evidence is None else self.evidence.gaps[names.get(self.verdict, "printed")]
+
+    @property
     def surprises(self) -> bool:
         """Whether the verdict is not the expected one."""
         return self.expected is not None and self.verdict is not self.expected
@@ -50,10 +56,8 @@ class Result:
         """As ``massieu verify --json`` prints it."""
         claim, evidence = self.claim, self.evidence
         gaps = {} if evidence is None else evidence.gaps
-        figures = {
-            name: {"measured": _finite(gaps[name].measured), "allowed": _finite(gaps[name].allowed)} if name in gaps else None
-            for name in ("printed", "control", "corrected", "conditional", "instead")
-        }
+        names = ("printed", "control", "corrected", "conditional", "instead")
+        figures = {name: figures_of(gaps.get(name)) for name in names}
         file, line = _place(claim.run)
         return {
             "key": claim.key,
@@ -69,6 +73,11 @@ class Result:
             "reason": self.reason,
             "code": f"{file}:{line}",
         }
+
+
+def figures_of(gap: Gap | None) -> dict[str, float | None] | None:
+    """A gap as plain values; what is not finite is None."""
+    return None if gap is None else {"measured": _finite(gap.measured), "allowed": _finite(gap.allowed)}
 
 
 def examine(claim: Claim, *, seed: int = 0, full: bool = False, model: str | None = None) -> Result:
@@ -162,8 +171,12 @@ def _doubt(evidence: Evidence) -> str:
     if strange:
         return f"not a finite number: {', '.join(strange)}"
     if gaps["control"].within:
-        return f"the control did not break: {gaps['control'].measured:.3g} where {gaps['control'].allowed:.3g} is allowed"
-    return f"what is true instead did not come out: {gaps['instead'].measured:.3g}, allowed {gaps['instead'].allowed:.3g}"
+        return (
+            f"the control did not break: {gaps['control'].measured:.3g} where {gaps['control'].allowed:.3g} is allowed"
+        )
+    return (
+        f"what is true instead did not come out: {gaps['instead'].measured:.3g}, allowed {gaps['instead'].allowed:.3g}"
+    )
 
 
 def _place(run: Callable[..., Any]) -> tuple[str, int]:

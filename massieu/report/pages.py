@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from massieu.report import changes, colours, theory
 from massieu.report.formula import typeset
 
-__all__ = ["compare", "distinct_names", "render"]
+__all__ = ["compare", "distinct_names", "page", "render"]
 
 SCHEMA = "massieu.inspection/1"
 Document = Mapping[str, Any]
@@ -75,12 +75,13 @@ def _page(template: str, inspections: Sequence[Document], **values: Any) -> str:
     groups: dict[str, list[dict[str, Any]]] = {}
     for name, quantity in quantities.items():
         groups.setdefault(quantity.get("group") or quantity["table"], []).append({**quantity, "name": name})
-    page: str = (
-        _environment()
-        .get_template(template)
-        .render(runs=inspections, names=names, groups=groups, data=_inline_json(data), **values)
-    )
-    return page
+    return page(template, runs=inspections, names=names, groups=groups, data=_inline_json(data), **values)
+
+
+def page(template: str, **values: Any) -> str:
+    """A template of this package with its values."""
+    text: str = _environment().get_template(template).render(**values)
+    return text
 
 
 def distinct_names(inspections: Sequence[Document]) -> list[str]:
@@ -116,7 +117,13 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"typeset": typeset, "thousands": _thousands, "number": number, "error": error}
+    environment.filters |= {
+        "typeset": typeset,
+        "thousands": _thousands,
+        "number": number,
+        "error": error,
+        "brief": brief,
+    }
     assets = files("massieu.report") / "assets"
     functions: dict[str, Any] = {
         "asset": lambda name: (assets / name).read_text(encoding="utf-8"),
@@ -137,6 +144,11 @@ def number(value: float | None, digits: int = 2) -> str:
     if value is None or not math.isfinite(value):
         return "–"
     return f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−")  # plus zero: no −0.00
+
+
+def brief(value: float | None) -> str:
+    """A figure in three digits, whatever its size."""
+    return "–" if value is None or not math.isfinite(value) else f"{value:.3g}".replace("-", "−")
 
 
 def error(value: float, digits: int = 2) -> str:

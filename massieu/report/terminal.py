@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["show_comparison", "show_inspection"]
+__all__ = ["show_claims", "show_comparison", "show_inspection", "show_verdicts"]
 
 HEADS = ("entropy", "normalized_entropy", "effective_atoms", "peak", "sink_mass", "previous_mass", "score_variance")
 PRIORITY = (
@@ -63,6 +63,59 @@ def show_comparison(rows: Sequence[Mapping[str, Any]], console: Any) -> None:
     for row in rows:
         table.add_row(*(value if isinstance(value, str) else _number(value, 3) for value in row.values()))
     console.print(table)
+
+
+STYLES = {
+    "HOLDS": "green",
+    "HOLDS_CORRECTED": "cyan",
+    "CONDITIONAL": "cyan",
+    "FAILS": "yellow",
+    "UNDECIDED": "bold red",
+}
+
+
+def show_verdicts(rows: Sequence[Mapping[str, Any]], seconds: float, console: Any) -> None:
+    """Print one line for every claim, and below what was not as expected."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    wide = console.width >= 110
+    for name in ("claim", "verdict", "expected"):
+        table.add_column(name, no_wrap=True)
+    for name in ("measured", "allowed", "control", "seconds"):
+        table.add_column(name, justify="right", no_wrap=True)
+    if wide:
+        table.add_column("statement", overflow="ellipsis", no_wrap=True)
+    for row in rows:
+        verdict = Text(_words(row["verdict"]), style=STYLES[row["verdict"]])
+        figures = [_brief(row[name]) for name in ("measured", "allowed", "control")]
+        cells = [row["claim"], verdict, _words(row["expected"]), *figures, f"{row['seconds']:.1f}"]
+        table.add_row(*cells, *([row["statement"]] if wide else []))
+    console.print(table)
+    agree = sum(row["expected"] in ("-", row["verdict"]) for row in rows)
+    console.print(Text(f"{agree} of {len(rows)} verdicts as expected, {seconds:.0f} s", style="dim"))
+
+
+def show_claims(rows: Sequence[Mapping[str, Any]], console: Any) -> None:
+    """Print the statements that can be tested."""
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("key", "expected"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("statement")
+    for row in rows:
+        table.add_row(row["key"], _words(row["expected"]), row["statement"])
+    console.print(table)
+
+
+def _words(verdict: str) -> str:
+    return verdict.lower().replace("_", " ")
+
+
+def _brief(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2g}"
 
 
 def _cell(value: float | None, quantities: Mapping[str, Any], name: str) -> str:
