@@ -26,8 +26,8 @@ INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
-    0 done, 1 a ``--fail-on`` condition holds or a verdict is not the expected one, 2 bad usage or bad input, 3 attention that cannot be observed, 130
-    interrupted.
+    0 done, 1 a ``--fail-on`` condition holds or a verdict is not the expected one, 2 bad usage or bad input, 3
+    attention that cannot be observed, 130 interrupted.
     """
     options = command_line().parse_args(arguments)
     for stream in (sys.stdout, sys.stderr):
@@ -301,10 +301,8 @@ def _verdict_row(found: Any) -> dict[str, Any]:
 
 
 def _list_claims(chosen: Sequence[Any], as_json: bool) -> int:
-    rows = [
-        {"key": each.key, "expected": str(each.expected), "source": each.source, "statement": each.statement}
-        for each in chosen
-    ]
+    names = ("key", "expected", "source", "statement")
+    rows = [{name: str(getattr(each, name)) for name in names} for each in chosen]
     if as_json:
         print(json.dumps({"claims": rows}))
         return 0

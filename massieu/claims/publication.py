@@ -35,8 +35,8 @@ def markdown(results: Sequence[Result]) -> str:
     lines = [
         "# Claims",
         "",
-        "Written by `massieu verify --out DIR`. Measured is the gap that decides the verdict, in units of what is allowed;"
-        " the control is the same measurement where the statement must break, in units of its own bound.",
+        "Written by `massieu verify --out DIR`. Measured is the gap that decides the verdict, in units of what is"
+        " allowed; the control is the same measurement where the statement must break, in units of its own bound.",
         "",
         "| claim | statement | verdict | measured | control |",
         "|---|---|---|---|---|",

@@ -112,14 +112,14 @@ def verify(
         full: sizes as in the papers instead of quick ones.
         model: for the experiments on a trained model; None for the embedded one.
         workers: processes; None for one per core.
-        progress: called with the key of a claim that is done, how many are, and of how many.
+        progress: called with what is being done, how much of it is done, and of how much.
 
     Example:
         >>> massieu.claims.verify(massieu.claims.select(["C14"]), workers=1)[0].verdict
         <Verdict.FAILS: 'FAILS'>
     """
     claims = all_claims() if claims is None else list(claims)
-    options = {"seed": seed, "full": full, "model": model}
+    options: dict[str, Any] = {"seed": seed, "full": full, "model": model}
     # Experiments on a model share what they measured, so they run one after the other in one process.
     parts = [[claim] for claim in claims if not claim.on_model]
     together = [claim for claim in claims if claim.on_model]
@@ -131,7 +131,7 @@ def verify(
         for result in results:
             found[result.claim.key] = result
             if progress is not None:
-                progress(result.claim.key, len(found), len(claims))
+                progress("verifying", len(found), len(claims))
 
     if workers <= 1:
         for part in parts:
@@ -170,13 +170,10 @@ def _doubt(evidence: Evidence) -> str:
     strange = [name for name, gap in gaps.items() if not all(map(math.isfinite, gap))]
     if strange:
         return f"not a finite number: {', '.join(strange)}"
+    name, words = "instead", "what is true instead did not come out"
     if gaps["control"].within:
-        return (
-            f"the control did not break: {gaps['control'].measured:.3g} where {gaps['control'].allowed:.3g} is allowed"
-        )
-    return (
-        f"what is true instead did not come out: {gaps['instead'].measured:.3g}, allowed {gaps['instead'].allowed:.3g}"
-    )
+        name, words = "control", "the control did not break"
+    return f"{words}: {gaps[name].measured:.3g} where {gaps[name].allowed:.3g} is allowed"
 
 
 def _place(run: Callable[..., Any]) -> tuple[str, int]:

@@ -87,7 +87,7 @@ def line_chart(curve: Mapping[str, Any]) -> Markup:
         return Markup("")
     across, up = _scale(seen, 52, WIDTH - 12), _scale(known, HEIGHT - 34, 12)
     parts = [_grid(seen, known, across, up, curve)]
-    for number, (name, values) in enumerate(lines.items()):
+    for number, values in enumerate(lines.values()):
         points = [(across(a), up(b)) for a, b in zip(x, values, strict=True) if a is not None and b is not None]
         path = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
         dots = "".join(f'<circle cx="{a:.1f}" cy="{b:.1f}" r="2.5"/>' for a, b in points)
