@@ -103,7 +103,7 @@ def mean_cosine(x: Tensor, sequence: Tensor, num_sequences: int) -> Tensor:
         num_sequences: how many there are.
 
     Returns:
-        Shape ``(sequences,)`` for those with at least two tokens.
+        Shape ``(sequences,)``, nan for those with fewer than two tokens.
 
     Example:
         >>> mean_cosine(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]]), torch.zeros(3, dtype=torch.long), 1)

@@ -58,12 +58,10 @@ def sampled_rows(call: AttentionCall, position: Tensor) -> dict[str, Tensor]:
 
 def _whole_rows(call: AttentionCall, position: Tensor) -> dict[str, Tensor]:
     scores = _scores_at(call, position)
-    present = scores > -torch.inf
-    atoms = present.sum(-1)
+    atoms, lowest = _count_and_lowest(scores, call)
     nothing = scores.new_zeros(1, 1)
     queries, keys = nothing.expand(*scores.shape[:-1], 1), nothing.expand(scores.shape[-1], 1)
     count = mass_count(queries, keys, MASS, scores, sink=call.sink)
-    lowest = scores.masked_fill(~present, torch.inf).amin(-1)
     total = atoms + (call.sink is not None)
     empty = atoms == 0
     return {
@@ -72,6 +70,19 @@ def _whole_rows(call: AttentionCall, position: Tensor) -> dict[str, Tensor]:
         "atoms": total,
         "score_range": (scores.amax(-1) - lowest).masked_fill(empty, torch.nan),
     }
+
+
+def _count_and_lowest(scores: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
+    """How many atoms rows see, and the smallest score among them."""
+    if not _hides(call):
+        return torch.full(scores.shape[:-1], scores.shape[-1], device=scores.device), scores.amin(-1)
+    present = scores > -torch.inf
+    return present.sum(-1), scores.masked_fill(~present, torch.inf).amin(-1)
+
+
+def _hides(call: AttentionCall) -> bool:
+    """Whether some atoms may be out of sight for some rows."""
+    return call.causal or call.window is not None or call.log_weight is not None or call.scores is not None
 
 
 def sampled_positions(lengths: Tensor, rows: int | None) -> Tensor:
@@ -176,7 +187,7 @@ def _scores_at(call: AttentionCall, position: Tensor) -> Tensor:
         scores = call.softcap * torch.tanh(scores / call.softcap)
     if call.log_weight is not None and call.log_weight.dtype != torch.bool:
         scores = scores + _rows_of(call.log_weight, index).to(exact)
-    return scores.masked_fill(~_present(call, index), -torch.inf)
+    return scores.masked_fill(~_present(call, index), -torch.inf) if _hides(call) else scores
 
 
 def _present(call: AttentionCall, position: Tensor) -> Tensor:

@@ -174,7 +174,7 @@ def _layer(generator, stack, layer, layers, sharp=1.0):
         "expansion_control": 1.05 + 0.05 * depth + noise(0.005),
         "monotone_share": 0.72 + 0.1 * depth + noise(0.02),
         "monotone_control": 0.5 + noise(0.01),
-        "mlp_expansion": 1.2 + 0.2 * depth + noise(0.03),
+        "mlp_expansion": 1.2 + 0.2 * depth + noise(0.03) + 12 * (layer == 0),  # far from the rest, as in real models
         "mlp_expansion_control": 1.25 + 0.1 * depth + noise(0.02),
         "norm_contraction": 0.82 - 0.1 * depth + noise(0.02),
         "norm_contraction_control": 0.95 + noise(0.02),

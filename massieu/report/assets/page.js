@@ -314,7 +314,7 @@
       axes: [
         { stroke: style.soft, font, size: 24, gap: 3, grid: { show: false }, ticks: { stroke: style.rule, size: 4 }, incrs: [1, 2, 5, 10, 20, 50], space: 26 },
         { stroke: style.soft, font, size: 46, gap: 4, grid: { stroke: style.rule, width: 1 }, ticks: { show: false }, space: 32,
-          values: (plot, ticks) => ticks.map((tick) => String(Number(tick.toPrecision(6))).replace("-", "−")) },
+          values: (plot, ticks) => ticks.map((tick) => (tick === null ? "" : String(Number(tick.toPrecision(6))).replace("-", "−"))) },
       ],
       series: [{}, ...spec.series.map((line) => ({
         ...look[line.kind], stroke: colourOf(line),
