@@ -42,10 +42,9 @@ def check_temperature(temperature: float | Tensor) -> None:
     if not number or (isinstance(temperature, Tensor) and temperature.numel() != 1):
         got = tuple(temperature.shape) if isinstance(temperature, Tensor) else type(temperature).__name__
         raise TypeError(f"temperature must be one number, got {got}; divide the query by temperatures of its own")
-    if not 0 < float(temperature) < math.inf:
-        raise ValueError(
-            f"temperature must be positive and finite, got {float(temperature)}; it divides all scores, 0.1 is common"
-        )
+    value = float(temperature.detach() if isinstance(temperature, Tensor) else temperature)
+    if not 0 < value < math.inf:
+        raise ValueError(f"temperature must be positive and finite, got {value}; it divides all scores, 0.1 is common")
 
 
 def widened(*tensors: Tensor) -> tuple[Tensor, ...]:

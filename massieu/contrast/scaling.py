@@ -54,11 +54,12 @@ def classical_mds(distances: Tensor, dim: int) -> Embedding:
             f"distances must have shape (points, points), got {tuple(distances.shape)};"
             " for points use torch.cdist(points, points)"
         )
-    slack = ROUNDING * torch.finfo(distances.dtype).eps * float(distances.detach().abs().max())
+    fixed = distances.detach()
+    slack = ROUNDING * torch.finfo(fixed.dtype).eps * float(fixed.abs().max())
     worst = {
-        "symmetric": float((distances - distances.mT).abs().max()),
-        "zero on their diagonal": float(distances.diagonal().abs().max()),
-        "not negative": -float(distances.min()),
+        "symmetric": float((fixed - fixed.mT).abs().max()),
+        "zero on their diagonal": float(fixed.diagonal().abs().max()),
+        "not negative": -float(fixed.min()),
     }
     for what, off in worst.items():
         if not off <= slack:
