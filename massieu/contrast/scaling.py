@@ -11,7 +11,8 @@ from massieu.kernels.rows import check_floating
 
 __all__ = ["Embedding", "classical_mds", "pca"]
 
-ROUNDING = 64  # units of rounding by which distances may be asymmetric
+# Relative to the largest distance, in roots of the rounding: torch.cdist takes roots of differences of squares.
+ROUNDING = 8
 
 
 class Embedding(NamedTuple):
@@ -52,10 +53,10 @@ def classical_mds(distances: Tensor, dim: int) -> Embedding:
     if distances.dim() != 2 or distances.shape[0] != distances.shape[1] or not distances.numel():
         raise ValueError(
             f"distances must have shape (points, points), got {tuple(distances.shape)};"
-            " for points use torch.cdist(points, points)"
+            ' for points use torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")'
         )
     fixed = distances.detach()
-    slack = ROUNDING * torch.finfo(fixed.dtype).eps * float(fixed.abs().max())
+    slack = ROUNDING * torch.finfo(fixed.dtype).eps ** 0.5 * float(fixed.abs().max())
     worst = {
         "symmetric": float((fixed - fixed.mT).abs().max()),
         "zero on their diagonal": float(fixed.diagonal().abs().max()),

@@ -15,18 +15,28 @@ def cloud() -> Tensor:
     return randn(30, 5, dtype=DOUBLE) * torch.tensor([3.0, 2.0, 1.5, 1.0, 0.5], dtype=DOUBLE) + 4
 
 
+def exact_distances(points: Tensor) -> Tensor:
+    return torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
+
+
 def test_classical_scaling_of_euclidean_distances_is_pca():
     points = cloud()
-    scaled, components = classical_mds(torch.cdist(points, points), dim=3), pca(points, dim=3)
+    scaled, components = classical_mds(exact_distances(points), dim=3), pca(points, dim=3)
     assert_close(scaled.points, components.points, rtol=0, atol=1e-12)
     assert_close(scaled.eigenvalues[:5], components.eigenvalues, rtol=1e-12, atol=0)
     assert float(scaled.eigenvalues[5:].abs().max()) < 1e-11
 
 
+def test_the_rounding_of_fast_distances_is_tolerated():
+    points = cloud()
+    fast = torch.cdist(points, points, compute_mode="use_mm_for_euclid_dist")
+    assert_close(classical_mds(fast, dim=3).points, pca(points, dim=3).points, rtol=0, atol=1e-6)
+
+
 def test_in_full_dimension_the_inner_products_come_back():
     points = cloud()
     centred = points - points.mean(0)
-    found = classical_mds(torch.cdist(points, points), dim=5).points
+    found = classical_mds(exact_distances(points), dim=5).points
     # Relative to norms near 60: measured 4e-14.
     assert float((found @ found.mT - centred @ centred.mT).abs().max()) < 1e-12
     assert float((found @ found.mT - points @ points.mT).abs().max()) > 1  # the control: not centred
@@ -35,7 +45,7 @@ def test_in_full_dimension_the_inner_products_come_back():
 def test_scaling_by_stress_gives_another_cloud():
     manifold = pytest.importorskip("sklearn.manifold")
     points = cloud()
-    distances = torch.cdist(points, points)
+    distances = exact_distances(points)
     start = pca(points, dim=2).points
     options = {"metric": True, "n_components": 2, "init": start.numpy(), "n_init": 1, "random_state": 0}
     stress, _ = manifold.smacof(distances.numpy(), **options, normalized_stress=False)
@@ -62,7 +72,7 @@ def test_one_point_lies_at_the_origin():
 def test_gradients_reach_the_points():
     points = cloud()[:6].requires_grad_()
     assert torch.autograd.gradcheck(lambda x: pca(x, dim=2).points, (points,))
-    distances = torch.cdist(points, points).detach().requires_grad_()
+    distances = exact_distances(points).detach().requires_grad_()
     (gradient,) = torch.autograd.grad(classical_mds(distances, dim=2).points.square().sum(), distances)
     assert bool(torch.isfinite(gradient).all())
 
