@@ -1,0 +1,19 @@
+"""The page on contrastive losses shows code that runs, prints what it says, and names everything."""
+
+import re
+from pathlib import Path
+
+import massieu.contrast
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "contrast.md").read_text(encoding="utf-8")
+
+
+def test_the_example_prints_what_the_page_says(capsys):
+    ((block, printed),) = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE, flags=re.DOTALL)
+    exec(compile(block, "contrast.md", "exec"), {"__name__": "__main__"})
+    assert capsys.readouterr().out == printed
+
+
+def test_the_page_names_every_function():
+    results = {"BoostingStep", "Embedding"}
+    assert [name for name in massieu.contrast.__all__ if f"`{name}`" not in PAGE and name not in results] == []
