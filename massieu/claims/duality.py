@@ -47,7 +47,7 @@ def bregman_order(trial: Trial) -> Evidence:
 @claim(
     "C15",
     source=f"{PAPER}, equation 6",
-    statement="The conjugate of log Z is a supremum over η, attained where the mean of the family is the dual variable.",
+    statement="The conjugate of log Z is a supremum over η, attained where the mean of the family is its argument.",
     formula="G*(ū) = sup_η (η·ū − G(η)), ū = ∇log Z(η)",
     expected=Verdict.HOLDS,
 )
@@ -184,7 +184,9 @@ def uncentred_hessian(trial: Trial) -> Evidence:
     p = torch.softmax(natural @ support.T, -1)
     second = torch.einsum("qn,nd,ne->qde", p, support, support)
     # The score of one atom is the gradient of its log probability.
-    each = [gradient(lambda eta, n=n: torch.log_softmax(eta @ support.T, -1)[..., n], natural) for n in range(len(support))]
+    each = [
+        gradient(lambda eta, n=n: torch.log_softmax(eta @ support.T, -1)[..., n], natural) for n in range(len(support))
+    ]
     score = torch.stack(each, -2)
     fisher = Points(support).fisher(natural)
     return Evidence(
