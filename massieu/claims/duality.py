@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from massieu.claims.claim import Evidence, Trial, Verdict
-from massieu.claims.families import PAPER, above, apart, normals, widest
+from massieu.claims.families import PAPER, above, apart, jacobian, normals, widest
 from massieu.claims.registry import claim
 from massieu.duality import bregman, conjugate, natural_from_mean
 from massieu.measures import Points
@@ -57,17 +57,17 @@ def conjugate_attained(trial: Trial) -> Evidence:
     It is attained for means inside the hull of the support, which every mean of the family is; outside it is infinite.
     """
     normal = normals(trial)
-    measure = Points(normal(12, 4), 0.5 * normal(12))
-    natural = normal(5, 4)
-    mean = measure.mean(natural)
+    support, log_weight, natural = normal(12, 4), 0.5 * normal(12), normal(5, 4)
+    measure = Points(support, log_weight)
+    mean = torch.softmax(natural @ support.T + log_weight, -1) @ support
 
     def objective(eta: Tensor, mean: Tensor) -> Tensor:
-        return (eta * mean).sum(-1) - torch.logsumexp(eta @ measure.support.T + measure.log_weight, -1)
+        return (eta * mean).sum(-1) - torch.logsumexp(eta @ support.T + log_weight, -1)
 
     found, value = natural_from_mean(measure, mean), conjugate(measure, mean)
     others = natural + torch.tensor([0.01, 0.1, 1.0, 10.0])[:, None, None, None] * normal(4, 64, 5, 4)
     strange = mean.roll(1, 0)
-    far = conjugate(measure, 10 * measure.support[:1])
+    far = conjugate(measure, 10 * support[:1])
     return Evidence(
         printed=widest(
             apart(found.natural, natural),
@@ -94,12 +94,10 @@ def conjugate_attained(trial: Trial) -> Evidence:
 def parenthesis(trial: Trial) -> Evidence:
     """The conjugate at a mean against entropies written out, with both signs; the control leaves log h out."""
     normal = normals(trial)
-    measure = Points(normal(9, 4), normal(9))
-    natural = normal(5, 4)
-    log_weight = measure.log_weight
-    assert log_weight is not None
-    log_p = torch.log_softmax(natural @ measure.support.T + log_weight, -1)
-    mean, entropy = log_p.exp() @ measure.support, -(log_p.exp() * log_p).sum(-1)
+    support, log_weight, natural = normal(9, 4), normal(9), normal(5, 4)
+    measure = Points(support, log_weight)
+    log_p = torch.log_softmax(natural @ support.T + log_weight, -1)
+    mean, entropy = log_p.exp() @ support, -(log_p.exp() * log_p).sum(-1)
     log_density = log_p.exp() @ log_weight
     value = conjugate(measure, mean)
     return Evidence(
@@ -177,17 +175,13 @@ def uncentred_hessian(trial: Trial) -> Evidence:
     dim = trial.size(5, 16)
     support, natural = normal(9 * dim // 5, dim), normal(4, dim)
 
-    def hessian(eta: Tensor) -> Tensor:
-        return torch.autograd.functional.hessian(lambda each: torch.logsumexp(support @ each, 0), eta)
+    def slope(eta: Tensor) -> Tensor:
+        return gradient(lambda each: torch.logsumexp(each @ support.T, -1), eta)
 
-    truth = torch.stack([hessian(eta) for eta in natural])
+    truth = jacobian(slope, natural)
     p = torch.softmax(natural @ support.T, -1)
     second = torch.einsum("qn,nd,ne->qde", p, support, support)
-    # The score of one atom is the gradient of its log probability.
-    each = [
-        gradient(lambda eta, n=n: torch.log_softmax(eta @ support.T, -1)[..., n], natural) for n in range(len(support))
-    ]
-    score = torch.stack(each, -2)
+    score = jacobian(lambda eta: torch.log_softmax(eta @ support.T, -1), natural)  # of every atom
     fisher = Points(support).fisher(natural)
     return Evidence(
         printed=apart(truth, second),

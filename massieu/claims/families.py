@@ -44,6 +44,15 @@ def linspace(first: float, last: float, count: int) -> Tensor:
     return torch.linspace(first, last, count, dtype=torch.float64)
 
 
+def jacobian(field: Callable[[Tensor], Tensor], point: Tensor) -> Tensor:
+    """Derivatives of a field at each query by autograd, shape ``(..., queries, outputs, dim)``."""
+
+    def output(index: int) -> Callable[[Tensor], Tensor]:
+        return lambda each: field(each)[..., index]
+
+    return torch.stack([gradient(output(index), point) for index in range(field(point).shape[-1])], -2)
+
+
 def one(number: float) -> Tensor:
     """A single natural parameter of a family in one dimension."""
     return torch.full((1, 1), number, dtype=torch.float64)
@@ -194,10 +203,7 @@ def source_field(trial: Trial) -> Evidence:
 
     pair = Points(torch.cat([keys, values], -1))
     still = torch.cat([query, torch.zeros(3, value_dim, dtype=torch.float64)], -1)
-    response = torch.stack(
-        [gradient(lambda q, i=i: attend(q, keys, values, scale=1.0).output[..., i], query) for i in range(value_dim)],
-        -2,
-    )
+    response = jacobian(lambda q: attend(q, keys, values, scale=1.0).output, query)
     return Evidence(
         printed=apart(attend(query, keys, free, scale=1.0).output, slope),
         conditional=widest(

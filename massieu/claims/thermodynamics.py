@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from massieu.claims.claim import Curve, Evidence, Trial, Verdict
-from massieu.claims.families import PAPER, above, apart, linspace, normals, widest
+from massieu.claims.families import PAPER, above, apart, jacobian, linspace, normals, widest
 from massieu.claims.registry import claim
 from massieu.measures import Hypercube, Points
 from massieu.measures.measure import gradient
@@ -125,7 +125,7 @@ def ising(trial: Trial) -> Evidence:
     centre = patterns.mean(0)
     hebb, centred_hebb = (each.T @ each / count for each in (patterns, patterns - centre))
     attention, mean_field = Points(patterns), Hypercube(spins).mean(natural)
-    jacobian = torch.stack([gradient(lambda q, i=i: attention.mean(q)[..., i], origin)[0] for i in range(spins)])
+    slope = jacobian(attention.mean, origin)[0]
     overlap, one_hot = two @ patterns[:2].T / spins**0.5, Points(torch.eye(count, dtype=torch.float64))
 
     betas = torch.logspace(-3, 0, 13, dtype=torch.float64)
@@ -133,10 +133,10 @@ def ising(trial: Trial) -> Evidence:
     linear = betas[:, None, None] * natural @ centred_hebb
     error = ((exact - linear).norm(dim=(1, 2)) / exact.norm(dim=(1, 2))).tolist()
     return Evidence(
-        printed=apart(jacobian, hebb),
+        printed=apart(slope, hebb),
         corrected=widest(
             apart(Points(two).mean(natural), mean_field),
-            apart(jacobian, centred_hebb),
+            apart(slope, centred_hebb),
             apart(_gaussian_units(overlap), 0.5 * overlap.square().sum(-1)),
             apart(one_hot.log_normalizer(two @ patterns.T), attention.log_normalizer(two)),
         ),

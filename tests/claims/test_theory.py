@@ -7,29 +7,31 @@ import pytest
 import torch
 
 from massieu.claims import Result, Verdict, duality, examine, families, judge, select, thermodynamics
-from massieu.measures import ConjugatePrior, Gamma, Gaussian, GaussianMixture, Points
+from massieu.measures import ConjugatePrior, Gamma, Gaussian, GaussianMixture, Hypercube, Points
 
 FAMILIES = ["C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8", "C9", "C10", "C13", "C28"]
 DUALITY = ["C14", "C15", "C16", "C17", "C18"]
 OTHERS = ["C19", "C35", "C36", "C37", "C39", "C42"]
 KEYS = [*FAMILIES, *DUALITY, *OTHERS]
 
-# Where the code may break, and which claims must notice.
+# Where the code breaks, by which factor too large, and which claims must notice.
 BREAKS = [
-    (Points, "log_normalizer", ["C2", "C36", "C39", "C42"]),
-    (Points, "mean", ["C4", "C5", "C6", "C9", "C15", "C37", "C39"]),
-    (Points, "fisher", ["C5", "C18", "C19"]),
-    (Gamma, "log_normalizer", ["C1"]),
-    (Gamma, "mean", ["C7"]),
-    (Gaussian, "mean", ["C8"]),
-    (Gaussian, "log_normalizer", ["C37", "C42"]),
-    (GaussianMixture, "mean", ["C9"]),
-    (GaussianMixture, "lower_bound", ["C10"]),
-    (ConjugatePrior, "mean", ["C28"]),
-    (families, "attend", ["C3", "C5", "C13"]),
-    (thermodynamics, "row_statistics", ["C35"]),
-    (duality, "bregman", ["C14"]),
-    (duality, "conjugate", ["C15", "C16", "C17"]),
+    (Points, "log_normalizer", 1 + 1e-6, ["C2", "C36", "C39"]),
+    (Points, "log_normalizer", 1.01, ["C42"]),  # whose bound is a sampling error
+    (Points, "mean", 1 + 1e-6, ["C4", "C5", "C6", "C9", "C15", "C37", "C39"]),
+    (Points, "fisher", 1 + 1e-6, ["C5", "C18", "C19"]),
+    (Hypercube, "mean", 1 + 1e-6, ["C37"]),
+    (Gamma, "log_normalizer", 1 + 1e-6, ["C1"]),
+    (Gamma, "mean", 1 + 1e-6, ["C7"]),
+    (Gaussian, "mean", 1 + 1e-6, ["C8"]),
+    (GaussianMixture, "mean", 1 + 1e-6, ["C9"]),
+    (GaussianMixture, "lower_bound", 1 + 1e-6, ["C10"]),
+    (ConjugatePrior, "mean", 1 + 1e-6, ["C28"]),
+    (families, "attend", 1 + 1e-6, ["C3", "C5", "C13"]),
+    (thermodynamics, "row_statistics", 1 + 1e-6, ["C35"]),
+    (duality, "bregman", 1 + 1e-6, ["C14"]),
+    (duality, "conjugate", 1 + 1e-6, ["C15", "C16", "C17"]),
+    (duality, "natural_from_mean", 1 + 1e-6, ["C15", "C17"]),
 ]
 
 
@@ -68,15 +70,11 @@ def test_every_claim_has_a_break_that_it_notices():
     assert {key for *_, keys in BREAKS for key in keys} == set(KEYS)
 
 
-@pytest.mark.parametrize(("owner", "name", "keys"), BREAKS, ids=lambda part: getattr(part, "__name__", None))
-def test_code_that_is_wrong_by_a_millionth_changes_a_verdict(owner, name, keys, monkeypatch):
+@pytest.mark.parametrize(("owner", "name", "factor", "keys"), BREAKS)
+def test_code_that_is_slightly_wrong_changes_a_verdict(owner, name, factor, keys, monkeypatch):
     original = getattr(owner, name)
-    monkeypatch.setattr(owner, name, lambda *args, **options: distorted(original(*args, **options)))
-    for claim in select(keys):
-        broken = examine(claim)
-        if claim.key == "C42":  # sees what exceeds a sampling error, and is tested below
-            continue
-        assert broken.surprises, claim.key
+    monkeypatch.setattr(owner, name, lambda *args, **options: stretched(original(*args, **options), factor))
+    assert [claim.key for claim in select(keys) if not examine(claim).surprises] == []
 
 
 def test_a_wrong_sign_of_the_mean_changes_the_verdicts_of_those_who_use_it(monkeypatch):
@@ -85,13 +83,6 @@ def test_a_wrong_sign_of_the_mean_changes_the_verdicts_of_those_who_use_it(monke
     surprised = {claim.key for claim in select(KEYS) if examine(claim).surprises}
     assert surprised >= {"C4", "C5", "C6", "C9", "C14", "C15", "C18", "C37", "C39"}
     assert not surprised & {"C1", "C3", "C7", "C10", "C13", "C28", "C35"}
-
-
-def test_a_log_normalizer_that_counts_one_key_in_ten_too_many_is_seen_in_the_context_walk(monkeypatch):
-    log_normalizer = Points.log_normalizer
-    monkeypatch.setattr(Points, "log_normalizer", lambda self, natural: log_normalizer(self, natural) + 0.1)
-    (claim,) = select(["C42"])
-    assert examine(claim).verdict is Verdict.FAILS
 
 
 @pytest.mark.parametrize("key", ["C10", "C35", "C36", "C37", "C42"])
@@ -113,10 +104,10 @@ def test_figures_of_the_ledger_come_out():
     assert figures["law"] == pytest.approx(8.6422, abs=1e-4)
 
 
-def distorted(found):
-    """Everything in a result, by a millionth too large."""
+def stretched(found, factor):
+    """Every number in a result times a factor."""
     if isinstance(found, torch.Tensor):
-        return found * (1 + 1e-6)
+        return found * factor if found.is_floating_point() else found
     if isinstance(found, tuple):
-        return type(found)(*map(distorted, found))
-    return found
+        return type(found)(*(stretched(each, factor) for each in found))
+    return replace(found, natural=found.natural * factor)
