@@ -127,8 +127,8 @@ def context_walk(trial: Trial) -> Evidence:
         return math.log(atoms) + population.log_normalizer(length * directions[:1])
 
     def gap(keys: Tensor) -> Gap:
-        # Five times the deviation of a log mean of lognormals: 264 directions exceed it once in several thousand runs.
-        allowed = 5 * math.sqrt(math.expm1(length**2 / dim) / atoms)
+        # Six times the standard error of a log mean of lognormals: 264 directions exceed it once in a million runs.
+        allowed = 6 * math.sqrt(math.expm1(length**2 / dim) / atoms)
         return apart(Points(keys).log_normalizer(length * directions), law(length), allowed)
 
     lengths = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
