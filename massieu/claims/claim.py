@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
@@ -134,9 +135,9 @@ class Trial:
     full: bool = False
     model: str | None = None
 
-    @property
+    @functools.cached_property
     def generator(self) -> torch.Generator:
-        """A new generator with this seed."""
+        """The generator of this trial."""
         return torch.Generator().manual_seed(self.seed)
 
     def size(self, quick: int, full: int) -> int:
