@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from massieu import dynamics as dynamics
     from massieu import geometry as geometry
     from massieu import inspection as inspection
     from massieu import kernels as kernels
@@ -80,7 +81,7 @@ __all__ = [
 
 # Names are looked up on first use, so that the command line answers without waiting for torch.
 _HOMES = ("statistics", "measures", "duality", "inspection")
-_SUBMODULES = ("geometry", "inspection", "kernels", "nn", "taps")
+_SUBMODULES = ("dynamics", "geometry", "inspection", "kernels", "nn", "taps")
 
 
 def __getattr__(name: str) -> Any:

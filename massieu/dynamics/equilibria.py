@@ -1,0 +1,239 @@
+"""Fixed points of attention, found by Anderson acceleration and differentiated implicitly."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from massieu.dynamics.maps import check_cloud, check_number, hopfield_step
+from massieu.measures.measure import as_integer
+
+__all__ = ["FixedPoints", "fixed_points"]
+
+
+@dataclass(frozen=True)
+class FixedPoints:
+    r"""Where an iteration rests, and how the search ended, for every row.
+
+    Attributes:
+        state: shape ``(..., queries, dim)``; rows that converged carry derivatives.
+        converged: whether the residual came below the tolerance, shape ``(..., queries)``.
+        residual: :math:`|f(\xi) - \xi|`, shape ``(..., queries)``.
+        steps: iterations, the plain ones included, shape ``(..., queries)``.
+        regime: what was iterated, and whether the keys were frozen, in one sentence.
+    """
+
+    state: Tensor
+    converged: Tensor
+    residual: Tensor
+    steps: Tensor
+    regime: str
+
+
+def fixed_points(
+    function: Callable[[Tensor], Tensor] | tuple[Tensor, float],
+    start: Tensor,
+    *,
+    tolerance: float | None = None,
+    max_steps: int = 500,
+    memory: int = 5,
+    plain_steps: int = 10,
+) -> FixedPoints:
+    r"""Solve :math:`f(\xi) = \xi` from a start, with derivatives in whatever f depends on.
+
+    Plain steps settle in a basin, Anderson acceleration (scipy's) ends the search. Derivatives do not pass through the
+    iteration: at the fixed point :math:`d\xi = (I - J)^{-1}\, \partial f`, and a backward pass solves the transposed
+    system by GMRES. This makes the backward pass as cheap in memory as a single step.
+
+    Args:
+        function: f, which keeps the shape and dtype of the start; or ``(patterns, beta)`` for the retrieval of a
+            Hopfield memory, :math:`f(\xi) = \sum_j p_j x_j` with fixed patterns, where every row is searched by itself.
+            A function is taken as one joint system, since it may let tokens see each other.
+        start: shape ``(..., queries, dim)``.
+        tolerance: a row has converged when :math:`|f(\xi) - \xi|` is at most so much of :math:`1 + |\xi|`; by default
+            what the dtype of the start can tell.
+        max_steps: iterations at most.
+        memory: how many steps Anderson acceleration looks back at; zero iterates plainly.
+        plain_steps: steps without acceleration before it sets in. Acceleration may lead to another fixed point than
+            plain iteration, even to one that repels.
+
+    Returns:
+        The states, and for every row whether and how it converged.
+
+    Source:
+        Bai et al. 2019, "Deep equilibrium models", for the implicit derivative. The solver is scipy's because
+        torchdeq had a single release, in 2023.
+
+    Example:
+        >>> found = fixed_points((torch.eye(2), 8.0), torch.tensor([[0.9, 0.1], [0.5, 0.5]]))
+        >>> found.state, found.converged
+        (tensor([[9.9966e-01, 3.3720e-04],
+                [5.0000e-01, 5.0000e-01]]), tensor([True, True]))
+    """
+    check_cloud(start, "start")
+    max_steps, memory = as_integer(max_steps, "max_steps", least=1), as_integer(memory, "memory", least=0)
+    plain_steps = min(as_integer(plain_steps, "plain_steps", least=0), max_steps)
+    eps = torch.finfo(start.dtype).eps
+    tolerance = 8 * eps**0.9 if tolerance is None else check_number(tolerance, "tolerance", least=0.0)
+    apply, regime = _iteration(function)
+    state = start.detach().clone()
+    with torch.no_grad():
+        image = apply(state)
+        if image.shape != state.shape or image.dtype != state.dtype:
+            raise ValueError(
+                f"function must return shape {tuple(state.shape)} and {state.dtype}, got {tuple(image.shape)} and"
+                f" {image.dtype}; a fixed point needs a map of the space into itself"
+            )
+        if callable(function):
+            state, taken = _search(apply, state, tolerance, max_steps, memory, plain_steps)
+            steps = torch.full(state.shape[:-1], taken)
+        else:
+            state, steps = _search_rows(function, state, tolerance, max_steps, memory, plain_steps)
+        residual = (apply(state) - state).norm(dim=-1)
+        converged = residual <= tolerance * (1 + state.norm(dim=-1))
+    return FixedPoints(_attach(apply, state, converged), converged, residual, steps, regime)
+
+
+def _iteration(function: Any) -> tuple[Callable[[Tensor], Tensor], str]:
+    if callable(function):
+        name = getattr(function, "__name__", type(function).__name__)
+        return function, f"iteration of {name}, all rows as one system"
+    if not isinstance(function, tuple) or len(function) != 2:
+        got = type(function).__name__
+        raise TypeError(f"function must be callable or a pair (patterns, beta), got {got}; wrap it in a function")
+    patterns, beta = function
+    check_cloud(patterns, "patterns", least=1)
+    beta = check_number(beta, "beta")
+    regime = f"attention without residual at beta {beta:g} over {patterns.shape[-2]} frozen keys, not causal"
+    return (lambda state: hopfield_step(state, patterns, beta=beta)), regime
+
+
+def _search_rows(
+    pair: tuple[Tensor, float], start: Tensor, tolerance: float, max_steps: int, memory: int, plain_steps: int
+) -> tuple[Tensor, Tensor]:
+    """Every row by itself, over the patterns of its own batch."""
+    patterns, beta = pair
+    patterns = patterns.detach().expand(*start.shape[:-2], *patterns.shape[-2:])
+    state, steps = start.clone(), torch.zeros(start.shape[:-1], dtype=torch.long)
+    for index in np.ndindex(*start.shape[:-1]):
+        atoms = patterns[index[:-1]]
+
+        def apply(row: Tensor, atoms: Tensor = atoms) -> Tensor:
+            return hopfield_step(row, atoms, beta=beta)
+
+        row, taken = _search(apply, start[index][None], tolerance, max_steps, memory, plain_steps)
+        state[index], steps[index] = row[0], taken
+    return state, steps
+
+
+def _search(
+    apply: Callable[[Tensor], Tensor],
+    state: Tensor,
+    tolerance: float,
+    max_steps: int,
+    memory: int,
+    plain_steps: int,
+) -> tuple[Tensor, int]:
+    """The last state and the number of steps; stops where every row is within the tolerance."""
+
+    def ends(moved: Tensor, state: Tensor) -> bool:
+        return bool(((moved - state).norm(dim=-1) <= tolerance * (1 + state.norm(dim=-1))).all())
+
+    plain = plain_steps if memory else max_steps
+    for step in range(plain):
+        moved = apply(state)
+        if ends(moved, state):
+            return state, step
+        state = moved
+    if plain == max_steps:
+        return state, max_steps
+    root = _scipy("optimize").root
+    best, least, taken = state, torch.inf, plain - 1
+
+    def residual(point: Any) -> Any:
+        nonlocal best, least, taken
+        taken += 1
+        trial = torch.from_numpy(np.ascontiguousarray(point)).to(state).reshape(state.shape)
+        difference = apply(trial) - trial
+        # Relative to each row: the search ends only where all have converged.
+        size = float((difference.norm(dim=-1) / (1 + trial.norm(dim=-1))).max())
+        if size < least:
+            best, least = trial, size
+        if size <= tolerance or not np.isfinite(size):
+            raise _Ended
+        return difference.reshape(-1).double().cpu().numpy()
+
+    options = {
+        "maxiter": max_steps - plain,
+        "fatol": 0.0,
+        "line_search": None,
+        "jac_options": {"M": memory, "alpha": 1.0, "w0": 1e-8},  # alpha one makes a first step a plain one
+    }
+    # Whatever ends it, the best state so far is judged by its own residual.
+    with contextlib.suppress(_Ended, np.linalg.LinAlgError):
+        root(residual, state.reshape(-1).double().cpu().numpy(), method="anderson", options=options)
+    return best, taken
+
+
+class _Ended(Exception):  # noqa: N818  # not an error: scipy has no other way to be told
+    """The search has converged, or left the finite numbers."""
+
+
+def _attach(apply: Callable[[Tensor], Tensor], state: Tensor, converged: Tensor) -> Tensor:
+    """The state, with implicit derivatives in what the function depends on for rows that converged."""
+    outer = apply(state)
+    if not outer.requires_grad:
+        return state
+    point = state.clone().requires_grad_()
+    image = apply(point)
+    mask = converged[..., None]
+
+    def solve(slope: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "fixed_points has first derivatives only, got a backward pass with create_graph=True;"
+                " unroll the iteration for second ones"
+            )
+
+        def transposed(vector: Any) -> Any:
+            cotangent = torch.from_numpy(np.asarray(vector)).to(state).reshape(state.shape)
+            (pulled,) = torch.autograd.grad(image, point, cotangent, retain_graph=True)
+            return (cotangent - torch.where(mask, pulled, 0.0)).reshape(-1).double().cpu().numpy()
+
+        return torch.where(mask, _gmres(transposed, torch.where(mask, slope, 0.0)), 0.0)
+
+    outer.register_hook(solve)
+    # The value is the state itself; only the derivative is that of the image.
+    return state + (outer - outer.detach())
+
+
+def _gmres(operator: Callable[[Any], Any], right: Tensor) -> Tensor:
+    linalg = _scipy("sparse.linalg")
+    flat = right.reshape(-1).double().cpu().numpy()
+    system = linalg.LinearOperator((len(flat), len(flat)), matvec=operator, dtype=flat.dtype)
+    tolerance = 4 * torch.finfo(right.dtype).eps
+    found, info = linalg.gmres(system, flat, rtol=tolerance, atol=0.0, restart=min(50, len(flat)), maxiter=20)
+    error = np.linalg.norm(operator(found) - flat)
+    if info and error > torch.finfo(right.dtype).eps ** 0.5 * np.linalg.norm(flat):
+        raise RuntimeError(
+            f"the derivative of the fixed point must solve a linear system, got a residual of {error:.3g};"
+            " the fixed point is nearly degenerate, so change beta or differentiate an unrolled iteration"
+        )
+    return torch.from_numpy(found).to(right).reshape(right.shape)
+
+
+def _scipy(module: str) -> Any:
+    try:
+        return importlib.import_module(f"scipy.{module}")
+    except ImportError:
+        raise ImportError(
+            "accelerated fixed points and their derivatives need scipy, which is not installed;"
+            " pip install 'massieu[verify]', or pass memory=0 for plain steps without derivatives"
+        ) from None
