@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +18,12 @@ from massieu.dynamics.maps import check_cloud, check_number, hopfield_step
 from massieu.measures.measure import as_integer
 
 __all__ = ["FixedPoints", "fixed_points"]
+
+ROUND = 20
+"""Accelerated steps in a row: far from a fixed point they may wander."""
+
+WORTH = 0.1
+"""They are kept if they lower the residual to this share."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +56,9 @@ def fixed_points(
 ) -> FixedPoints:
     r"""Solve :math:`f(\xi) = \xi` from a start, with derivatives in whatever f depends on.
 
-    Plain steps settle in a basin, Anderson acceleration (scipy's) ends the search. Derivatives do not pass through the
-    iteration: at the fixed point :math:`d\xi = (I - J)^{-1}\, \partial f`, and a backward pass solves the transposed
-    system by GMRES. This makes the backward pass as cheap in memory as a single step.
+    Plain steps lead into a basin, rounds of Anderson acceleration (scipy's) shorten the rest. Derivatives do not pass
+    through the iteration: at the fixed point :math:`d\xi = (I - J)^{-1}\, \partial f`, and a backward pass solves the
+    transposed system by GMRES, which needs the memory of a single step.
 
     Args:
         function: f, which keeps the shape and dtype of the start; or ``(patterns, beta)`` for the retrieval of a
@@ -61,8 +69,8 @@ def fixed_points(
             what the dtype of the start can tell.
         max_steps: iterations at most.
         memory: how many steps Anderson acceleration looks back at; zero iterates plainly.
-        plain_steps: steps without acceleration before it sets in. Acceleration may lead to another fixed point than
-            plain iteration, even to one that repels.
+        plain_steps: steps before the first round of acceleration, doubled before each further one. Acceleration may
+            lead to another fixed point than plain iteration, even to one that repels.
 
     Returns:
         The states, and for every row whether and how it converged.
@@ -72,16 +80,16 @@ def fixed_points(
         torchdeq had a single release, in 2023.
 
     Example:
-        >>> found = fixed_points((torch.eye(2), 8.0), torch.tensor([[0.9, 0.1], [0.5, 0.5]]))
+        >>> found = fixed_points((torch.eye(2), 4.0), torch.tensor([[0.9, 0.1], [0.5, 0.5]]))
         >>> found.state, found.converged
-        (tensor([[9.9966e-01, 3.3720e-04],
-                [5.0000e-01, 5.0000e-01]]), tensor([True, True]))
+        (tensor([[0.9787, 0.0213],
+                [0.5000, 0.5000]]), tensor([True, True]))
     """
     check_cloud(start, "start")
     max_steps, memory = as_integer(max_steps, "max_steps", least=1), as_integer(memory, "memory", least=0)
-    plain_steps = min(as_integer(plain_steps, "plain_steps", least=0), max_steps)
+    plain_steps = as_integer(plain_steps, "plain_steps", least=0)
     eps = torch.finfo(start.dtype).eps
-    tolerance = 8 * eps**0.9 if tolerance is None else check_number(tolerance, "tolerance", least=0.0)
+    tolerance = 8 * eps**0.85 if tolerance is None else check_number(tolerance, "tolerance", least=0.0)
     apply, regime = _iteration(function)
     state = start.detach().clone()
     with torch.no_grad():
@@ -91,11 +99,11 @@ def fixed_points(
                 f"function must return shape {tuple(state.shape)} and {state.dtype}, got {tuple(image.shape)} and"
                 f" {image.dtype}; a fixed point needs a map of the space into itself"
             )
-        if callable(function):
-            state, taken = _search(apply, state, tolerance, max_steps, memory, plain_steps)
-            steps = torch.full(state.shape[:-1], taken)
+        search = _Search(tolerance, max_steps, memory, plain_steps)
+        if callable(function) or not memory:
+            state, steps = search.jointly(apply, state)
         else:
-            state, steps = _search_rows(function, state, tolerance, max_steps, memory, plain_steps)
+            state, steps = search.by_rows(function, state)
         residual = (apply(state) - state).norm(dim=-1)
         converged = residual <= tolerance * (1 + state.norm(dim=-1))
     return FixedPoints(_attach(apply, state, converged), converged, residual, steps, regime)
@@ -107,7 +115,7 @@ def _iteration(function: Any) -> tuple[Callable[[Tensor], Tensor], str]:
         return function, f"iteration of {name}, all rows as one system"
     if not isinstance(function, tuple) or len(function) != 2:
         got = type(function).__name__
-        raise TypeError(f"function must be callable or a pair (patterns, beta), got {got}; wrap it in a function")
+        raise TypeError(f"function must be a pair (patterns, beta) or callable, got {got}; wrap it in a function")
     patterns, beta = function
     check_cloud(patterns, "patterns", least=1)
     beta = check_number(beta, "beta")
@@ -115,71 +123,83 @@ def _iteration(function: Any) -> tuple[Callable[[Tensor], Tensor], str]:
     return (lambda state: hopfield_step(state, patterns, beta=beta)), regime
 
 
-def _search_rows(
-    pair: tuple[Tensor, float], start: Tensor, tolerance: float, max_steps: int, memory: int, plain_steps: int
-) -> tuple[Tensor, Tensor]:
-    """Every row by itself, over the patterns of its own batch."""
-    patterns, beta = pair
-    patterns = patterns.detach().expand(*start.shape[:-2], *patterns.shape[-2:])
-    state, steps = start.clone(), torch.zeros(start.shape[:-1], dtype=torch.long)
-    for index in np.ndindex(*start.shape[:-1]):
-        atoms = patterns[index[:-1]]
+@dataclass(frozen=True)
+class _Search:
+    """Plain steps and Anderson acceleration by scipy in turns, until every row is within the tolerance."""
 
-        def apply(row: Tensor, atoms: Tensor = atoms) -> Tensor:
-            return hopfield_step(row, atoms, beta=beta)
+    tolerance: float
+    max_steps: int
+    memory: int
+    plain_steps: int
 
-        row, taken = _search(apply, start[index][None], tolerance, max_steps, memory, plain_steps)
-        state[index], steps[index] = row[0], taken
-    return state, steps
+    def jointly(self, apply: Callable[[Tensor], Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
+        """All rows at once, in acceleration as one system; the state and the steps of every row."""
+        steps, left = torch.zeros(state.shape[:-1], dtype=torch.long), self.max_steps
+        plain = self.plain_steps if self.memory else left
+        while left > 0:
+            state, moving = self.iterate(apply, state, min(left, plain))
+            steps, left = steps + moving, left - plain
+            if left <= 0 or not state.numel() or self.excess(apply(state), state) <= 1:
+                break
+            state, taken = self.accelerate(apply, state, min(left, ROUND))
+            steps, left = steps + taken, left - taken
+            plain *= 2  # what did not help will be tried less often
+        return state, steps
 
+    def by_rows(self, pair: tuple[Tensor, float], state: Tensor) -> tuple[Tensor, Tensor]:
+        """Every row by itself, over the patterns of its own batch."""
+        patterns, beta = pair
+        patterns = patterns.detach().expand(*state.shape[:-2], *patterns.shape[-2:])
+        steps = torch.zeros(state.shape[:-1], dtype=torch.long)
+        for index in np.ndindex(*state.shape[:-1]):
+            apply = functools.partial(hopfield_step, patterns=patterns[index[:-1]], beta=beta)
+            row, taken = self.jointly(apply, state[index][None])
+            state[index], steps[index] = row[0], taken[0]
+        return state, steps
 
-def _search(
-    apply: Callable[[Tensor], Tensor],
-    state: Tensor,
-    tolerance: float,
-    max_steps: int,
-    memory: int,
-    plain_steps: int,
-) -> tuple[Tensor, int]:
-    """The last state and the number of steps; stops where every row is within the tolerance."""
+    def iterate(self, apply: Callable[[Tensor], Tensor], state: Tensor, most: int) -> tuple[Tensor, Tensor]:
+        """Plain steps, and how many each row needed."""
+        steps = torch.zeros(state.shape[:-1], dtype=torch.long)
+        for _ in range(most):
+            moved = apply(state)
+            moving = (moved - state).norm(dim=-1) > self.tolerance * (1 + state.norm(dim=-1))
+            if not bool(moving.any()):
+                break
+            steps, state = steps + moving.cpu(), moved
+        return state, steps
 
-    def ends(moved: Tensor, state: Tensor) -> bool:
-        return bool(((moved - state).norm(dim=-1) <= tolerance * (1 + state.norm(dim=-1))).all())
+    def excess(self, moved: Tensor, state: Tensor) -> float:
+        """Largest residual of a row as a multiple of what is tolerated."""
+        allowed = self.tolerance * (1 + state.norm(dim=-1))
+        return float(((moved - state).norm(dim=-1) / allowed.clamp_min(torch.finfo(state.dtype).tiny)).max())
 
-    plain = plain_steps if memory else max_steps
-    for step in range(plain):
-        moved = apply(state)
-        if ends(moved, state):
-            return state, step
-        state = moved
-    if plain == max_steps:
-        return state, max_steps
-    root = _scipy("optimize").root
-    best, least, taken = state, torch.inf, plain - 1
+    def accelerate(self, apply: Callable[[Tensor], Tensor], state: Tensor, most: int) -> tuple[Tensor, int]:
+        """The state of smallest residual if acceleration was worth it, else the old one; and the number of steps."""
+        sizes: list[float] = []
+        best = state
 
-    def residual(point: Any) -> Any:
-        nonlocal best, least, taken
-        taken += 1
-        trial = torch.from_numpy(np.ascontiguousarray(point)).to(state).reshape(state.shape)
-        difference = apply(trial) - trial
-        # Relative to each row: the search ends only where all have converged.
-        size = float((difference.norm(dim=-1) / (1 + trial.norm(dim=-1))).max())
-        if size < least:
-            best, least = trial, size
-        if size <= tolerance or not np.isfinite(size):
-            raise _Ended
-        return difference.reshape(-1).double().cpu().numpy()
+        def residual(point: Any) -> Any:
+            nonlocal best
+            trial = torch.from_numpy(np.ascontiguousarray(point)).to(state).reshape(state.shape)
+            moved = apply(trial)
+            sizes.append(self.excess(moved, trial))
+            if sizes[-1] <= min(sizes):
+                best = trial
+            if sizes[-1] <= 1 or not np.isfinite(sizes[-1]):
+                raise _Ended
+            return (moved - trial).reshape(-1).double().cpu().numpy()
 
-    options = {
-        "maxiter": max_steps - plain,
-        "fatol": 0.0,
-        "line_search": None,
-        "jac_options": {"M": memory, "alpha": 1.0, "w0": 1e-8},  # alpha one makes a first step a plain one
-    }
-    # Whatever ends it, the best state so far is judged by its own residual.
-    with contextlib.suppress(_Ended, np.linalg.LinAlgError):
-        root(residual, state.reshape(-1).double().cpu().numpy(), method="anderson", options=options)
-    return best, taken
+        # Alpha one makes a first step a plain one. More history than unknowns has no use.
+        history = {"M": min(self.memory, state.numel()), "alpha": 1.0, "w0": 0.01}
+        options = {"maxiter": most, "fatol": 0.0, "line_search": None, "jac_options": history}
+        start = state.reshape(-1).double().cpu().numpy()
+        root, warning = _scipy("optimize").root, _scipy("linalg").LinAlgWarning
+        with warnings.catch_warnings(), contextlib.suppress(_Ended, np.linalg.LinAlgError):
+            warnings.simplefilter("ignore", warning)  # steps of very different size, as they should be
+            root(residual, start, method="anderson", options=options)
+        # A little less may only be the way back to a point that repels, from which plain steps just led away.
+        worth = min(sizes) <= max(1.0, WORTH * sizes[0])
+        return (best if worth else state), max(1, len(sizes) - 1)
 
 
 class _Ended(Exception):  # noqa: N818  # not an error: scipy has no other way to be told

@@ -24,7 +24,7 @@ DIRECTIONS = 64
 CLUSTER_RADIUS = 0.1
 """The observable "clusters" joins tokens closer than this share of their root mean square length."""
 
-TILE_NUMBERS = 1 << 22
+TILE_NUMBERS = 1 << 20
 """Distances that are held at a time."""
 
 
@@ -70,7 +70,8 @@ def clusters(cloud: Tensor, radius: float) -> Tensor:
         >>> clusters(torch.tensor([[0.0], [0.9], [1.8], [5.0]]), radius=1.0)
         tensor(2)
     """
-    return cluster_labels(cloud, radius).amax(-1) + 1 if cloud.shape[-2] else cluster_labels(cloud, radius).sum(-1)
+    labels = cluster_labels(cloud, radius)
+    return labels.amax(-1) + 1 if cloud.shape[-2] else labels.sum(-1)
 
 
 def cluster_labels(cloud: Tensor, radius: float) -> Tensor:
@@ -85,9 +86,10 @@ def cluster_labels(cloud: Tensor, radius: float) -> Tensor:
     """
     check_cloud(cloud)
     radius = check_number(radius, "radius", least=0.0)
-    flat = cloud.detach().reshape(-1, *cloud.shape[-2:])
-    labels = [_components(points, radius) for points in flat]
-    return torch.stack(labels).reshape(cloud.shape[:-1]) if labels else cloud.new_zeros(cloud.shape[:-1]).long()
+    if not cloud.numel():
+        return torch.zeros(cloud.shape[:-1], dtype=torch.long, device=cloud.device)
+    labels = [_components(points, radius) for points in cloud.detach().reshape(-1, *cloud.shape[-2:])]
+    return torch.stack(labels).reshape(cloud.shape[:-1])
 
 
 def _components(points: Tensor, radius: float) -> Tensor:
@@ -164,7 +166,8 @@ def _distances(cloud: Tensor) -> Tensor:
         generator = torch.Generator().manual_seed(tokens)
         first = torch.randint(tokens, (PAIRS,), generator=generator)
         second = (first + torch.randint(1, tokens, (PAIRS,), generator=generator)) % tokens
-    return torch.linalg.vector_norm(cloud[..., first, :] - cloud[..., second, :], dim=-1)
+    difference = cloud[..., first, :] - cloud[..., second, :]
+    return difference.square().sum(-1).sqrt()
 
 
 def _clusters(cloud: Tensor, regime: Regime) -> Tensor:

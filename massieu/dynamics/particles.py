@@ -15,7 +15,7 @@ from massieu.statistics import attend, probabilities
 
 __all__ = ["resample", "sphere_flow"]
 
-TILE_NUMBERS = 1 << 22
+TILE_NUMBERS = 1 << 20
 """Weights that are held at a time."""
 
 
@@ -105,6 +105,10 @@ def resample(
     check_cloud(cloud, least=1)
     queries = cloud if queries is None else queries
     check_cloud(queries, "queries")
+    if queries.shape[-1] != cloud.shape[-1]:
+        raise ValueError(
+            f"queries must have the {cloud.shape[-1]} coordinates of the cloud, got {queries.shape[-1]}; project them"
+        )
     beta = check_number(beta, "beta")
     draws = 1 if count is None else as_integer(count, "count", least=0)
     num_queries, tokens = queries.shape[-2], cloud.shape[-2]
@@ -124,8 +128,8 @@ def resample(
         level = torch.rand(*reached.shape[:-1], draws, generator=generator, dtype=reached.dtype, device=reached.device)
         # Rounding leaves the last level beside one; the first token to reach it is the last that may be drawn.
         last = (reached < reached[..., -1:]).sum(-1, keepdim=True)
-        index = torch.searchsorted(reached, level * reached[..., -1:], right=True).minimum(last)
-        picked = torch.take_along_dim(cloud[..., None, :, :], index[..., None], dim=-2)
-        drawn.append(picked.movedim(-2, 0))
-    found = torch.cat(drawn, -2) if drawn else cloud.new_empty(draws, *batch, num_queries, cloud.shape[-1])
+        drawn.append(torch.searchsorted(reached, level * reached[..., -1:], right=True).minimum(last))
+    index = torch.cat(drawn, -2) if drawn else places.new_empty(*batch, 0, draws)
+    picked = torch.take_along_dim(cloud, index.flatten(-2)[..., None], dim=-2)
+    found = picked.reshape(*batch, num_queries, draws, cloud.shape[-1]).movedim(-2, 0)
     return found[0] if count is None else found
