@@ -105,7 +105,7 @@ def fixed_points(
         else:
             state, steps = search.by_rows(function, state)
         residual = (apply(state) - state).norm(dim=-1)
-        converged = residual <= tolerance * (1 + state.norm(dim=-1))
+        converged = residual.isfinite() & (residual <= tolerance * (1 + state.norm(dim=-1)))
     return FixedPoints(_attach(apply, state, converged), converged, residual, steps, regime)
 
 
@@ -215,7 +215,9 @@ def _attach(apply: Callable[[Tensor], Tensor], state: Tensor, converged: Tensor)
     image = apply(point)
     mask = converged[..., None]
 
-    def solve(slope: Tensor) -> Tensor:
+    def solve(slope: Tensor | None) -> Tensor | None:
+        if slope is None:  # nobody asked for this one
+            return None
         if torch.is_grad_enabled():
             raise RuntimeError(
                 "fixed_points has first derivatives only, got a backward pass with create_graph=True;"

@@ -120,16 +120,17 @@ def resample(
             f"causal queries must not outnumber the tokens, got {num_queries} and {tokens}; the first would see nothing"
         )
     rows = max(1, TILE_NUMBERS // max(1, math.prod(batch) * tokens))
-    drawn = []
-    for part, place in zip(queries.split(rows, -2), places.split(rows), strict=True):
+    # Filled in place: small results kept between the tiles would keep the heap from taking their memory back.
+    index = places.new_empty(*batch, num_queries, draws)
+    parts = zip(queries.split(rows, -2), places.split(rows), index.split(rows, -2), strict=True)
+    for part, place, drawn in parts:
         hidden = torch.arange(tokens, device=cloud.device) > (place[:, None] if causal else tokens)
         scores = beta * torch.einsum("...qd,...nd->...qn", part.double(), cloud.double())
         reached = probabilities(scores.masked_fill(hidden, -torch.inf)).cumsum(-1)
         level = torch.rand(*reached.shape[:-1], draws, generator=generator, dtype=reached.dtype, device=reached.device)
         # Rounding leaves the last level beside one; the first token to reach it is the last that may be drawn.
         last = (reached < reached[..., -1:]).sum(-1, keepdim=True)
-        drawn.append(torch.searchsorted(reached, level * reached[..., -1:], right=True).minimum(last))
-    index = torch.cat(drawn, -2) if drawn else places.new_empty(*batch, 0, draws)
+        drawn.copy_(torch.searchsorted(reached, level * reached[..., -1:], right=True).minimum(last))
     picked = torch.take_along_dim(cloud, index.flatten(-2)[..., None], dim=-2)
     found = picked.reshape(*batch, num_queries, draws, cloud.shape[-1]).movedim(-2, 0)
     return found[0] if count is None else found

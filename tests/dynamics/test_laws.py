@@ -95,7 +95,7 @@ def test_rms_norm_moments_have_trace_dim_and_are_even_for_even_spectra(dim):
 def test_rms_norm_moments_agree_with_tokens_in_any_basis_and_rank():
     root = randn(2, 4, 2)  # rank two of four
     found = rms_norm_moments(root @ root.mT)
-    draws = rms_norm((randn(200_000, 2) @ root.mT))
+    draws = rms_norm(randn(200_000, 2) @ root.mT)
     assert_close(found, draws.mT @ draws / 200_000, rtol=0, atol=0.02)
     assert rms_norm_moments(torch.eye(2)).dtype == torch.float32
 
@@ -116,7 +116,8 @@ def test_finite_tokens_err_as_importance_sampling_says():
     assert float(error.square().mean().sqrt()) == pytest.approx(0.0724, abs=0.0015)
     assert float(error.mean()) == pytest.approx(float(limit.bias), abs=4 * 0.0724 / 200)
     assert abs(float(error.mean())) > 4 * 0.0724 / 200  # the bias is seen
-    seen = attend(query, found.new_tensor(randn(100_000, 1, seed=99)), randn(100_000, 1, seed=99), scale=1.0)
+    tokens = randn(100_000, 1, seed=99)
+    seen = attend(query, tokens, tokens, scale=1.0)
     assert float(seen.statistics.effective_atoms) == pytest.approx(1e5 / math.e, rel=0.05)
 
 
@@ -135,7 +136,7 @@ def test_finite_tokens_of_an_atomic_law_in_two_dimensions():
     error = simulate(draw, query, 200, 20_000) - measure.mean(query)
     assert float(error.square().sum(-1).mean().sqrt()) == pytest.approx(float(limit.rmse), rel=0.03)
     assert_close(error.mean(0), limit.bias[0], rtol=0, atol=4 * float(limit.rmse) / math.sqrt(20_000))
-    assert float(limit.bias.norm()) > 8 * float(limit.rmse) / math.sqrt(20_000)
+    assert float(limit.bias.norm()) > 6 * float(limit.rmse) / math.sqrt(20_000)
 
 
 def perturbed(order, size):
@@ -166,12 +167,14 @@ def amplification(order, size, step, spread):
 def test_a_small_cumulant_grows_by_the_predicted_factor(order, step, spread):
     law = cumulant_amplification(order, step, spread)
     # Renormalisation standardises, which cumulants of standardised tokens have built in.
-    large, small = (abs(amplification(order, size, step, spread) - law) for size in (0.3, 0.15))
-    assert small < 0.02 * law
-    assert small < 0.6 * large
+    large, small = (abs(amplification(order, size, step, spread) - law) for size in (0.2, 0.05))
+    # The shift shrinks by four, and with its square what the next order adds.
+    assert small < 0.1 * large
+    assert small < 0.02 * (law - 1)
     # It is neither the factor of another order nor stability.
-    assert abs(amplification(order, 0.15, step, spread) - cumulant_amplification(order + 1, step, spread)) > small
-    assert amplification(order, 0.15, step, spread) > 1
+    found = amplification(order, 0.05, step, spread)
+    assert abs(found - cumulant_amplification(order + 1, step, spread)) > 2 * small
+    assert found > 1 + 0.9 * (law - 1)
 
 
 def test_an_affine_map_amplifies_nothing():
@@ -183,7 +186,7 @@ def test_the_equilibrium_of_particles_is_unstable():
     cloud = renormalize(perturbed(4, 0.5)[0][400:2001:16], torch.zeros(1), torch.eye(1))  # flat: kurtosis -1.2
     moved = renormalize(ascend(cloud), torch.zeros(1), torch.eye(1))
     even = torch.full((len(cloud),), 1 / len(cloud), dtype=torch.float64)
-    assert cumulant(moved[:, 0], even, 4) < 1.2 * cumulant(cloud[:, 0], even, 4) < 0
+    assert cumulant(moved[:, 0], even, 4) < 1.1 * cumulant(cloud[:, 0], even, 4) < 0
 
 
 ONE = torch.ones(1, 1, dtype=torch.float64)
