@@ -49,11 +49,12 @@ def main(names: Sequence[str] = (), *, json: bool = False) -> int:
 def benchmarks() -> dict[str, Benchmark]:
     """All benchmarks by name, in the order in which they run."""
     from benchmarks.attention import forward, forward_backward, forward_bfloat16, forward_grouped
+    from benchmarks.dynamics import dynamics
     from benchmarks.inspection import inspection
     from benchmarks.memory import memory
     from benchmarks.retrieval import retrieval
 
-    every = (forward, forward_bfloat16, forward_grouped, forward_backward, retrieval, memory, inspection)
+    every = (forward, forward_bfloat16, forward_grouped, forward_backward, retrieval, memory, dynamics, inspection)
     return {benchmark.__name__: benchmark for benchmark in every}
 
 
