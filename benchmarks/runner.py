@@ -50,11 +50,13 @@ def benchmarks() -> dict[str, Benchmark]:
     """All benchmarks by name, in the order in which they run."""
     from benchmarks.attention import forward, forward_backward, forward_bfloat16, forward_grouped
     from benchmarks.contrast import contrast
+    from benchmarks.dynamics import dynamics
     from benchmarks.inspection import inspection
     from benchmarks.memory import memory
     from benchmarks.retrieval import retrieval
 
-    every = (forward, forward_bfloat16, forward_grouped, forward_backward, retrieval, memory, inspection, contrast)
+    kernels = (forward, forward_bfloat16, forward_grouped, forward_backward, retrieval, memory)
+    every = (*kernels, inspection, contrast, dynamics)
     return {benchmark.__name__: benchmark for benchmark in every}
 
 

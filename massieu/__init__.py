@@ -12,7 +12,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from massieu import claims as claims
     from massieu import contrast as contrast
+    from massieu import dynamics as dynamics
     from massieu import geometry as geometry
     from massieu import inspection as inspection
     from massieu import kernels as kernels
@@ -81,7 +83,7 @@ __all__ = [
 
 # Names are looked up on first use, so that the command line answers without waiting for torch.
 _HOMES = ("statistics", "measures", "duality", "inspection")
-_SUBMODULES = ("contrast", "geometry", "inspection", "kernels", "nn", "taps")
+_SUBMODULES = ("claims", "contrast", "dynamics", "geometry", "inspection", "kernels", "nn", "taps")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,269 @@
+"""What brings an expanded cloud back: renormalisation of the whole, norms of single tokens, and other contractions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from massieu.dynamics.maps import check_cloud, check_number
+from massieu.measures.gaussian import checked_covariance
+from massieu.measures.measure import as_parameter
+
+__all__ = [
+    "CONTRACTIONS",
+    "Affine",
+    "Spectrum",
+    "batch_norm",
+    "clip_to_ball",
+    "global_rms",
+    "halve",
+    "layer_norm",
+    "moments",
+    "renormalization",
+    "renormalize",
+    "rms_norm",
+    "spectrum",
+    "squash",
+    "zca",
+]
+
+
+class Affine(NamedTuple):
+    """The map :math:`x \\mapsto M x + b` of tokens, as a function of clouds ``(..., tokens, dim)``.
+
+    Attributes:
+        matrix: M, shape ``(..., dim, dim)``.
+        offset: b, shape ``(..., dim)``.
+    """
+
+    matrix: Tensor
+    offset: Tensor
+
+    def __call__(self, cloud: Tensor) -> Tensor:
+        return torch.einsum("...de,...ne->...nd", self.matrix.to(cloud), cloud) + self.offset.to(cloud)[..., None, :]
+
+
+def renormalize(cloud: Tensor, location: Tensor, covariance: Tensor) -> Tensor:
+    r"""Give the cloud a mean and a covariance, by the affine map with symmetric roots.
+
+    .. math:: \eta_i \mapsto \mu + \Lambda^{1/2} C^{-1/2} (\eta_i - \bar\eta), \qquad
+              C = \tfrac1n \sum_i (\eta_i - \bar\eta)(\eta_i - \bar\eta)^\top
+
+    Args:
+        cloud: :math:`\eta`, shape ``(..., tokens, dim)``, with a covariance of full rank.
+        location: :math:`\mu`, shape ``(dim,)``.
+        covariance: :math:`\Lambda`, positive definite, shape ``(dim, dim)``.
+
+    Returns:
+        The cloud with these moments, same shape.
+
+    Source:
+        "A Probabilistic Interpretation of Transformers", Theorem 1, the operator RN. It is printed with the second
+        moment :math:`E[\eta\eta^\top]` in place of C, with which the theorem holds only for centred clouds.
+
+    Example:
+        >>> cloud = renormalize(torch.tensor([[0.0], [2.0]]), torch.tensor([5.0]), torch.tensor([[9.0]]))
+        >>> cloud
+        tensor([[2.],
+                [8.]])
+    """
+    check_cloud(cloud, least=1)
+    return _transport(spectrum(cloud), location, covariance)(cloud)
+
+
+def renormalization(from_location: Tensor, from_covariance: Tensor, location: Tensor, covariance: Tensor) -> Affine:
+    r"""The map RN between laws of given moments, :math:`x \mapsto \mu + \Lambda^{1/2} C^{-1/2} (x - m)`.
+
+    For Gaussian keys :math:`N(\mu, \Sigma)` residual attention is the affine map
+    :math:`A(\eta) = \eta + s(\mu + \Sigma \eta)`. On tokens of covariance :math:`\Sigma^{-1}` all roots commute, and
+    RN after A is not only stationary in law, as Theorem 1 says, but the identity of every single token.
+
+    Args:
+        from_location: m, shape ``(..., dim)``.
+        from_covariance: C, positive definite, shape ``(..., dim, dim)``.
+        location: :math:`\mu`, shape ``(dim,)``.
+        covariance: :math:`\Lambda`, positive definite, shape ``(dim, dim)``.
+
+    Example:
+        >>> one = torch.ones(1)
+        >>> renormalization(0 * one, 4 * one[None], one, one[None])(torch.tensor([[6.0]]))
+        tensor([[4.]])
+    """
+    from_covariance = as_parameter(from_covariance, "from_covariance")
+    values, vectors = torch.linalg.eigh(from_covariance)
+    source = Spectrum(from_location.to(from_covariance), values, vectors, values > _rounding(values))
+    return _transport(source, location, covariance)
+
+
+def layer_norm(cloud: Tensor) -> Tensor:
+    r"""Centre the features of every token and give it the length :math:`\sqrt{D}`, without gain and bias.
+
+    It does not centre the cloud. A token of equal features becomes zero.
+
+    Example:
+        >>> layer_norm(torch.tensor([[1.0, 3.0], [2.0, 2.0]]))
+        tensor([[-1.,  1.],
+                [ 0.,  0.]])
+    """
+    check_cloud(cloud)
+    centred = cloud - cloud.mean(-1, keepdim=True)
+    return _scaled(centred, (-1,), cloud.abs().amax(-1, keepdim=True))
+
+
+def rms_norm(cloud: Tensor) -> Tensor:
+    r"""Give every token the length :math:`\sqrt{D}`; zero stays zero.
+
+    Example:
+        >>> rms_norm(torch.tensor([[1.0, 0.0], [0.0, 0.0]]))
+        tensor([[1.4142, 0.0000],
+                [0.0000, 0.0000]])
+    """
+    check_cloud(cloud)
+    return _scaled(cloud, (-1,), 0.0)
+
+
+def halve(cloud: Tensor) -> Tensor:
+    """Half of every token, which undoes a residual step along the token itself."""
+    check_cloud(cloud)
+    return 0.5 * cloud
+
+
+def global_rms(cloud: Tensor) -> Tensor:
+    """Divide the whole cloud by the root mean square of its entries; a cloud of zeros stays.
+
+    Example:
+        >>> global_rms(torch.tensor([[3.0], [4.0]])).square().mean()
+        tensor(1.)
+    """
+    check_cloud(cloud)
+    return _scaled(cloud, (-2, -1), 0.0)
+
+
+def squash(cloud: Tensor) -> Tensor:
+    """The hyperbolic tangent of every entry."""
+    check_cloud(cloud)
+    return torch.tanh(cloud)
+
+
+def batch_norm(cloud: Tensor) -> Tensor:
+    """Centre every feature over the tokens and give it variance one; a feature without variance becomes zero.
+
+    Example:
+        >>> batch_norm(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
+        tensor([[-1.,  0.],
+                [ 1.,  0.]])
+    """
+    check_cloud(cloud)
+    if not cloud.shape[-2]:
+        return cloud
+    return _scaled(cloud - cloud.mean(-2, keepdim=True), (-2,), cloud.abs().amax(-2, keepdim=True))
+
+
+def clip_to_ball(cloud: Tensor, radius: float | None = None) -> Tensor:
+    r"""Shorten tokens outside of the ball to its radius, which is :math:`\sqrt{D}` by default.
+
+    Example:
+        >>> clip_to_ball(torch.tensor([[3.0, 4.0], [0.1, 0.0]]), radius=1.0)
+        tensor([[0.6000, 0.8000],
+                [0.1000, 0.0000]])
+    """
+    check_cloud(cloud)
+    radius = math.sqrt(cloud.shape[-1]) if radius is None else check_number(radius, "radius", least=0.0)
+    size = cloud.norm(dim=-1, keepdim=True)
+    return torch.where(size > radius, cloud * (radius / torch.where(size > radius, size, 1.0)), cloud)
+
+
+def zca(cloud: Tensor) -> Tensor:
+    """Centre and whiten the cloud by the symmetric root of its covariance, on the span of the tokens.
+
+    Where the covariance has full rank, :func:`renormalize` to mean zero and the identity.
+
+    Example:
+        >>> zca(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
+        tensor([[-1.,  0.],
+                [ 1.,  0.]])
+    """
+    check_cloud(cloud, least=1)
+    source = spectrum(cloud)
+    return (cloud - source.mean[..., None, :]) @ source.inverse_root()
+
+
+CONTRACTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "layer_norm": layer_norm,
+    "rms_norm": rms_norm,
+    "halve": halve,
+    "global_rms": global_rms,
+    "squash": squash,
+    "batch_norm": batch_norm,
+    "clip_to_ball": clip_to_ball,
+    "zca": zca,
+}
+"""Contractions by name, each a function of a cloud ``(..., tokens, dim)``."""
+
+
+class Spectrum(NamedTuple):
+    """Mean ``(..., dim)`` of a cloud, eigenvalues and eigenvectors of its covariance, and which are not rounding."""
+
+    mean: Tensor
+    values: Tensor
+    vectors: Tensor
+    kept: Tensor
+
+    def inverse_root(self) -> Tensor:
+        """The symmetric inverse root of the covariance on its span, ``(..., dim, dim)``."""
+        roots = torch.where(self.kept, torch.where(self.kept, self.values, 1.0).rsqrt(), 0.0)
+        return (self.vectors * roots[..., None, :]) @ self.vectors.mT
+
+
+def moments(cloud: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean ``(..., dim)`` and population covariance ``(..., dim, dim)`` of the tokens."""
+    mean = cloud.mean(-2)
+    centred = cloud - mean[..., None, :]
+    return mean, centred.mT @ centred / cloud.shape[-2]
+
+
+def spectrum(cloud: Tensor) -> Spectrum:
+    """The covariance of the tokens by its eigenvalues."""
+    mean, covariance = moments(cloud)
+    values, vectors = torch.linalg.eigh(covariance)
+    # Tokens that are one point have a covariance of rounding, which is measured against their length.
+    noise = (8 * torch.finfo(cloud.dtype).eps) ** 2 * cloud.square().sum(-1).amax(-1)
+    return Spectrum(mean, values, vectors, values > torch.maximum(_rounding(values), noise[..., None]))
+
+
+def _transport(source: Spectrum, location: Tensor, covariance: Tensor) -> Affine:
+    """The map with symmetric roots from the moments of the source to the given ones."""
+    location, dim = as_parameter(location, "location"), source.values.shape[-1]
+    if location.shape != (dim,):
+        raise ValueError(f"location must have shape ({dim},), got {tuple(location.shape)}; give each axis its mean")
+    covariance, _ = checked_covariance(covariance, (dim, dim))
+    if not bool(source.kept.all()):
+        rank = int(source.kept.sum(-1).min())
+        raise ValueError(
+            f"the cloud must have a covariance of full rank {dim}, got rank {rank};"
+            " use more tokens than dimensions, or zca, which whitens on the span"
+        )
+    values, axes = torch.linalg.eigh(covariance.to(source.values))
+    matrix = (axes * values.sqrt()) @ axes.mT @ source.inverse_root()
+    return Affine(matrix, location.to(matrix) - torch.einsum("...de,...e->...d", matrix, source.mean))
+
+
+def _rounding(values: Tensor) -> Tensor:
+    """Eigenvalues up to this one are rounding, ``(..., 1)``."""
+    return values.shape[-1] * torch.finfo(values.dtype).eps * values[..., -1:].clamp_min(0)
+
+
+def _scaled(numbers: Tensor, axes: tuple[int, ...], scale: Tensor | float) -> Tensor:
+    """Numbers of root mean square one over the axes; zero where they are rounding of something of size ``scale``."""
+    if not numbers.numel():
+        return numbers
+    largest = numbers.abs().amax(axes, keepdim=True)
+    real = largest > 4 * torch.finfo(numbers.dtype).eps * scale
+    # Relative to the largest one, squares can neither overflow nor vanish.
+    relative = numbers / torch.where(real, largest, 1.0)
+    square = torch.where(real, relative, 1.0).square().mean(axes, keepdim=True)
+    return torch.where(real, relative * square.rsqrt(), 0.0)

@@ -1,0 +1,145 @@
+"""A cloud of tokens under many blocks of attention and contraction, and what is seen on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from massieu.dynamics.contractions import CONTRACTIONS
+from massieu.dynamics.maps import ascend, check_cloud, check_number
+from massieu.dynamics.observables import OBSERVABLES, Observable, Regime
+from massieu.measures.measure import as_integer
+from massieu.statistics import attend
+
+__all__ = ["Observe", "Trajectory", "evolve", "record"]
+
+Observe = Sequence[str] | Mapping[str, Observable]
+"""Names from ``OBSERVABLES``, or functions of the cloud and its :class:`Regime` by name."""
+
+
+@dataclass(frozen=True, repr=False)
+class Trajectory:
+    """Where a cloud went and what was observed.
+
+    Attributes:
+        cloud: the last cloud, shape ``(..., tokens, dim)``.
+        steps: after how many steps something was recorded, the start included, shape ``(records,)``.
+        observables: what was recorded, by name, shape ``(records, ...)``.
+        regime: keys frozen or moving, causal or not, how tokens moved and what contracted them, in one sentence.
+    """
+
+    cloud: Tensor
+    steps: Tensor
+    observables: dict[str, Tensor]
+    regime: str
+
+    def __repr__(self) -> str:
+        names = ", ".join(self.observables)
+        return f"Trajectory({int(self.steps[-1])} steps of a cloud {tuple(self.cloud.shape)}: {self.regime}; [{names}])"
+
+
+def evolve(
+    cloud: Tensor,
+    *,
+    steps: int,
+    step: float = 1.0,
+    beta: float = 1.0,
+    keys: Tensor | None = None,
+    causal: bool = False,
+    residual: bool = True,
+    contraction: str | Callable[[Tensor], Tensor] | None = None,
+    observe: Observe = ("mean", "covariance", "median_distance", "entropy_logdet"),
+    every: int = 1,
+) -> Trajectory:
+    r"""Apply blocks of attention and contraction to a cloud, all tokens at once.
+
+    .. math:: \eta_i \mapsto K(\eta_i + s\, m(\eta_i)), \quad \text{or without the residual connection} \quad
+              \eta_i \mapsto K(s\, m(\eta_i))
+
+    Args:
+        cloud: the tokens, shape ``(..., tokens, dim)``.
+        steps: number of blocks.
+        step: s.
+        beta: inverse temperature.
+        keys: fixed keys, shape ``(..., atoms, dim)``; None for moving keys, which are the tokens at every step.
+        causal: whether a token sees only the keys up to its own position.
+        residual: whether attention is added to the token or takes its place.
+        contraction: K, a name from ``CONTRACTIONS`` or any function of a cloud; None for the identity.
+        observe: names from ``OBSERVABLES``, or a mapping of names to functions of the cloud and its :class:`Regime`.
+        every: record after so many steps; start and end are always recorded.
+
+    Returns:
+        The last cloud and the observables, with a sentence on what was frozen and what moved.
+
+    Source:
+        "A Probabilistic Interpretation of Transformers", section 3.3. Frozen and moving keys behave differently:
+        without the residual connection moving keys collapse to a point, if slowly, and fixed ones need not.
+
+    Example:
+        >>> cloud = torch.tensor([[-1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+        >>> found = evolve(cloud, steps=2, contraction="rms_norm", observe=["median_distance"])
+        >>> print(found.regime)
+        residual attention with step 1 at beta 1 over moving keys (the tokens themselves), not causal, then rms_norm
+        >>> found.observables["median_distance"]
+        tensor([1.4142, 1.8401, 1.7475])
+    """
+    check_cloud(cloud, least=1)
+    step, beta = check_number(step, "step"), check_number(beta, "beta")
+    shrink, name = _contraction(contraction)
+    motion = f"residual attention with step {step:g}" if residual else f"attention without residual times {step:g}"
+    regime = Regime(keys, beta, causal, motion, name)
+
+    def move(tokens: Tensor) -> Tensor:
+        if residual:
+            return shrink(ascend(tokens, keys, step=step, beta=beta, causal=causal))
+        seen = tokens if keys is None else keys
+        return shrink(step * attend(tokens, seen, seen, scale=beta, causal=causal, statistics=None).output)
+
+    return record(move, cloud, steps=steps, regime=regime, observe=observe, every=every)
+
+
+def record(
+    move: Callable[[Tensor], Tensor], cloud: Tensor, *, steps: int, regime: Regime, observe: Observe, every: int
+) -> Trajectory:
+    """Apply ``move`` so many times and keep what is observed."""
+    steps, every = as_integer(steps, "steps", least=0), as_integer(every, "every", least=1)
+    watched = _observables(observe)
+    times: list[int] = []
+    seen: dict[str, list[Tensor]] = {name: [] for name in watched}
+    for time in range(steps + 1):
+        if time:
+            cloud = move(cloud)
+        if time % every == 0 or time == steps:
+            times.append(time)
+            for name, observable in watched.items():
+                seen[name].append(observable(cloud, regime))
+    found = {name: torch.stack(values) for name, values in seen.items()}
+    return Trajectory(cloud, torch.tensor(times), found, str(regime))
+
+
+def _contraction(contraction: str | Callable[[Tensor], Tensor] | None) -> tuple[Callable[[Tensor], Tensor], str]:
+    if contraction is None:
+        return (lambda cloud: cloud), "no contraction"
+    if callable(contraction):
+        return contraction, getattr(contraction, "__name__", type(contraction).__name__)
+    if contraction not in CONTRACTIONS:
+        raise ValueError(
+            f"contraction must be one of {', '.join(CONTRACTIONS)}, a function or None, got {contraction!r}; check it"
+        )
+    return CONTRACTIONS[contraction], contraction
+
+
+def _observables(observe: Observe) -> dict[str, Observable]:
+    if isinstance(observe, Mapping):
+        return dict(observe)
+    names = [observe] if isinstance(observe, str) else list(observe)
+    unknown = [name for name in names if name not in OBSERVABLES]
+    if unknown:
+        raise ValueError(
+            f"observe must name some of {', '.join(OBSERVABLES)}, got {unknown[0]!r};"
+            " pass other observables as a mapping of names to functions"
+        )
+    return {name: OBSERVABLES[name] for name in names}
