@@ -27,10 +27,9 @@ def inspection(model: str | None) -> Inspection:
 def tied_model(seed: int) -> Inspection:
     """A random transformer whose heads write what they read: the theory has to hold in it."""
     generator = torch.Generator().manual_seed(seed)
-    model = Transformer(
-        *(32, 3, 2), vocabulary=50, attention="tied", causal=False, positions=None, norm=None, generator=generator
-    )
-    tokens = torch.randint(50, (16, 48), generator=generator)
+    options = {"attention": "tied", "causal": False, "positions": None, "norm": None}
+    model = Transformer(32, 3, 2, vocabulary=64, **options, generator=generator)
+    tokens = torch.stack([torch.randperm(64, generator=generator)[:48] for _ in range(16)])  # no token twice
     return inspect_model(model, inputs=[{"inputs": part} for part in tokens.split(4)])
 
 
