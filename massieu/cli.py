@@ -93,8 +93,13 @@ def command_line() -> Parser:
     _add_loading(doctor)
 
     bench = command("bench", run_bench, "measure the ratios of benchmarks/ on this machine")
-    names = "forward, forward_bfloat16, forward_grouped, forward_backward, retrieval, memory, inspection, contrast, dynamics"
-    bench.add_argument("names", nargs="*", metavar="NAME", help=f"some of {names}; all of them when none is named")
+    kernels = "forward, forward_bfloat16, forward_grouped, forward_backward, retrieval, memory"
+    bench.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"some of {kernels}, inspection, contrast, dynamics; all of them when none is named",
+    )
     return parser
 
 
