@@ -51,6 +51,15 @@ def test_acceleration_saves_steps_where_plain_iteration_is_slow():
     assert_close(fast.state, plain.state, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("seed", [0, 4, 5])
+def test_acceleration_is_not_drawn_back_to_points_that_repel(seed):
+    generator = torch.Generator().manual_seed(seed)
+    patterns = torch.randn(8, 16, generator=generator, dtype=torch.float64) / 2
+    start = torch.cat([patterns, torch.randn(30, 16, generator=generator, dtype=torch.float64) / 2])
+    # From some of these starts, keeping every gain of acceleration took thousands of steps.
+    assert bool(fixed_points((patterns, 1.0), start).converged.all())
+
+
 def test_plain_steps_approach_at_the_rate_of_the_fisher_matrix():
     patterns = randn(8, 6, seed=63)
     (point,) = fixed_points((patterns, 0.5), patterns[:1]).state[None]

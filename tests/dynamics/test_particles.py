@@ -42,6 +42,8 @@ def test_the_flow_on_the_sphere_follows_its_velocity():
     velocity = pull - (pull * start).sum(-1, keepdim=True) * start
     assert_close((found - start) / 1e-6, velocity, rtol=0, atol=1e-5)
     assert_close(found.norm(dim=-1), torch.ones(6, dtype=torch.float64))
+    long = sphere_flow(start, beta=2.0, steps=1, step_size=0.5).cloud
+    assert_close(long, torch.nn.functional.normalize(start + 0.5 * velocity, dim=-1))
 
 
 def test_causal_points_follow_those_before_them():
@@ -84,6 +86,12 @@ def test_draws_at_the_edges():
     # Tokens of no weight behind the last one are not drawn, however the levels round.
     far = torch.tensor([[0.0], [-1e4]])
     assert not resample(far, torch.ones(1, 1), count=10_000, generator=seeded()).any()
+
+
+@pytest.mark.parametrize(("level", "cloud"), [(0.0, [[-1e4], [0.0]]), (1.0, [[0.0], [-1e4]])])
+def test_no_level_draws_a_token_without_weight(level, cloud, monkeypatch):
+    monkeypatch.setattr(torch, "rand", lambda *shape, dtype, **_: torch.full(shape, level, dtype=dtype))
+    assert resample(torch.tensor(cloud), torch.ones(1, 1)).tolist() == [[0.0]]
 
 
 @pytest.mark.parametrize(
