@@ -20,8 +20,7 @@ test: $(INSTALLED)
 	$(BIN)/python -m pytest $(ARGS)
 
 verify: $(INSTALLED)
-	@echo "Identities and errata of the core; the command massieu verify will take over." >&2
-	$(BIN)/python -m pytest tests/contract tests/test_errata.py $(ARGS)
+	$(BIN)/massieu verify --out report/claims $(ARGS)
 
 # Debian's Chromium, in which the pages are tested.
 browser:

@@ -250,7 +250,7 @@ def run_compare(options: argparse.Namespace) -> int:
 
 def run_verify(options: argparse.Namespace) -> int:
     """Run claims, write and print their verdicts; 1 if one is not the expected."""
-    _need("transformers", "pandas", "rich", "scipy")
+    _need("transformers", "pandas", "rich", "scipy", extra="verify")
     from massieu import claims
     from massieu.inspection import result
 
@@ -390,10 +390,10 @@ def _progress(quiet: bool, first: str = "loading") -> Iterator[Callable[[str, in
         yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total or None)
 
 
-def _need(*packages: str) -> None:
+def _need(*packages: str, extra: str = "inspect") -> None:
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
     if missing:
-        raise ValueError(f"this command needs {', '.join(missing)}, not installed; pip install 'massieu[inspect]'")
+        raise ValueError(f"this command needs {', '.join(missing)}, not installed; pip install 'massieu[{extra}]'")
 
 
 def _is_message(error: Exception) -> bool:
