@@ -7,9 +7,11 @@ import shutil
 import pandas
 import pytest
 from report.sample import inspection
+from report.verdicts import verdicts
 
 from massieu.inspection.findings import findings
 from massieu.report import compare, render
+from massieu.report.verdicts import render_verdicts
 
 PHONE = {"width": 390, "height": 844}
 
@@ -47,6 +49,7 @@ PAGES = {
         [_sample(3, 4, kind="decoder", name=f"step {i}", sharp=i, seed=3) for i in (1, 2, 3)]
     ),
     "different models": lambda: compare([_sample(2, 3), _sample(3, 4, kind="both")]),
+    "claims": lambda: render_verdicts(verdicts(), {"seed": 0, "model": None}),
 }
 
 
@@ -112,7 +115,7 @@ def fills(page):
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_opens_without_network_request_or_complaint(visit, name):
     page = visit(name)
-    assert len(values(page)) > 0
+    assert len(values(page)) > 0 or name == "claims"
     assert page.evaluate("window.hacked") is None
     assert page.evaluate("document.images.length") == 0
 
@@ -326,3 +329,18 @@ def test_a_dark_page_prints_on_white_paper_with_all_rows(visit):
     assert not page.is_visible("#quantity")
     assert not page.is_visible("[data-table=heads] th[data-key=score_mean]")
     assert page.pdf().startswith(b"%PDF")
+
+
+def test_every_claim_has_its_verdict_a_figure_and_its_code(visit):
+    page = visit("claims")
+    assert page.locator("article.claim").count() == 6
+    assert page.locator("article.claim .gauge").count() == 6
+    assert page.locator("article.claim .curve polyline").count() == 2
+    assert page.locator("#C5 .aside").text_content() == "Undecided: it <raised>"
+    assert "1 verdict differs" in page.text_content(".lead")
+    assert page.locator("#C1 .gauge circle.inside").count() == 1
+    page.click("#C4 summary")
+    assert "return '<b>'" in page.text_content("#C4 pre")
+    before = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.click("#theme")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
