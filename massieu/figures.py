@@ -85,6 +85,8 @@ def head_map(heads: pandas.DataFrame, quantity: Described) -> Figure:
     bar.set_label(quantity.unit, fontsize=8, color=SOFT)
     if quantity.scale == "class":
         bar.set_ticks(range(len(CLASSES)), labels=CLASSES)
+    elif hasattr(bar.formatter, "set_useOffset"):
+        bar.formatter.set_useOffset(False)  # figures as they are, also where they hardly differ
     return figure
 
 

@@ -88,11 +88,11 @@ def test_the_model_loads_without_a_network():
 def test_the_model_predicts_held_out_text_far_better_than_a_bigram(models, rows):
     found = loss(models[MODEL], rows)
     baseline = FACTS["baselines_nats_per_token"]["excerpt"]
-    assert found < baseline["bigram"] - 0.4
-    assert found < baseline["trigram"]
+    assert found < baseline["bigram"] - 0.7
+    assert found < baseline["trigram"] - 0.2
     assert baseline["bigram"] < baseline["unigram"] - 1.0  # the baselines are not made of straw
     held_out = FACTS["checkpoints"][-1]["held_out"]["nats_per_token"]
-    assert held_out < FACTS["baselines_nats_per_token"]["held_out"]["bigram"] - 0.4
+    assert held_out < FACTS["baselines_nats_per_token"]["held_out"]["bigram"] - 0.7
 
 
 def test_losses_fall_over_the_checkpoints_and_are_the_recorded_ones(models, rows):
@@ -111,11 +111,11 @@ def test_rounding_to_half_precision_costs_nothing():
 def test_attention_gets_sharper_and_weights_grow(models, rows):
     first, last = models[CHECKPOINTS[0]], models[MODEL]
     before, after = row_entropies(first, rows[::8]), row_entropies(last, rows[::8])
-    assert before.min() > 0.99  # the untrained model averages
-    assert after.mean() < 0.8
-    assert (after < 0.6).sum() >= 2
+    assert before.min() > 0.98  # the untrained model averages
+    assert after.mean() < 0.75
+    assert (after < 0.5).sum() >= 4
     for grown, small in zip(last.transformer.h, first.transformer.h, strict=True):
-        assert grown.attn.c_attn.weight.norm() > 2 * small.attn.c_attn.weight.norm()
+        assert grown.attn.c_attn.weight.norm() > 1.3 * small.attn.c_attn.weight.norm()
 
 
 def test_weights_are_those_of_the_provenance():

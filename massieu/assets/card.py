@@ -33,8 +33,10 @@ tokens. Weights are stored in float16 and load as float32; before rounding the l
 
 {learned:,} tokens of text, the novel read {copies_of_chapters} times as often; {steps:,} steps of {batch} windows,
 {trained_on:,} tokens in all.
-AdamW, learning rate {learning_rate} after {warmup} steps of warm-up, then half a cosine down to {last_learning_rate},
-betas {betas[0]} and {betas[1]}, weight decay {weight_decay}, gradient norm at most {clip}, float32, seed {seed}.
+Muon with learning rate {learning_rate} for the matrices of the blocks, AdamW with {other_learning_rate} and betas
+{betas[0]} and {betas[1]} for embeddings and vectors; {warmup} steps of warm-up, then half a cosine down to
+{last_share:.0%}; weight decay {weight_decay}, gradient norm at most {clip}, weights begin with a standard deviation of
+{initial_spread}, float32, seed {seed}.
 {threads} threads took {wall:.0f} s ({processor:.0f} s of processor time on each) with {versions}.
 
 ## Text and licences

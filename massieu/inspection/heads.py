@@ -206,7 +206,8 @@ def _notes(call: AttentionCall) -> list[str]:
         )
     if call.sink is not None:
         found.append(
-            "A learned sink takes part in every row as one more atom with value zero; it counts in every figure."
+            "A learned sink takes part in every row as one more atom with value zero; it counts in every figure but the"
+            " range of the scores, which is that of the keys."
         )
     if call.scores is not None:
         found.append(
