@@ -292,7 +292,7 @@ def quadratic_term(trial: Trial) -> Evidence:
 def bootstrap(trial: Trial) -> Evidence:
     """Mean and covariance of resampled tokens in standard errors; the control draws without the weights."""
     normal = normals(trial)
-    cloud, count = normal(12, 3), trial.size(20000, 1000000)
+    cloud, count = normal(12, 3), trial.size(8000, 200000)
     measure = Points(cloud)
     mean, covariance = measure.mean(cloud), measure.fisher(cloud)
 
@@ -342,7 +342,7 @@ def euler_steps(trial: Trial) -> Evidence:
             eta = eta + (ascend(middle, keys, step=1 / count) - middle)
         return float((eta - exact).norm())
 
-    counts = [2**power for power in range(trial.size(8, 11))]
+    counts = [2**power for power in range(trial.size(7, 10))]
     errors = [error(count) for count in counts]
     last = [error(count, midpoint=True) for count in counts[-2:]]
     order = math.log2(errors[-2] / errors[-1])
@@ -373,7 +373,7 @@ def monotone_inverse(trial: Trial) -> Evidence:
 
     def iterated(point: Tensor, step: float) -> Tensor:
         eta = point
-        for _ in range(100):
+        for _ in range(40):
             eta = point - step * attend(eta, keys, keys, scale=1.0).output
         return eta
 
