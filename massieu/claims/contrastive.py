@@ -41,10 +41,10 @@ def minimised(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
     def closure() -> Tensor:
         search.zero_grad()
         value = loss(point)
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         return value
 
-    search.step(closure)  # type: ignore[no-untyped-call]
+    search.step(closure)
     return point.detach()
 
 
