@@ -28,8 +28,8 @@ from massieu.measures import Gaussian, GaussianMixture, Points, Sphere
 from massieu.statistics import attend
 
 GATHER = (
-    "None of eight contractions does, layer normalisation included: with the tokens as keys, clusters form within some"
-    " twenty blocks under all of them."
+    "None of eight contractions keeps it, layer normalisation included: with the tokens as keys, clusters form within"
+    " some forty blocks under all of them."
 )
 
 
@@ -270,11 +270,11 @@ def unstable(trial: Trial) -> Evidence:
 def token_number(trial: Trial) -> Evidence:
     """Root mean square error over many draws of the tokens against that law; the control is plain sampling."""
     normal = normals(trial)
-    repeats, dim = trial.size(2000, 20000), 2
-    sigma = torch.diag(torch.tensor([1.0, 0.5], dtype=torch.float64))
+    repeats, dim = trial.size(1500, 20000), 2
+    sigma = torch.diag(torch.tensor([1.0, 0.8], dtype=torch.float64))
     measure = Gaussian(torch.zeros(dim, dtype=torch.float64), sigma)
     direction = torch.nn.functional.normalize(normal(1, dim), dim=-1)
-    counts, lengths = [125, 500, 2000], [0.3, 0.9]
+    counts, lengths = [250, 1000, 2000], [0.3, 1.0]
     found, law, plain = [], [], []
     for count in counts:
         for length in lengths:
@@ -285,7 +285,7 @@ def token_number(trial: Trial) -> Evidence:
             plain.append(math.sqrt(float(sigma.trace()) / count))
 
     def off(expected: list[float]) -> Gap:
-        """The largest relative difference; 2000 draws leave about three percent in each."""
+        """The largest relative difference; 1500 draws leave about three percent in each."""
         return Gap(max(abs(one / other - 1) for one, other in zip(found, expected, strict=True)), 0.15)
 
     return Evidence(
@@ -400,7 +400,7 @@ def contractions(trial: Trial) -> Evidence:
     expected=Verdict.CONDITIONAL,
 )
 def denoiser(trial: Trial) -> Evidence:
-    """One head fitted to noisy points, on exact expectations, with and without the carrier; the control has other noise.
+    """One head fitted to noisy points, on exact expectations, with and without the carrier; the control: other noise.
 
     With the carrier it is also compared with Bayes' formula, from the densities of the noise.
     """

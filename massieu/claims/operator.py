@@ -359,7 +359,7 @@ def euler_steps(trial: Trial) -> Evidence:
 @claim(
     "C48",
     source=f"{PAPER}, section 2.3",
-    statement="As operators, layers can be solved by iterating towards a fixed point.",
+    statement="Read as operators, layers are solved by iterating to a fixed point, as for monotone operators.",
     formula="η ← y − s m(η) solves η + s m(η) = y",
     correction=(
         "The iteration needs s ‖C‖ < 1. Because ∇G is monotone, prox_{sG} solves it for every s: residual attention"
