@@ -1,0 +1,440 @@
+"""Theorem 1 of the paper and what follows it: Gaussian tokens, their renormalisation, finite numbers of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
+from massieu.claims.contrastive import minimised
+from massieu.claims.families import PAPER, above, apart, linspace, normals, widest
+from massieu.claims.registry import claim
+from massieu.dynamics import (
+    CONTRACTIONS,
+    ascend,
+    cumulant_amplification,
+    evolve,
+    gaussian_moments,
+    hopfield_step,
+    hopfield_time,
+    layer_norm,
+    renormalization,
+    token_limit,
+)
+from massieu.measures import Gaussian, GaussianMixture, Points, Sphere
+from massieu.statistics import attend
+
+GATHER = (
+    "None of eight contractions keeps it, layer normalisation included: with the tokens as keys, clusters form within"
+    " some forty blocks under all of them."
+)
+
+
+def covariance(normal: Callable[..., Tensor], dim: int) -> Tensor:
+    """A random covariance that is well conditioned."""
+    root: Tensor = torch.eye(dim, dtype=torch.float64) + 0.4 * torch.tanh(normal(dim, dim)) / dim**0.5
+    return root @ root.T
+
+
+def pushed(step: Callable[[Tensor], Tensor], location: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and covariance of a Gaussian after a map, by points on its axes, which is exact for affine maps."""
+    arms = len(location) ** 0.5 * torch.linalg.cholesky(spread).T
+    moved = step(location + torch.cat([arms, -arms]))
+    return moved.mean(0), torch.cov(moved.T, correction=0)
+
+
+@claim(
+    "C24",
+    source=f"{PAPER}, Theorem 1",
+    statement="Attention and renormalisation by the mean of η and of η η^⊤ leave N(Σ^{-1}μ, Σ^{-1}) as it is.",
+    formula="RN ∘ A (p_eq) = p_eq, η → η_0 + Λ_0^{1/2} E[η η^⊤]^{-1/2} (η − η̄)",
+    correction=(
+        "With the covariance in the place of E[η η^⊤], or if μ = 0. Then RN ∘ A is even the identity of every token;"
+        " RN after any other affine map keeps the law too."
+    ),
+    expected=Verdict.HOLDS_CORRECTED,
+)
+def theorem_1(trial: Trial) -> Evidence:
+    """Moments and tokens after both maps, with both matrices; the control has keys of an unrelated covariance."""
+    normal = normals(trial)
+    dim = trial.size(4, 64)
+
+    def after(centred: bool, key_location: Tensor, sigma: Tensor, keys: Tensor) -> tuple[Gap, Gap, Tensor]:
+        """How far moments and tokens are from what they were, and the covariance."""
+        precision = torch.linalg.inv(sigma)
+        location = precision @ key_location
+        measure = Gaussian(key_location, keys)
+
+        def attention(eta: Tensor) -> Tensor:
+            return eta + measure.mean(eta)
+
+        mean, spread = pushed(attention, location, precision)
+        second = spread if centred else spread + torch.outer(mean, mean)
+        block = renormalization(mean, second, location, precision)
+        law, tokens = (
+            pushed(lambda eta: block(attention(eta)), location, precision),
+            location + normal(5, len(location)),
+        )
+        moments = widest(apart(law[0], location), apart(law[1], precision))
+        return moments, apart(block(attention(tokens)), tokens), law[1]
+
+    key_location, sigma, other = normal(dim), covariance(normal, dim), covariance(normal, dim)
+    known = torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64), torch.tensor([1.0, -1.0], dtype=torch.float64)
+    literal = after(False, known[1], known[0], known[0])[2]
+    one = torch.ones(1, 1, dtype=torch.float64)
+    return Evidence(
+        printed=after(False, key_location, sigma, sigma)[0],
+        corrected=widest(*after(True, key_location, sigma, sigma)[:2]),
+        control=after(True, key_location, sigma, other)[1],
+        table={
+            "66 times the variance as printed, Σ = (2 1; 1 2), μ = (1, −1)": 66 * float(literal[0, 0]),
+            "66 times the covariance": 66 * float(literal[0, 1]),
+            "variance as printed, Σ = 1, μ = 2": float(after(False, 2 * one[0], one, one)[2]),
+        },
+    )
+
+
+@claim(
+    "C25",
+    source=f"{PAPER}, section 3.3 and Theorem 1",
+    statement="Before renormalisation, attention expands the Gaussian of the equilibrium, centred or not.",
+    formula="(I + Σ) Σ^{-1} (I + Σ) ≻ Σ^{-1}, entropy gain log det(I + Σ)",
+    expected=Verdict.HOLDS,
+)
+def gaussian_expansion(trial: Trial) -> Evidence:
+    """Covariances before and after, from points moved by the mean map; the control turns the values round."""
+    normal = normals(trial)
+    dim = trial.size(4, 64)
+
+    def gap(key_location: Tensor, sigma: Tensor, sign: float) -> tuple[Gap, Tensor, Tensor]:
+        precision = torch.linalg.inv(sigma)
+        measure = Gaussian(key_location, sigma)
+        mean, spread = pushed(lambda eta: eta + sign * measure.mean(eta), precision @ key_location, precision)
+        law = gaussian_moments(precision @ key_location, precision, sigma, sign * sigma)
+        wider = torch.linalg.eigvalsh(spread - precision)
+        gain = 0.5 * (torch.logdet(spread) - torch.logdet(precision))
+        expected = torch.logdet(torch.eye(len(sigma), dtype=torch.float64) + sigma)
+        same = widest(apart(mean, law[0]), apart(spread, law[1]))
+        return widest(same, apart(gain, expected), above(-wider, torch.zeros_like(wider))), wider, gain
+
+    key_location, sigma = normal(dim), covariance(normal, dim)
+    known = torch.tensor([1.0, -1.0], dtype=torch.float64), torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
+    _, wider, gain = gap(*known, 1.0)
+    return Evidence(
+        printed=gap(key_location, sigma, 1.0)[0],
+        control=gap(key_location, sigma, -0.5)[0],
+        table={
+            "least eigenvalue of the difference, Σ = (2 1; 1 2)": float(wider[0]),
+            "largest": float(wider[1]),
+            "gain of entropy": float(gain),
+        },
+    )
+
+
+@claim(
+    "C26",
+    source=f"{PAPER}, abstract and section 3.3",
+    statement="The expansion by attention is counterbalanced by the contraction of layer normalisation.",
+    formula="LN(η + s m(η)) = η for normalised η",
+    correction=(
+        "If the intrinsic measure is invariant under rotations, so that m(η) is parallel to η. Layer normalisation acts"
+        " on each token and undoes nothing else."
+    ),
+    expected=Verdict.CONDITIONAL,
+)
+def counterbalance(trial: Trial) -> Evidence:
+    """Normalised tokens after a block, keys at random and on a whole sphere; the control leaves the norm out.
+
+    The table has the excess kurtosis of normalised Gaussian tokens, −6 / (n + 2) in n = D − 1 dimensions.
+    """
+    normal = normals(trial)
+    dim = 8
+    tokens, keys = layer_norm(normal(50, dim)), normal(40, dim)
+    sphere = Sphere(dim)
+    steps = (0.5, 1.0, 10.0)
+    blocks = [layer_norm(tokens + step * sphere.mean(tokens)) for step in steps]
+    cloud = layer_norm(normal(trial.size(20000, 1000000), dim))
+    direction = torch.tensor([[1.0], [-1.0], *[[0.0]] * (dim - 2)], dtype=torch.float64)
+    projected = cloud @ direction
+    kurtosis = projected.pow(4).mean() / projected.square().mean().square() - 3
+    return Evidence(
+        printed=apart(layer_norm(ascend(tokens, keys)), tokens),
+        conditional=widest(*(apart(block, tokens) for block in blocks)),
+        control=apart(tokens + sphere.mean(tokens), tokens),
+        table={"excess kurtosis on the sphere": float(kurtosis), "−6 / (n + 2)": -6 / (dim + 1)},
+    )
+
+
+@claim(
+    "C27",
+    source=f"{PAPER}, section 4",
+    statement="The tokens discretise a law, like samples, and attention is an update of that law.",
+    formula="Σ_j p_j x_j ≈ m(η) for N tokens x_j ~ h",
+    correction=(
+        "Attention is importance sampling: the error is small for N ≫ e^{η^⊤Ση}, which for typical queries of the"
+        " equilibrium is exponential in the dimension."
+    ),
+    expected=Verdict.CONDITIONAL,
+)
+def discretisation(trial: Trial) -> Evidence:
+    """Relative error of attention over drawn tokens, queries typical and short; the control draws from another law."""
+    normal = normals(trial)
+    count, dim = trial.size(16384, 262144), 16
+
+    def error(query: Tensor, keys: Tensor) -> float:
+        found = attend(query, keys, keys, scale=1.0).output
+        return float(((found - query).square().sum(-1).mean() / query.square().sum(-1).mean()).sqrt())
+
+    keys, query = normal(count, dim), normal(32, dim)
+    short = torch.nn.functional.normalize(query, dim=-1)
+    counts = [2**power for power in range(4, 15, 2)]
+    series: dict[str, Sequence[float]] = {}
+    for width in (1, 4, 16):
+        seen = normal(counts[-1], width)
+        wide = normal(64, width)
+        series[f"D = {width}"] = [error(wide, seen[:each]) for each in counts]
+    return Evidence(
+        printed=Gap(error(query, keys), 0.1),
+        conditional=Gap(error(short, keys), 0.1),
+        control=Gap(error(short, keys + 1), 0.1),
+        table={
+            "e^{η·η}, typical": float(query.square().sum(-1).mean().exp()),
+            "e^{η·η}, short": math.e,
+            "tokens": float(count),
+        },
+        curve=Curve(counts, series, x_label="tokens", y_label="relative error", log_x=True, log_y=True),
+    )
+
+
+@claim(
+    "X8",
+    source=f"{PAPER}, Theorem 1",
+    statement="The Gaussian equilibrium attracts: what is not Gaussian about the tokens dies out.",
+    formula="|κ_k'| < |κ_k| for k ≥ 3",
+    correction="It repels, and the more the higher the order: κ_k' = (1 + kr) κ_k with r = sσ / (1 + sσ).",
+    expected=Verdict.FAILS,
+)
+def unstable(trial: Trial) -> Evidence:
+    """Growth of small cumulants in a block, by quadrature, against 1 + kr; the control is an affine map and RN."""
+    step, sigma = (0.5 + torch.rand(2, generator=trial.generator, dtype=torch.float64)).tolist()
+    z = linspace(-9.0, 9.0, trial.size(361, 1441))
+    weight = torch.softmax(-0.5 * z.square(), -1)
+    waves = {3: z**2 - 1, 4: z**3 - 3 * z, 5: z**4 - 6 * z**2 + 3}
+    cumulants: dict[int, Callable[[Tensor], Tensor]] = {
+        3: lambda x: weight @ x**3,
+        4: lambda x: weight @ x**4 - 3,
+        5: lambda x: weight @ x**5 - 10 * (weight @ x**3),
+    }
+
+    def standard(x: Tensor) -> Tensor:
+        x = x - weight @ x
+        return x / (weight @ x.square()).sqrt()
+
+    def block(x: Tensor) -> Tensor:
+        eta = x[:, None] / sigma**0.5
+        return standard((eta + step * Points(sigma * eta, weight.log()).mean(eta))[:, 0])
+
+    def growth(order: int, move: Callable[[Tensor], Tensor]) -> float:
+        start = standard(z + 1e-4 * waves[order] / math.factorial(order))
+        return float(cumulants[order](move(start)) / cumulants[order](start))
+
+    def off(order: int, found: float) -> Gap:
+        return Gap(abs(found / cumulant_amplification(order, step, sigma) - 1), 0.01)
+
+    found = {order: growth(order, block) for order in waves}
+    seen, cloud = [], standard(z + 1e-4 * waves[4] / 24)
+    for _ in range(7):
+        seen.append(float(cumulants[4](cloud)))
+        cloud = block(cloud)
+    law = [seen[0] * cumulant_amplification(4, step, sigma) ** each for each in range(7)]
+    return Evidence(
+        printed=Gap(min(found.values()), 1.0),
+        instead=widest(*(off(order, value) for order, value in found.items())),
+        control=off(4, growth(4, lambda x: standard(3 * x + 1))),
+        table={f"growth of κ_{order}": value for order, value in found.items()}
+        | {f"1 + {order} r": cumulant_amplification(order, step, sigma) for order in found},
+        curve=Curve(list(range(7)), {"κ_4": seen, "κ_4 (1 + 4r)^n": law}, x_label="blocks", y_label="κ_4", log_y=True),
+    )
+
+
+@claim(
+    "X9",
+    source=f"{PAPER}, section 4",
+    statement="Attention over N tokens errs like importance sampling, by N^{-1/2} and a constant e^{η^⊤Ση}.",
+    formula="rmse^2 = e^{η^⊤Ση} (tr Σ + ‖Ση‖^2) / N",
+    expected=Verdict.HOLDS,
+)
+def token_number(trial: Trial) -> Evidence:
+    """Root mean square error over many draws of the tokens against that law; the control is plain sampling."""
+    normal = normals(trial)
+    repeats, dim = trial.size(1500, 20000), 2
+    sigma = torch.diag(torch.tensor([1.0, 0.8], dtype=torch.float64))
+    measure = Gaussian(torch.zeros(dim, dtype=torch.float64), sigma)
+    direction = torch.nn.functional.normalize(normal(1, dim), dim=-1)
+    counts, lengths = [250, 1000, 2000], [0.3, 1.0]
+    found, law, plain = [], [], []
+    for count in counts:
+        for length in lengths:
+            query = length * direction
+            errors = torch.cat([_errors(normal, measure, query, count) for _ in range(repeats // 250)])
+            found.append(float(errors.square().sum(-1).mean().sqrt()))
+            law.append(float(token_limit(measure, query, count).rmse))
+            plain.append(math.sqrt(float(sigma.trace()) / count))
+
+    def off(expected: list[float]) -> Gap:
+        """The largest relative difference; 1500 draws leave about three percent in each."""
+        return Gap(max(abs(one / other - 1) for one, other in zip(found, expected, strict=True)), 0.15)
+
+    return Evidence(
+        printed=off(law),
+        control=off(plain),
+        table={"slope in log N": math.log(found[-1] / found[1]) / math.log(counts[-1] / counts[0])},
+        curve=Curve(
+            counts,
+            {"measured": found[1::2], "law": law[1::2], "plain sampling": plain[1::2]},
+            x_label="tokens",
+            y_label="error",
+            log_x=True,
+            log_y=True,
+        ),
+    )
+
+
+def _errors(normal: Callable[..., Tensor], measure: Gaussian, query: Tensor, count: int) -> Tensor:
+    """Attention less the mean of the law, for 250 draws of so many tokens."""
+    keys = normal(250, count, query.shape[-1]) @ measure.covariance.sqrt()  # diagonal
+    return attend(query.expand(250, 1, -1), keys, keys, scale=1.0).output[:, 0] - measure.mean(query)
+
+
+@claim(
+    "X10",
+    source=f"{PAPER}, appendix B",
+    statement="Residual attention is a step of a Hopfield memory: after a layer norm they are the same.",
+    formula="LN(η + s m(η)) = LN((1 − τ) η + τ m(η)), τ = s / (1 + s + sσ^2)",
+    expected=Verdict.HOLDS,
+)
+def hopfield_dictionary(trial: Trial) -> Evidence:
+    """Both after layer norm for steps 0.01 to 100 and keys that are points or Gaussians; the control has τ = s."""
+    normal = normals(trial)
+    atoms, dim = trial.size(16, 512), trial.size(6, 64)
+    patterns, state = normal(atoms, dim), normal(30, dim)
+    steps = (0.01, 0.1, 1.0, 10.0, 100.0)
+
+    def gap(step: float, tau: float) -> Gap:
+        memory = layer_norm(hopfield_step(state, patterns, tau=tau))
+        return apart(layer_norm(ascend(state, patterns, step=step)), memory)
+
+    spread = 0.7
+    around = spread * torch.eye(dim, dtype=torch.float64).expand(atoms, dim, dim)
+    smooth = GaussianMixture(torch.zeros(atoms, dtype=torch.float64), patterns, around)
+    memory = layer_norm(hopfield_step(state, patterns, tau=hopfield_time(2.0, spread)))
+    return Evidence(
+        printed=widest(
+            apart(layer_norm(state + 2.0 * smooth.mean(state)), memory),
+            *(gap(step, hopfield_time(step)) for step in steps),
+        ),
+        control=gap(0.5, 0.5),
+        table={f"τ for s = {step:g}": hopfield_time(step) for step in steps},
+    )
+
+
+@claim(
+    "C45",
+    source=f"{PAPER}, section 6",
+    statement="Layer normalisation induces a Gaussian equilibrium, which other contractions may replace by others.",
+    formula="K(η + m(η)) is Gaussian for K = LN",
+    correction=GATHER,
+    expected=Verdict.FAILS,
+)
+@claim(
+    "X11",
+    source=f"{PAPER}, section 6",
+    statement="Attention followed by some contraction keeps a Gaussian cloud Gaussian.",
+    formula="K(η + m(η)) is Gaussian for some K",
+    correction=GATHER,
+    expected=Verdict.FAILS,
+)
+def contractions(trial: Trial) -> Evidence:
+    """Cumulants after many blocks in units of Gaussian samples, and clusters; the control has heavy tails.
+
+    Of eight contractions the one that stays closest to a Gaussian counts, and the one with the most clusters.
+    """
+    normal = normals(trial)
+    tokens, dim, blocks = trial.size(400, 1000), 8, trial.size(40, 60)
+    names = ["third_cumulant", "excess_kurtosis"]
+    samples = evolve(normal(8, tokens, dim), steps=0, observe=names).observables
+    bands = {name: float(samples[name].abs().max()) for name in names}
+
+    def departure(observables: dict[str, Tensor]) -> float:
+        return max(abs(float(observables[name][-1])) / bands[name] for name in names)
+
+    cloud = normal(tokens, dim)
+    watched = [*names, "clusters"]
+    found = {
+        name: evolve(cloud, steps=blocks, contraction=name, observe=watched, every=blocks).observables
+        for name in CONTRACTIONS
+    }
+    heavy = evolve(cloud / normal(tokens, 1).abs().sqrt(), steps=0, observe=names).observables
+    left = {name: float(seen["clusters"][-1]) / tokens for name, seen in found.items()}
+    return Evidence(
+        printed=Gap(min(departure(seen) for seen in found.values()), 1.5),
+        instead=Gap(max(left.values()), 0.5),
+        control=Gap(departure(heavy), 1.5),
+        table={f"clusters per token, {name}": share for name, share in left.items()}
+        | {f"excess kurtosis, {name}": float(seen["excess_kurtosis"][-1]) for name, seen in found.items()},
+    )
+
+
+@claim(
+    "X12",
+    source=f"{PAPER}, section 3.2",
+    statement="Training makes the query and key weights of a head an inverse covariance.",
+    formula="W_q^⊤ W_k = S^{-1}",
+    correction=(
+        "In a denoiser of y = x_n + ε it is the precision of the noise, and only with the carrier −½ x^⊤ W x in the"
+        " scores: the posterior is softmax(y^⊤ S^{-1} x_n − ½ x_n^⊤ S^{-1} x_n)."
+    ),
+    expected=Verdict.CONDITIONAL,
+)
+def denoiser(trial: Trial) -> Evidence:
+    """One head fitted to noisy points, on exact expectations, with and without the carrier; the control: other noise.
+
+    With the carrier it is also compared with Bayes' formula, from the densities of the noise.
+    """
+    normal = normals(trial)
+    points = 1.5 * torch.tanh(normal(6, 2))
+    noise, other = (0.5 * covariance(normal, 2) for _ in range(2))
+    line = linspace(-6.0, 6.0, trial.size(49, 121))
+    plane = torch.cartesian_prod(line, line)
+    weight = torch.softmax(-0.5 * plane.square().sum(-1), -1)
+
+    def bias(head: Tensor, carrier: bool = True) -> Tensor:
+        return -0.5 * ((points @ head) * points).sum(-1) * float(carrier)
+
+    def fitted(spread: Tensor, carrier: bool) -> Tensor:
+        noisy = points[:, None] + plane @ torch.linalg.cholesky(spread).T
+
+        def loss(head: Tensor) -> Tensor:
+            output = torch.softmax(noisy @ head @ points.T + bias(head, carrier), -1) @ points
+            return ((output - points[:, None]).square().sum(-1) @ weight).mean()
+
+        return minimised(loss, torch.eye(2, dtype=torch.float64))
+
+    precision = torch.linalg.inv(noise)
+
+    def off(head: Tensor) -> Gap:
+        return Gap(float((head - precision).norm() / precision.norm()), 1e-4)
+
+    head, seen = fitted(noise, carrier=True), 2 * normal(50, 2)
+    density = torch.distributions.MultivariateNormal(points, noise).log_prob(seen[:, None])
+    bayes = torch.softmax(density, -1) @ points
+    hidden = torch.linalg.inv(torch.cov(points.T, correction=0) + noise)
+    return Evidence(
+        printed=off(fitted(noise, carrier=False)),
+        conditional=widest(off(head), apart(Points(points, bias(head)).mean(seen @ head), bayes, 1e-4)),
+        control=off(fitted(2 * other, carrier=True)),
+        table={"the inverse covariance of the hidden states, relative error": off(hidden).measured},
+    )
