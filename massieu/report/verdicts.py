@@ -85,7 +85,7 @@ def line_chart(curve: Mapping[str, Any]) -> Markup:
     seen = [value for value in x if value is not None]
     if not known or not seen:
         return Markup("")
-    across, up = _scale(seen, 52, WIDTH - 12), _scale(known, HEIGHT - 34, 12)
+    across, up = _scale(seen, 52, WIDTH - 12), _scale(known, HEIGHT - 34, 26)
     parts = [_grid(seen, known, across, up, curve)]
     for number, values in enumerate(lines.values()):
         points = [(across(a), up(b)) for a, b in zip(x, values, strict=True) if a is not None and b is not None]
