@@ -93,8 +93,11 @@ def show_verdicts(rows: Sequence[Mapping[str, Any]], seconds: float, console: An
         cells = [row["claim"], verdict, _words(row["expected"]), *figures, f"{row['seconds']:.1f}"]
         table.add_row(*cells, *([row["statement"]] if wide else []))
     console.print(table)
-    agree = sum(row["expected"] in ("-", row["verdict"]) for row in rows)
-    console.print(Text(f"{agree} of {len(rows)} verdicts as expected, {seconds:.0f} s", style="dim"))
+    known = [row for row in rows if row["expected"] != "-"]
+    agree = f"{sum(row['expected'] == row['verdict'] for row in known)} of {len(known)} verdicts as expected"
+    free = len(rows) - len(known)
+    words = [agree] * bool(known) + [f"{free} measured on your model"] * bool(free) + [f"{seconds:.0f} s"]
+    console.print(Text(", ".join(words), style="dim"))
 
 
 def show_claims(rows: Sequence[Mapping[str, Any]], console: Any) -> None:
