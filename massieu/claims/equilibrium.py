@@ -223,11 +223,10 @@ def unstable(trial: Trial) -> Evidence:
     z = linspace(-9.0, 9.0, trial.size(361, 1441))
     weight = torch.softmax(-0.5 * z.square(), -1)
     waves = {3: z**2 - 1, 4: z**3 - 3 * z, 5: z**4 - 6 * z**2 + 3}
-    cumulants: dict[int, Callable[[Tensor], Tensor]] = {
-        3: lambda x: weight @ x**3,
-        4: lambda x: weight @ x**4 - 3,
-        5: lambda x: weight @ x**5 - 10 * (weight @ x**3),
-    }
+
+    def cumulant(order: int, x: Tensor) -> Tensor:
+        """Of numbers with mean zero and variance one."""
+        return weight @ x**order - {3: 0.0, 4: 3.0, 5: 10 * (weight @ x**3)}[order]
 
     def standard(x: Tensor) -> Tensor:
         x = x - weight @ x
@@ -239,7 +238,7 @@ def unstable(trial: Trial) -> Evidence:
 
     def growth(order: int, move: Callable[[Tensor], Tensor]) -> float:
         start = standard(z + 1e-4 * waves[order] / math.factorial(order))
-        return float(cumulants[order](move(start)) / cumulants[order](start))
+        return float(cumulant(order, move(start)) / cumulant(order, start))
 
     def off(order: int, found: float) -> Gap:
         return Gap(abs(found / cumulant_amplification(order, step, sigma) - 1), 0.01)
@@ -247,7 +246,7 @@ def unstable(trial: Trial) -> Evidence:
     found = {order: growth(order, block) for order in waves}
     seen, cloud = [], standard(z + 1e-4 * waves[4] / 24)
     for _ in range(7):
-        seen.append(float(cumulants[4](cloud)))
+        seen.append(float(cumulant(4, cloud)))
         cloud = block(cloud)
     law = [seen[0] * cumulant_amplification(4, step, sigma) ** each for each in range(7)]
     return Evidence(
