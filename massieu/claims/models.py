@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy
 import torch
@@ -27,7 +28,7 @@ def inspection(model: str | None) -> Inspection:
 def tied_model(seed: int) -> Inspection:
     """A random transformer whose heads write what they read: the theory has to hold in it."""
     generator = torch.Generator().manual_seed(seed)
-    options = {"attention": "tied", "causal": False, "positions": None, "norm": None}
+    options: dict[str, Any] = {"attention": "tied", "causal": False, "positions": None, "norm": None}
     model = Transformer(32, 3, 2, vocabulary=64, **options, generator=generator)
     tokens = torch.stack([torch.randperm(64, generator=generator)[:48] for _ in range(16)])  # no token twice
     return inspect_model(model, inputs=[{"inputs": part} for part in tokens.split(4)])
@@ -300,6 +301,8 @@ def recentring(trial: Trial) -> Evidence:
 def hidden_states(name: str | None) -> list[torch.Tensor]:
     """The states between the layers of a model on passages of 64 tokens of the embedded text."""
     loaded = load(name or str(assets.MODEL))
+    if loaded.tokenizer is None:
+        raise ValueError(f"{name} has no tokenizer, so it cannot read the text; choose a model of text")
     encoded = loaded.tokenizer(
         assets.documents()[:16], truncation=True, max_length=64, padding=False, add_special_tokens=False
     )["input_ids"]
