@@ -8,13 +8,11 @@ from typing import Any
 import numpy
 import torch
 
-from massieu import assets
 from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
 from massieu.claims.families import PAPER
 from massieu.claims.registry import claim
 from massieu.inspection import Inspection, inspect_model
 from massieu.inspection.clouds import gaussian_band, projection_kurtosis
-from massieu.inspection.loading import load
 from massieu.nn import Transformer
 
 
@@ -179,16 +177,6 @@ def linear_mlp(trial: Trial) -> Evidence:
 
 
 @claim(
-    "C46",
-    source=f"{PAPER}, section 6",
-    statement="Hidden states keep a Gaussian law through the layers of a trained model.",
-    formula="excess kurtosis of whitened projections = 0",
-    correction="They lie outside the band in which a Gaussian sample of the same size stays.",
-    expected=Verdict.FAILS,
-    trials=1,
-    on_model=True,
-)
-@claim(
     "X5",
     source=f"{PAPER}, section 6, on a trained model",
     statement="The hidden states of a trained model are Gaussian.",
@@ -266,45 +254,3 @@ def linear_response(trial: Trial) -> Evidence:
         table={"median R²": median(found, "corollary_r2"), "best layer": best},
         curve=profile(found, "corollary_r2", "corollary_control"),
     )
-
-
-@claim(
-    "C22",
-    source=f"{PAPER}, section 3.3",
-    statement="Layer normalisation recentres the hidden states around the origin.",
-    formula="mean over tokens of LN(x) = 0",
-    correction="It centres the features of one token; the mean of the tokens stays where it is.",
-    expected=Verdict.FAILS,
-    trials=1,
-    on_model=True,
-)
-def recentring(trial: Trial) -> Evidence:
-    """Length of the mean token over that of a token, after the norm: hidden states, and the same moved far away."""
-    states = torch.cat([state.flatten(0, 1) for state in hidden_states(trial.model)], dim=0)
-    moved = states + 3 * states.square().mean().sqrt() * torch.randn(states.shape[-1], generator=trial.generator)
-
-    def off_centre(x: torch.Tensor) -> float:
-        normed = torch.nn.functional.layer_norm(x, x.shape[-1:])
-        return float(normed.mean(0).norm() / normed.square().sum(-1).mean().sqrt())
-
-    normed = torch.nn.functional.layer_norm(states, states.shape[-1:])
-    features = float((normed.mean(-1).abs() / normed.square().mean(-1).sqrt()).max())
-    return Evidence(
-        printed=Gap(off_centre(states), 0.05),
-        instead=Gap(features, 1e-4),
-        control=Gap(off_centre(moved), 0.05),
-        table={"tokens": float(len(states)), "mean feature of a token": features},
-    )
-
-
-@torch.no_grad()
-def hidden_states(name: str | None) -> list[torch.Tensor]:
-    """The states between the layers of a model on passages of 64 tokens of the embedded text."""
-    loaded = load(name or str(assets.MODEL))
-    if loaded.tokenizer is None:
-        raise ValueError(f"{name} has no tokenizer, so it cannot read the text; choose a model of text")
-    encoded = loaded.tokenizer(
-        assets.documents()[:16], truncation=True, max_length=64, padding=False, add_special_tokens=False
-    )["input_ids"]
-    tokens = torch.tensor([row for row in encoded if len(row) == 64])
-    return [*loaded.model(input_ids=tokens, output_hidden_states=True).hidden_states[:-1]]
