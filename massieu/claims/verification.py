@@ -80,12 +80,14 @@ def figures_of(gap: Gap | None) -> dict[str, float | None] | None:
     return None if gap is None else {"measured": _finite(gap.measured), "allowed": _finite(gap.allowed)}
 
 
-def examine(claim: Claim, *, seed: int = 0, full: bool = False, model: str | None = None) -> Result:
-    """Run one claim here."""
+def examine(
+    claim: Claim, *, seed: int = 0, full: bool = False, model: str | None = None, harmless: bool = False
+) -> Result:
+    """Run one claim here; with ``harmless`` its control is the real case, which must leave it undecided."""
     begin = time.perf_counter()
     expected = None if model is not None and claim.on_model else claim.expected
     try:
-        trials = (Trial(1000 * seed + number, full, model) for number in range(claim.trials))
+        trials = (Trial(1000 * seed + number, full, model, harmless) for number in range(claim.trials))
         evidence = worst(claim.run(trial) for trial in trials)
     except Exception as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
