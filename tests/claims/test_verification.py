@@ -129,7 +129,10 @@ def test_the_page_escapes_and_shows_everything(tmp_path):
     assert "tests/claims/test_verification.py" in page
     assert not re.search(r"(src|href)=[\"']?https?:", page)
     assert len(json.loads((tmp_path / "out" / "claims.json").read_text())["claims"]) == 2
-    assert "| T1 | It <holds>. | holds |" in (tmp_path / "out" / "claims.md").read_text()
+    assert (
+        "| T1 | It <holds>. `a_1 < b` | a book, page 1 | holds | 0.001 |"
+        in (tmp_path / "out" / "claims.md").read_text()
+    )
 
 
 def test_the_command_prints_verdicts_and_writes_the_page(tmp_path, capsys):
