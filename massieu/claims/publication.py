@@ -52,15 +52,9 @@ def markdown(results: Sequence[Result]) -> str:
 
 def described(claim: Claim) -> list[str]:
     """Key, statement with formula and remark, and place, as cells of a table."""
-    statement = " ".join(
-        part
-        for part in (
-            claim.statement,
-            f"`{claim.formula}`" * bool(claim.formula),
-            f"*{claim.correction}*" * bool(claim.correction),
-        )
-        if part
-    )
+    formula = f" `{claim.formula}`" if claim.formula else ""
+    remark = f" *{claim.correction}*" if claim.correction else ""
+    statement = f"{claim.statement}{formula}{remark}"
     return [cell.replace("|", "\\|") for cell in (claim.key, statement, claim.source)]
 
 
