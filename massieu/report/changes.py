@@ -13,6 +13,7 @@ from markupsafe import Markup
 __all__ = ["Change", "course", "sentences", "table"]
 
 Document = Mapping[str, Any]
+COMMON = 0.75  # of the heads or layers that must change in the direction of the mean before it is news
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def sentences(runs: Sequence[Document]) -> list[tuple[str, str, str]]:
         ("effective_rank", "Tokens lose directions", "Tokens gain directions", "the mean effective rank of the tokens"),
     ):
         change = changes.get(name)
-        if change is None or abs(change.size) < 0.1:
+        if change is None or abs(change.size) < 0.1 or not _is_common(change):
             continue
         facts = next(run["quantities"][name] for run in runs if name in run["quantities"])
         unit = f" {facts['unit']}" if facts["unit"] else ""
@@ -101,6 +102,11 @@ def sentences(runs: Sequence[Document]) -> list[tuple[str, str, str]]:
         sentence = f"{words[0].upper()}{words[1:]} goes {path}{unit}{_paired(change, facts['table'])}."
         found.append((risen if change.change > 0 else fallen, sentence, name))
     return found
+
+
+def _is_common(change: Change) -> bool:
+    """Whether most heads or layers change in the direction of the mean."""
+    return change.risen is None or (change.risen if change.change > 0 else 1 - change.risen) >= COMMON
 
 
 def _paired(change: Change, which: str) -> str:
