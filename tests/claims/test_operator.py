@@ -27,7 +27,7 @@ HOPFIELD = ["C20", "C38", "X10"]
 SAMPLING = ["C27", "C40", "X9"]
 EQUILIBRIUM = ["C24", "C25", "C26", "C45", "X8", "X11"]
 CONTRASTIVE = ["C29", "C30", "C31", "C32", "C33", "C34"]
-KEYS = [*OPERATOR, *HOPFIELD, *SAMPLING, *EQUILIBRIUM, *CONTRASTIVE, "X12"]
+KEYS = [*OPERATOR, *HOPFIELD, *SAMPLING, *EQUILIBRIUM, *CONTRASTIVE]
 
 # Bounds that are sampling errors, or shares of a limit.
 WIDE = {"C27", "C40", "C41", "C45", "X8", "X9", "X11"}
@@ -46,7 +46,7 @@ BREAKS = [
     (evolution, "ascend", 1e-3, ["C45", "X11"]),  # tokens so short that attention is affine
     (Points, "fisher", 1 + 1e-6, ["C23"]),
     (Points, "fisher", 1.1, ["C40"]),
-    (Points, "mean", 1.1, ["C40", "X8", "X12"]),
+    (Points, "mean", 1.1, ["C40", "X8"]),
     (Points, "probabilities", 1 + 1e-6, ["C32"]),
     (Points, "log_normalizer", 1.001, ["C33"]),
     (Gaussian, "mean", 1 + 1e-6, ["C25"]),
