@@ -170,7 +170,7 @@ def counterbalance(trial: Trial) -> Evidence:
 )
 def unstable(trial: Trial) -> Evidence:
     """A Gaussian and its small cumulants after a block, by quadrature; the control has an affine map for attention."""
-    step, sigma = (0.5 + torch.rand(2, generator=trial.generator, dtype=torch.float64)).tolist()
+    step, sigma = map(float, 0.5 + torch.rand(2, generator=trial.generator, dtype=torch.float64))
     z = linspace(-9.0, 9.0, trial.size(361, 1441))
     weight = torch.softmax(-0.5 * z.square(), -1)
     waves = {3: z**2 - 1, 4: z**3 - 3 * z, 5: z**4 - 6 * z**2 + 3}
