@@ -234,9 +234,8 @@ def error_bound(found: Certificate, distance: float | Tensor, fixed_distance: fl
     Arguments as for :func:`contraction_bound`. Vacuous where the diameter :math:`D_i` of the patterns says as much.
     """
     farthest = _farthest(found, distance, fixed_distance)
-    value = (
-        2 * found.longest * (found.atoms - 1) * (-found.beta * (found.separation - 2 * found.longest * farthest)).exp()
-    )
+    lead = found.separation - 2 * found.longest * farthest
+    value = 2 * found.longest * (found.atoms - 1) * (-found.beta * lead).exp()
     return Bound(torch.minimum(value, found.reach), value >= found.reach)
 
 
@@ -245,8 +244,7 @@ def fixed_point_bound(found: Certificate) -> Bound:
 
     .. math:: |x_i^* - x_i| \le 2 e (N - 1) M e^{-\beta \Delta_i}
 
-    if the fixed point is within :math:`1 / (2 \beta M)`, which is taken from ``found.bound`` and makes the statement vacuous
-    where it is larger.
+    if the fixed point is within :math:`1 / (2 \beta M)`; where ``found.bound`` does not say so the statement is vacuous.
     """
     _check_softmax(found)
     value = 2 * math.e * (found.atoms - 1) * found.longest * (-found.beta * found.separation).exp()

@@ -80,11 +80,9 @@ class Classical(Polar):
         field = overlap @ self.patterns - len(self.patterns) * rows - self.bias
         return 2 * rows * field, 2 * self._zero(overlap)
 
-    def _pull(self, without: Tensor, own: Tensor, coordinate: int) -> tuple[Tensor, Tensor]:
-        field = without @ self.patterns[:, coordinate] - self.bias[coordinate]
-        if self.diagonal:
-            field = field + len(self.patterns) * own
-        return field, self._zero(without)[:, 0]
+    def _unstable(self, rows: Tensor, overlap: Tensor) -> Tensor:
+        field, zero = self._field(rows, overlap)
+        return (field.abs() > zero) & (field.sign() != rows)
 
     def _zero(self, overlap: Tensor) -> Tensor:
         return ROUNDING * (overlap.abs().sum(-1, keepdim=True) + self.bias.abs().max())

@@ -43,8 +43,8 @@ class Continuous(Soft):
         >>> memory = Continuous(2 * torch.eye(3), beta=4.0)
         >>> found = memory.retrieve(torch.tensor([[1.0, 0.2, 0.0], [1.0, 1.0, 0.0]]))
         >>> found.state.round(decimals=3)
-        tensor([[2.0000, 0.0000, 0.0000],
-                [1.0000, 1.0000, 0.0000]])
+        tensor([[2., 0., 0.],
+                [1., 1., 0.]])
         >>> found.index.tolist(), found.kind.tolist()
         ([0, 0], ['minimum', 'saddle'])
     """

@@ -48,10 +48,9 @@ class Separable(Polar):
         slope = self._slope(overlap, self._reference(overlap))
         return slope @ self.patterns, ROUNDING * slope.abs().sum(-1, keepdim=True)
 
-    def _pull(self, without: Tensor, own: Tensor, coordinate: int) -> tuple[Tensor, Tensor]:
-        reference = self._reference(without)
-        up, down = self._potential(without + 1, reference), self._potential(without - 1, reference)
-        return (up - down) @ self.patterns[:, coordinate], ROUNDING * (up.abs() + down.abs()).sum(-1)
+    def _unstable(self, rows: Tensor, overlap: Tensor) -> Tensor:
+        cost, zero = self._scaled_cost(rows, overlap, self._reference(overlap))
+        return cost < -zero
 
     def _scaled_cost(self, rows: Tensor, overlap: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
         here = self._potential(overlap, reference)
@@ -72,7 +71,8 @@ class Dense(Separable):
         rectified: cut F off at zero. If not, an even power stores every pattern together with its negative.
         rule: "flip" gives each coordinate in turn the sign of lower energy and never raises it. "gradient" moves all at
             once, :math:`\xi' = \mathrm{sgn} \sum_i F'(x_i \cdot \xi)\, x_i`: it never raises the energy either if F is
-            convex, which the odd powers are only when rectified.
+            convex, which the odd powers are only when rectified. But each coordinate then pulls on itself, as with the
+            diagonal of :class:`~massieu.memory.Classical`: among many patterns random states are fixed points too.
         seed: of the order of the sweeps.
 
     Source:

@@ -52,8 +52,8 @@ class Polar(Memory):
         """Cost of every flip, and what counts as zero beside it."""
 
     @abc.abstractmethod
-    def _pull(self, without: Tensor, own: Tensor, coordinate: int) -> tuple[Tensor, Tensor]:
-        """Field on one coordinate, from the overlaps without it and its present values; and what counts as zero."""
+    def _unstable(self, rows: Tensor, overlap: Tensor) -> Tensor:
+        """Which coordinates the asynchronous rule would flip, if it came to them now."""
 
     @abc.abstractmethod
     def _field(self, rows: Tensor, overlap: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,17 +79,21 @@ class Polar(Memory):
 
     def _sweep(self, rows: Tensor, number: int, held: Tensor) -> Tensor:
         generator = torch.Generator().manual_seed((self.seed << 20) + number)
-        # One row for each coordinate: a step then reads and writes neighbours in memory.
-        state, columns, free = rows.T.clone(), self.patterns.T.contiguous(), ~held.T
-        overlap = rows @ self.patterns.T
-        for coordinate in torch.randperm(self.dim, generator=generator).tolist():
-            own, column = state[coordinate], columns[coordinate]
-            field, zero = self._pull(overlap - own[:, None] * column, own, coordinate)
-            flips = free[coordinate] & (field.abs() > zero) & (field.sign() != own)
-            if bool(flips.any()):
-                overlap[flips] -= 2 * own[flips, None] * column
-                state[coordinate] = torch.where(flips, -own, own)
-        return state.T.contiguous()
+        order = torch.randperm(self.dim, generator=generator)
+        place = torch.arange(self.dim)
+        state, overlap = rows.clone(), rows @ self.patterns.T
+        active, reached = torch.arange(len(rows)), torch.zeros(len(rows), dtype=torch.long)
+        while len(active):
+            # Between two flips nothing changes: every row goes on to its next coordinate that flips.
+            flips = self._unstable(state[active], overlap[active]) & ~held[active]
+            flips = flips[:, order] & (place >= reached[active, None])
+            going = flips.any(-1)
+            active, first = active[going], flips[going].int().argmax(-1)
+            coordinate = order[first]
+            own = state[active, coordinate]
+            overlap[active] -= 2 * own[:, None] * self.patterns[:, coordinate].T
+            state[active, coordinate], reached[active] = -own, first + 1
+        return state
 
     def _index(self, rows: Tensor, **conditions: Tensor) -> Tensor:
         chunks = row_chunks(len(rows), len(self.patterns))
