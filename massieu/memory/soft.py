@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from massieu.kernels.blocks import masked_log_weight
+from massieu.kernels.blocks import ABSENT
+from massieu.kernels.rows import check_floating
 from massieu.measures.measure import as_log_weight, as_parameter
 from massieu.memory.memory import Conditions, Memory
 
@@ -40,7 +41,9 @@ class Soft(Memory):
         if log_weight is not None and isinstance(log_weight, Tensor) and log_weight.dtype == torch.bool:
             log_weight = torch.zeros(log_weight.shape, dtype=self.patterns.dtype).masked_fill(~log_weight, -torch.inf)
         if log_weight is not None:
-            log_weight = as_log_weight(masked_log_weight(log_weight), atoms)
+            check_floating(log_weight, "log_weight", "take the logarithm of the weights")
+            least = max(0.3 * ABSENT, torch.finfo(log_weight.dtype).min / 2)  # models mask by a very negative number
+            log_weight = as_log_weight(log_weight.masked_fill(log_weight <= least, -torch.inf), atoms)
             log_weight = log_weight.expand(*log_weight.shape[:-1], atoms)
         self.log_weight = log_weight
         self.values = None if values is None else as_parameter(values, "values")

@@ -88,13 +88,17 @@ def test_a_sweep_offers_every_coordinate_one_flip_in_turn(name):
 
 
 @FEW
-@given(seed=st.integers(0, 2**32), dim=st.integers(1, 12), atoms=st.integers(1, 20), name=st.sampled_from(list(MEMORIES)))
+@given(
+    seed=st.integers(0, 2**32), dim=st.integers(1, 12), atoms=st.integers(1, 20), name=st.sampled_from(list(MEMORIES))
+)
 def test_asynchronous_sweeps_never_raise_the_energy_and_come_to_rest(seed, dim, atoms, name):
     memory, state = MEMORIES[name](polar(seed, atoms, dim)), polar(seed + 1, 6, dim)
     assert bool((memory.energy(memory.update(state)) <= memory.energy(state) + 1e-9).all())
     found = memory.retrieve(state)
     assert bool(found.converged.all())
-    assert set(found.kind) <= ({"minimum", "metastable"} if "diagonal" not in name else {"minimum", "metastable", "saddle"})
+    assert set(found.kind) <= (
+        {"minimum", "metastable"} if "diagonal" not in name else {"minimum", "metastable", "saddle"}
+    )
 
 
 CONVEX = {
@@ -123,7 +127,9 @@ def test_the_gradient_rule_of_a_convex_potential_never_raises_the_energy(name):
 
 def test_the_gradient_rule_of_the_cube_raises_the_energy():
     """The control: z^3 is not convex."""
-    assert rises(lambda x: Dense(x, 3, rectified=False, rule="gradient"), lambda memory, state: memory.update(state)) > 0
+    assert (
+        rises(lambda x: Dense(x, 3, rectified=False, rule="gradient"), lambda memory, state: memory.update(state)) > 0
+    )
 
 
 @pytest.mark.parametrize("name", ["square", "fourth", "exponential"])
@@ -267,12 +273,20 @@ def test_the_answer_does_not_depend_on_the_batch(name):
     for row in range(30):
         alone = memory.retrieve(state[row : row + 1])
         assert torch.equal(alone.state[0], together.state[row])
-        assert (alone.steps[0], alone.kind[0], alone.index[0]) == (together.steps[row], together.kind[row], together.index[row])
+        assert (alone.steps[0], alone.kind[0], alone.index[0]) == (
+            together.steps[row],
+            together.kind[row],
+            together.index[row],
+        )
 
 
 @pytest.mark.parametrize("name", MEMORIES)
 def test_patterns_may_come_in_any_order(name):
-    patterns, state, order = polar(0, 9, 12), polar(1, 30, 12), torch.randperm(9, generator=torch.Generator().manual_seed(5))
+    patterns, state, order = (
+        polar(0, 9, 12),
+        polar(1, 30, 12),
+        torch.randperm(9, generator=torch.Generator().manual_seed(5)),
+    )
     plain, mixed = MEMORIES[name](patterns).retrieve(state), MEMORIES[name](patterns[order]).retrieve(state)
     assert_close(plain.state, mixed.state)
     assert_close(plain.energy, mixed.energy)
@@ -296,20 +310,40 @@ def test_the_seed_decides_the_order():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: Classical(torch.zeros(2, 3)), ValueError, "patterns must be polar, all entries 1 or -1, got 0; take the sign"),
+        (
+            lambda: Classical(torch.zeros(2, 3)),
+            ValueError,
+            "patterns must be polar, all entries 1 or -1, got 0; take the sign",
+        ),
         (lambda: Classical([1.0]), TypeError, "patterns must be a tensor of numbers 1 and -1, got list"),
         (lambda: Exponential(torch.ones(3, dtype=torch.bool)), TypeError, "got torch.bool; write 2 \\* bits - 1"),
         (lambda: Dense(torch.ones(3), 2), ValueError, r"shape \(atoms, dim\) with at least one atom, got \(3,\)"),
         (lambda: Classical(torch.ones(0, 3)), ValueError, r"at least one atom, got \(0, 3\)"),
         (lambda: Classical(torch.ones(2, 3), "both"), ValueError, 'rule must be "async" or "sync", got \'both\''),
-        (lambda: Classical(torch.ones(2, 3), bias=torch.ones(2)), ValueError, r"bias must have shape \(3,\), got \(2,\)"),
+        (
+            lambda: Classical(torch.ones(2, 3), bias=torch.ones(2)),
+            ValueError,
+            r"bias must have shape \(3,\), got \(2,\)",
+        ),
         (lambda: Dense(torch.ones(2, 3), 1), ValueError, "power must be an integer of at least 2, got 1"),
-        (lambda: Exponential(torch.ones(2, 3), rule="sync"), ValueError, 'rule must be "gradient" or "flip", got \'sync\''),
+        (
+            lambda: Exponential(torch.ones(2, 3), rule="sync"),
+            ValueError,
+            'rule must be "gradient" or "flip", got \'sync\'',
+        ),
         (lambda: Classical(torch.ones(2, 3), seed=-1), ValueError, "seed must be an integer of at least 0"),
         (lambda: Classical(torch.ones(2, 3)).update(torch.zeros(1, 3)), ValueError, "state must be polar"),
         (lambda: Classical(torch.ones(2, 3)).update(torch.ones(3)), ValueError, r"pass state\[None\]"),
-        (lambda: Classical(torch.ones(2, 3)).energy(torch.ones(1, 4)), ValueError, r"\(..., queries, 3\), got \(1, 4\)"),
-        (lambda: Classical(torch.ones(2, 3)).retrieve(torch.ones(1, 3), steps=-1), ValueError, "steps must be an integer"),
+        (
+            lambda: Classical(torch.ones(2, 3)).energy(torch.ones(1, 4)),
+            ValueError,
+            r"\(..., queries, 3\), got \(1, 4\)",
+        ),
+        (
+            lambda: Classical(torch.ones(2, 3)).retrieve(torch.ones(1, 3), steps=-1),
+            ValueError,
+            "steps must be an integer",
+        ),
     ],
 )
 def test_bad_input_gets_a_sentence(call, error, message):
