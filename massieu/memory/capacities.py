@@ -261,7 +261,7 @@ def _run(
 
 
 def _is_fixed(memory: Polar, states: Tensor) -> Tensor:
-    return (memory.update(states) == states).all(-1)
+    return ~memory._unstable(states, states @ memory.patterns.T).any(-1)
 
 
 def _map(

@@ -244,7 +244,7 @@ def fixed_point_bound(found: Certificate) -> Bound:
 
     .. math:: |x_i^* - x_i| \le 2 e (N - 1) M e^{-\beta \Delta_i}
 
-    if the fixed point is within :math:`1 / (2 \beta M)`; where ``found.bound`` does not say so the statement is vacuous.
+    if the fixed point is within :math:`1 / (2 \beta M)`; vacuous where ``found.bound`` does not say so.
     """
     _check_softmax(found)
     value = 2 * math.e * (found.atoms - 1) * found.longest * (-found.beta * found.separation).exp()

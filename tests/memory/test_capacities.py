@@ -54,14 +54,17 @@ def test_measured_rates_agree_with_the_exact_law(number):
 
 def test_all_are_fixed_at_one_number_and_most_at_twice_it():
     few, many = measure_capacity("classical", 256, [11, 23], criterion="all_fixed", trials=40)
-    assert few.rate >= 0.95 and 0.05 < many.rate < 0.6
+    assert few.rate >= 0.95
+    assert 0.05 < many.rate < 0.6
     (most,) = measure_capacity("classical", 256, [23], criterion="most_fixed", trials=100)
     assert most.low > many.high
 
 
 def test_small_errors_are_kept_below_the_transition_and_lost_above():
     below, above = measure_capacity("classical", 400, [40, 88], criterion="small_errors", trials=20)
-    assert below.rate == 1.0 and above.rate < 0.3 and below.random_fixed is None
+    assert below.rate == 1.0
+    assert above.rate < 0.3
+    assert below.random_fixed is None
     # Nothing is exactly fixed there: another criterion, another capacity.
     (fixed,) = measure_capacity("classical", 400, [56], criterion="most_fixed", trials=40)
     assert fixed.rate < 0.4
@@ -69,7 +72,8 @@ def test_small_errors_are_kept_below_the_transition_and_lost_above():
 
 def test_recovery_from_flipped_bits():
     rows = measure_capacity("exponential", 20, [40, 1024], criterion="recovered", trials=60, corruption=0.1)
-    assert rows[0].rate > 0.85 and rows[1].rate < 0.8
+    assert rows[0].rate > 0.85
+    assert rows[1].rate < 0.8
     (cube,) = measure_capacity("dense", 40, [30], criterion="recovered", trials=20, corruption=0.1, power=3)
     assert cube.rate > 0.8
 
@@ -92,7 +96,8 @@ def test_the_result_depends_on_the_seed_and_not_on_the_workers():
     )
     two = measure_capacity("classical", 64, [8, 12], seed=1, workers=2, **options)
     assert one == two
-    assert seen[-1] == (50, 50) and [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1] == (50, 50)
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     others = [measure_capacity("classical", 64, [12], seed=seed, **options)[0].successes for seed in range(6)]
     assert len(set(others)) > 1
 

@@ -105,7 +105,8 @@ def test_fields_are_what_loops_find():
         kappa = 1.3 * reach**2 * 6 * math.exp(-1.3 * float(separation))
         assert float(found.separation[i]) == pytest.approx(float(separation))
         assert float(found.reach[i]) == pytest.approx(reach)
-        assert float(found.kappa[i]) == pytest.approx(kappa) and bool(found.certified[i]) == (kappa < math.exp(-1))
+        assert float(found.kappa[i]) == pytest.approx(kappa)
+        assert bool(found.certified[i]) == (kappa < math.exp(-1))
         if kappa < math.exp(-1):
             assert float(found.radius[i]) == pytest.approx(
                 (float(separation) - math.log(1.3 * 6 * reach**2) / 1.3) / reach
@@ -130,7 +131,8 @@ def test_medians_of_random_patterns():
         0.02236, abs=1e-5
     )
     found = certificate(Continuous(on_sphere(1, 100, 64), 0.25))
-    assert float(found.certified.double().mean()) > 0.95 and not bool(found.ramsauer_certified.any())
+    assert float(found.certified.double().mean()) > 0.95
+    assert not bool(found.ramsauer_certified.any())
 
 
 def test_one_step_lands_within_the_bound():
@@ -205,20 +207,24 @@ def test_the_function_of_lambert():
 
 def test_single_patterns_duplicates_masks_and_heads():
     single = certificate(Continuous(randn(0, 1, 3), 2.0))
-    assert single.radius.tolist() == [math.inf] and single.bound.tolist() == [0.0] and single.certified.all()
+    assert single.radius.tolist() == [math.inf]
+    assert single.bound.tolist() == [0.0]
+    assert single.certified.all()
     same = certificate(Continuous(torch.ones(4, 3).double(), 2.0))
-    assert same.certified.all() and same.bound.tolist() == [0.0] * 4  # all states go to the one point
+    assert same.certified.all()
+    assert same.bound.tolist() == [0.0] * 4
     patterns = 4 * torch.eye(3).double()
     twice = certificate(Continuous(torch.cat([patterns, patterns[:1]]), 2.0))
-    assert (
-        twice.certified.tolist() == [False, True, True, False] and twice.radius[0] == 0 and twice.bound[0] == math.inf
-    )
+    assert twice.certified.tolist() == [False, True, True, False]
+    assert twice.radius[0] == 0
+    assert twice.bound[0] == math.inf
     mask = torch.tensor([True, True, True, False])
     masked = certificate(Continuous(torch.cat([patterns, 100 * patterns[:1]]), 2.0, log_weight=mask))
     plain = certificate(Continuous(patterns, 2.0))
     assert_close(masked.radius[:3], plain.radius)
     assert_close(masked.ramsauer_radius[:3], plain.ramsauer_radius)
-    assert not bool(masked.certified[3]) and float(masked.contraction) == pytest.approx(float(plain.contraction))
+    assert not bool(masked.certified[3])
+    assert float(masked.contraction) == pytest.approx(float(plain.contraction))
     heads = certificate(Continuous(patterns, torch.tensor([[0.5], [2.0]]).double()))
     assert heads.radius.shape == (2, 3)
     assert_close(heads.radius[1], plain.radius)

@@ -48,7 +48,8 @@ def test_weights_agree_with_a_root_of_the_definition(alpha):
 def test_weights_maximise_score_plus_entropy(seed, atoms, alpha, size):
     scores = size * randn(seed, 1, atoms)
     weight = entmax(scores, alpha)
-    assert float(weight.sum()) == pytest.approx(1.0, abs=1e-12) and bool((weight >= 0).all())
+    assert float(weight.sum()) == pytest.approx(1.0, abs=1e-12)
+    assert bool((weight >= 0).all())
     best = (weight * scores).sum(-1) + tsallis_entropy(weight, alpha)
     others = (
         torch.distributions.Dirichlet(torch.full((atoms,), 0.3, dtype=torch.float64)).sample((200,))
@@ -103,7 +104,8 @@ def test_a_pattern_is_an_exact_fixed_point_if_and_only_if_it_is_separated_by_the
     found = certificate(memory)
     exact = (memory.update(patterns) == patterns).all(-1)
     assert exact.tolist() == found.certified.tolist()
-    assert bool((found.margin[exact] >= 0).all()) and not bool((found.margin[~exact] >= 0).any())
+    assert bool((found.margin[exact] >= 0).all())
+    assert not bool((found.margin[~exact] >= 0).any())
     assert not bool((Continuous(patterns, beta).update(patterns) == patterns).all(-1).any())
 
 

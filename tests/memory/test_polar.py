@@ -147,7 +147,8 @@ def test_a_synchronous_memory_may_alternate_for_ever():
     assert found.converged.tolist() == [False, True]
     # By single flips the same memory comes to rest, at the pattern or at its negative.
     found = Classical(torch.tensor([[1.0, -1.0]])).retrieve(torch.tensor([[1.0, 1.0]]))
-    assert found.converged.all() and float(found.state.sum()) == 0.0
+    assert found.converged.all()
+    assert float(found.state.sum()) == 0.0
 
 
 def test_synchronous_memories_end_at_rest_or_in_a_cycle_of_two():
@@ -201,7 +202,10 @@ def test_the_overlap_falls_at_the_transition_of_amit_gutfreund_and_sompolinsky()
             patterns = polar(draw, atoms, 500)
             found.append((Classical(patterns).retrieve(patterns[:20], steps=30).state * patterns[:20]).mean(-1))
         overlaps.append(float(torch.cat(found).mean()))
-    assert overlaps[0] > 0.98 and 0.85 < overlaps[1] < 0.99 and overlaps[2] < 0.9 and overlaps[3] < 0.75
+    assert overlaps[0] > 0.98
+    assert 0.85 < overlaps[1] < 0.99
+    assert overlaps[2] < 0.9
+    assert overlaps[3] < 0.75
     assert overlaps == sorted(overlaps, reverse=True)
 
 
@@ -263,7 +267,8 @@ def test_clamped_coordinates_stay_and_others_see_them_as_they_are():
         assert_close(found.state[:, :7], state[:, :7])
         free = memory.flip_cost(found.state)[:, 7:]
         resting = found.converged & torch.from_numpy(np.isin(found.kind, ["minimum", "metastable"]))
-        assert bool((free[resting] >= -1e-9).all()) and (memory.patterns.shape[0] == 3)
+        assert bool((free[resting] >= -1e-9).all())
+        assert memory.patterns.shape[0] == 3
 
 
 @pytest.mark.parametrize("name", MEMORIES)
@@ -295,16 +300,19 @@ def test_patterns_may_come_in_any_order(name):
 def test_leading_axes_are_a_batch_and_nothing_is_nothing():
     memory, state = Exponential(polar(0, 4, 6)), polar(1, 2, 3, 5, 6)
     found = memory.retrieve(state)
-    assert found.state.shape == state.shape and found.kind.shape == (2, 3, 5) == tuple(found.energy.shape)
+    assert found.state.shape == state.shape
+    assert found.kind.shape == (2, 3, 5) == tuple(found.energy.shape)
     assert_close(found.state[1, 2], memory.retrieve(state[1, 2]).state)
     empty = memory.retrieve(state[:, :0])
-    assert empty.state.shape == (2, 0, 5, 6) and empty.kind.shape == (2, 0, 5)
+    assert empty.state.shape == (2, 0, 5, 6)
+    assert empty.kind.shape == (2, 0, 5)
 
 
 def test_the_seed_decides_the_order():
     patterns, state = polar(0, 40, 30), polar(1, 30, 30)
     first, again, other = (Classical(patterns, seed=seed).retrieve(state).state for seed in (0, 0, 1))
-    assert torch.equal(first, again) and not torch.equal(first, other)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,8 @@ def test_the_energy_has_its_constants():
 def test_a_saddle_is_an_end_too():
     memory = Continuous(torch.tensor([[2.0, 0.0], [-2.0, 0.0]]).double(), 1.0)
     found = memory.retrieve(torch.tensor([[0.0, 5.0], [0.1, 5.0]]).double(), steps=1000)
-    assert found.state[0].tolist() == [0.0, 0.0] and float(found.energy[0]) == pytest.approx(2.0, abs=1e-14)
+    assert found.state[0].tolist() == [0.0, 0.0]
+    assert float(found.energy[0]) == pytest.approx(2.0, abs=1e-14)
     assert found.kind.tolist() == ["saddle", "minimum"]
     assert_close(torch.linalg.eigvalsh(memory.hessian(found.state[:1]))[0], torch.tensor([-3.0, 1.0]).double())
 
@@ -150,7 +151,8 @@ def test_the_answer_does_not_depend_on_the_batch(name):
     for row in range(25):
         alone = memory.retrieve(state[row : row + 1], steps=500)
         assert_close(alone.state[0], together.state[row], rtol=0, atol=1e-12)
-        assert abs(int(alone.steps[0]) - int(together.steps[row])) <= 1 and alone.kind[0] == together.kind[row]
+        assert abs(int(alone.steps[0]) - int(together.steps[row])) <= 1
+        assert alone.kind[0] == together.kind[row]
     assert len(set(together.steps.tolist())) > 1  # they do stop at different times
 
 
@@ -158,7 +160,8 @@ def test_a_sample_is_not_dragged_along_by_its_neighbour():
     patterns = torch.tensor([[1.02, 0.0], [-1.02, 0.0]]).double()
     memory, cue = Continuous(patterns, 1.0), torch.tensor([[0.9, 0.0], [5.0, 0.0]]).double()
     together, alone = memory.retrieve(cue, tolerance=0.05), memory.retrieve(cue[:1], tolerance=0.05)
-    assert torch.equal(together.state[0], alone.state[0]) and int(together.steps[1]) > int(together.steps[0])
+    assert torch.equal(together.state[0], alone.state[0])
+    assert int(together.steps[1]) > int(together.steps[0])
     assert bool((together.residual <= 0.05 * 1.02).all())
     assert_close(together.residual, (memory.update(together.state) - together.state).norm(dim=-1))
 
@@ -224,7 +227,8 @@ def test_a_single_pattern_is_found_from_everywhere(name):
     pattern = randn(0, 1, 4)
     found = ALL[name](pattern, 0.3).retrieve(10 * randn(1, 6, 4))
     assert_close(found.state, pattern.expand(6, 4), rtol=0, atol=1e-14)
-    assert set(found.kind) == {"minimum"} and int(found.steps.max()) == 1
+    assert set(found.kind) == {"minimum"}
+    assert int(found.steps.max()) == 1
     if name in INNER:
         assert_close(found.energy, torch.zeros(6).double(), rtol=0, atol=1e-13)
 
@@ -246,9 +250,11 @@ def test_large_scores_do_not_overflow(name, dtype):
     patterns = 100 * torch.nn.functional.normalize(randn(0, 10, 8, dtype=dtype), dim=-1)
     memory = ALL[name](patterns, 1.0 if name != "cosine" else 1e4)
     found = memory.retrieve(patterns + randn(1, 10, 8, dtype=dtype), steps=200)
-    assert found.index.tolist() == list(range(10)) and bool(found.converged.all())
+    assert found.index.tolist() == list(range(10))
+    assert bool(found.converged.all())
     assert_close(found.state, patterns, rtol=0, atol=1e-4)
-    assert bool(found.energy.isfinite().all()) and found.state.dtype == dtype
+    assert bool(found.energy.isfinite().all())
+    assert found.state.dtype == dtype
 
 
 def test_a_beta_for_each_head_is_separate_memories():
@@ -281,7 +287,8 @@ def test_values_are_read_out_at_the_last_state():
     for name, make in ALL.items():
         memory = make(patterns, 5.0, values=values)
         found = memory.retrieve(cue)
-        assert found.value is not None and found.value.shape == (5, 2)
+        assert found.value is not None
+        assert found.value.shape == (5, 2)
         assert_close(found.value, memory.read(found.state))
         if name == "softmax":
             assert_close(found.value, attend(5.0 * found.state, patterns, values, scale=1.0).output)
@@ -293,20 +300,25 @@ def test_clamped_coordinates_keep_the_cue_and_the_rest_descends():
     memory, cue = Continuous(randn(0, 6, 5), 1.5), randn(1, 8, 5)
     clamp = torch.tensor([True, False, True, False, False])
     found = memory.retrieve(cue, clamp=clamp, steps=2000)
-    assert torch.equal(found.state[:, clamp], cue[:, clamp]) and bool(found.converged.all())
+    assert torch.equal(found.state[:, clamp], cue[:, clamp])
+    assert bool(found.converged.all())
     state = found.state.clone().requires_grad_()
     (slope,) = torch.autograd.grad(memory.energy(state).sum(), state)
-    assert float(slope[:, ~clamp].abs().max()) < 1e-10 and float(slope[:, clamp].abs().max()) > 0.01
+    assert float(slope[:, ~clamp].abs().max()) < 1e-10
+    assert float(slope[:, clamp].abs().max()) > 0.01
     # A direction that is held cannot repel.
     pair = Continuous(torch.tensor([[2.0, 0.0], [-2.0, 0.0]]).double(), 1.0)
     origin, held = torch.zeros(1, 2).double(), torch.tensor([True, False])
-    assert pair.retrieve(origin).kind[0] == "saddle" and pair.retrieve(origin, clamp=held).kind[0] == "metastable"
+    assert pair.retrieve(origin).kind[0] == "saddle"
+    assert pair.retrieve(origin, clamp=held).kind[0] == "metastable"
 
 
 def test_a_search_that_is_cut_short_says_so():
     memory, cue = Continuous(torch.tensor([[1.0], [-1.0]]).double(), 1.0), torch.tensor([[0.5]]).double()
     found = memory.retrieve(cue, steps=10)
-    assert not bool(found.converged) and found.kind.tolist() == ["moving"] and int(found.steps) == 10
+    assert not bool(found.converged)
+    assert found.kind.tolist() == ["moving"]
+    assert int(found.steps) == 10
     assert float(found.residual) == pytest.approx(float((memory.update(found.state) - found.state).abs()))
     assert torch.equal(memory.retrieve(cue, steps=0).state, cue)
 
@@ -316,7 +328,8 @@ def test_half_precision_and_empty_batches():
     assert memory.retrieve(randn(1, 3, 4).bfloat16()).state.dtype == torch.float32
     for make in ALL.values():
         found = make(randn(0, 6, 4), 2.0).retrieve(randn(1, 2, 0, 4))
-        assert found.state.shape == (2, 0, 4) and found.kind.shape == (2, 0)
+        assert found.state.shape == (2, 0, 4)
+        assert found.kind.shape == (2, 0)
 
 
 @pytest.mark.parametrize("similarity", ["l2", "l1", "cosine"])
@@ -327,7 +340,8 @@ def test_what_was_not_observed_has_no_influence(similarity):
     memory = Kernel(patterns, similarity, 3.0)
     found = memory.retrieve(cue, observed=observed, steps=300)
     other = memory.retrieve(torch.where(observed, cue, 1e6), observed=observed, steps=300)
-    assert torch.equal(found.state, other.state) and torch.equal(found.energy, other.energy)
+    assert torch.equal(found.state, other.state)
+    assert torch.equal(found.energy, other.energy)
     # Written out for every row: a memory of the observed coordinates, whose values are all coordinates.
     for row in range(5):
         kept = observed[row]
