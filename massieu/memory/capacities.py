@@ -1,0 +1,279 @@
+"""How many random patterns a memory holds: formulas with the criterion each belongs to, and measurements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from massieu.measures.measure import as_integer
+from massieu.memory.classical import Classical
+from massieu.memory.dense import Dense, Exponential
+from massieu.memory.polar import Polar
+
+__all__ = ["CapacityRow", "capacity", "measure_capacity", "wilson_interval"]
+
+OVERLAP = 0.95
+"""A state with this overlap has a small fraction of wrong bits."""
+
+TASK_TRIALS = 10
+"""Trials that a worker makes at a time."""
+
+
+@dataclass(frozen=True)
+class CapacityRow:
+    """How often the criterion held with so many patterns.
+
+    Attributes:
+        number: patterns stored.
+        trials: independent draws of all patterns.
+        successes: draws in which the criterion held.
+        rate: successes over trials.
+        low: lower end of the Wilson interval of the rate.
+        high: its upper end.
+        random_fixed: how many of the random states, one in each draw, were fixed points; None where the criterion does
+            not speak of fixed points.
+    """
+
+    number: int
+    trials: int
+    successes: int
+    rate: float
+    low: float
+    high: float
+    random_fixed: int | None
+
+
+def capacity(
+    kind: str, dim: int, criterion: str, *, power: int = 3, corruption: float = 0.0, error: float = 0.0036
+) -> float:
+    r"""How many random patterns a memory holds, in the sense of the criterion; asymptotic in the dimension.
+
+    ============= ================ ==============================================================================
+    kind          criterion        patterns
+    ============= ================ ==============================================================================
+    "classical"   "all_fixed"      :math:`d / (4 \ln d)`: every pattern is a fixed point
+    "classical"   "most_fixed"     :math:`d / (2 \ln d)`: each one is, with high probability, but not all together
+    "classical"   "small_errors"   :math:`0.138\, d`: a state with few wrong bits is near; almost no pattern is fixed
+    "dense"       "all_fixed"      :math:`d^{n-1} / (2n\, (2n-3)!!\, \ln d)`
+    "dense"       "most_fixed"     :math:`d^{n-1} / (2\, (2n-3)!!\, \ln d)`
+    "dense"       "small_errors"   :math:`d^{n-1} / ((2n-3)!!\, z^2)` with a share Q(z) of bits wrong after one step
+    "exponential" "all_recovered"  :math:`e^{d\, I(1 - 2\rho)/2}`: every pattern comes back in one step from
+                                   :math:`\rho d` flips
+    ============= ================ ==============================================================================
+
+    with :math:`I(a) = \tfrac12 ((1+a) \ln(1+a) + (1-a) \ln(1-a))`. The formulas hold for unbiased random patterns
+    without diagonal; those of "dense" for :math:`z^n` that is not rectified (rectified it holds more), and those of
+    "exponential" are sufficient. At :math:`\rho \to 0` it is :math:`2^{d/2}`, with basins that vanish. Guarantees for
+    the continuous memory depend on its temperature: :func:`~massieu.memory.guaranteed_storage`.
+
+    Args:
+        kind: "classical", "dense" or "exponential".
+        dim: d, at least 2.
+        criterion: as in the table.
+        power: n, for "dense".
+        corruption: :math:`\rho`, for "exponential", below one half.
+        error: the share of wrong bits Q(z), for "dense" with "small_errors".
+
+    Source:
+        McEliece et al. 1987; Amit, Gutfreund and Sompolinsky 1985; Krotov and Hopfield 2016 ("all_fixed" follows from
+        their error probability with a union over patterns and bits); Demircigil et al. 2017.
+
+    Example:
+        >>> [round(capacity("classical", 1024, criterion)) for criterion in ("all_fixed", "most_fixed", "small_errors")]
+        [37, 74, 141]
+    """
+    dim, power = as_integer(dim, "dim", least=2), as_integer(power, "power", least=2)
+    if not 0 <= corruption < 0.5:
+        raise ValueError(f"corruption must be at least 0 and below 1/2, got {corruption}; it is a share of bits")
+    if not 0 < error < 0.5:
+        raise ValueError(f"error must be above 0 and below 1/2, got {error}; it is the share of wrong bits")
+    double = math.prod(range(1, 2 * power - 2, 2))
+    held = float(dim) ** (power - 1) / double
+    a = 1 - 2 * corruption
+    rate = 0.5 * ((1 + a) * math.log1p(a) + (0.0 if a == 1 else (1 - a) * math.log1p(-a)))
+    formulas = {
+        ("classical", "all_fixed"): dim / (4 * math.log(dim)),
+        ("classical", "most_fixed"): dim / (2 * math.log(dim)),
+        ("classical", "small_errors"): 0.138 * dim,
+        ("dense", "all_fixed"): held / (2 * power * math.log(dim)),
+        ("dense", "most_fixed"): held / (2 * math.log(dim)),
+        ("dense", "small_errors"): held / NormalDist().inv_cdf(error) ** 2,
+        ("exponential", "all_recovered"): math.exp(0.5 * dim * rate),
+    }
+    if (kind, criterion) not in formulas:
+        choices = ", ".join(f"{first} with {second}" for first, second in formulas)
+        raise ValueError(f"capacity knows {choices}, got {kind!r} with {criterion!r}; or measure it: measure_capacity")
+    return float(formulas[kind, criterion])
+
+
+def measure_capacity(
+    kind: str,
+    dim: int,
+    numbers: Sequence[int],
+    *,
+    criterion: str,
+    trials: int = 100,
+    seed: int = 0,
+    workers: int = 1,
+    progress: Callable[[int, int], Any] | None = None,
+    power: int = 3,
+    rectified: bool = False,
+    diagonal: bool = False,
+    corruption: float = 0.1,
+    confidence: float = 0.95,
+) -> list[CapacityRow]:
+    """How often a criterion holds for random patterns, with binomial confidence intervals.
+
+    Every trial draws all of its patterns anew, so that trials are independent and the interval is that of a binomial;
+    except for "all_fixed" it looks at one of the patterns only, which stands for all. A trial depends on the seed, the
+    number of patterns and its place, not on the workers.
+
+    Where the criterion says "fixed", a random state is tried in each draw as well: if random states are fixed points
+    too, then so are the patterns for no reason of their own, and the measurement is refused.
+
+    Args:
+        kind: "classical", "dense" or "exponential".
+        dim: of the patterns.
+        numbers: how many patterns to store, one row for each.
+        criterion: "all_fixed", "most_fixed" (the pattern that is looked at is fixed), "small_errors" (its retrieval
+            from itself keeps an overlap of 0.95) or "recovered" (it comes back exactly from flipped bits). States are
+            retrieved asynchronously.
+        trials: draws for each number.
+        seed: of everything random.
+        workers: processes; more than one needs a script to protect its main part by ``if __name__ == "__main__"``.
+        progress: called with the trials done and those to do.
+        power: of "dense".
+        rectified: of "dense".
+        diagonal: of "classical".
+        corruption: share of bits that are flipped for "recovered", rounded to a number of bits.
+        confidence: of the intervals.
+
+    Example:
+        >>> row, = measure_capacity("classical", 64, [4], criterion="most_fixed", trials=50)
+        >>> row.rate, round(row.low, 3), row.random_fixed
+        (1.0, 0.929, 0)
+    """
+    if kind not in ("classical", "dense", "exponential"):
+        raise ValueError(f'kind must be "classical", "dense" or "exponential", got {kind!r}; these have polar states')
+    if criterion not in ("all_fixed", "most_fixed", "small_errors", "recovered"):
+        raise ValueError(
+            f'criterion must be "all_fixed", "most_fixed", "small_errors" or "recovered", got {criterion!r};'
+            " capacities differ by criterion"
+        )
+    if not 0 <= corruption < 0.5:
+        raise ValueError(f"corruption must be at least 0 and below 1/2, got {corruption}; it is a share of bits")
+    dim, trials = as_integer(dim, "dim", least=1), as_integer(trials, "trials", least=1)
+    seed, workers = as_integer(seed, "seed", least=0), as_integer(workers, "workers", least=1)
+    counts = [as_integer(number, "numbers", least=1) for number in numbers]
+    build = partial(_build, kind, power=power, rectified=rectified, diagonal=diagonal)
+    build(torch.ones(1, dim))  # what is wrong with the options is said before the work begins
+    run = partial(_run, build, dim, criterion, corruption, seed)
+    tasks = [
+        (number, start, min(start + TASK_TRIALS, trials))
+        for number in counts
+        for start in range(0, trials, TASK_TRIALS)
+    ]
+    sums = {number: [0, 0] for number in counts}
+    done = 0
+    for (number, start, stop), (good, fixed) in zip(tasks, _map(run, tasks, workers), strict=True):
+        sums[number][0] += good
+        sums[number][1] += fixed
+        done += stop - start
+        if progress is not None:
+            progress(done, len(counts) * trials)
+    rows = []
+    for number in counts:
+        good, fixed = sums[number]
+        low, high = wilson_interval(good, trials, confidence)
+        speaks = criterion.endswith("fixed")
+        if speaks and wilson_interval(fixed, trials, confidence)[0] > 0.1:
+            raise ValueError(
+                f"random states must not be fixed points for {criterion!r} to mean anything, got {fixed} of {trials}"
+                f' with {number} patterns; leave the diagonal out, or measure with criterion="recovered"'
+            )
+        rows.append(CapacityRow(number, trials, good, good / trials, low, high, fixed if speaks else None))
+    return rows
+
+
+def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
+    """The interval of Wilson for the probability behind so many successes; it stays within 0 and 1.
+
+    Example:
+        >>> low, high = wilson_interval(0, 10)
+        >>> low, round(high, 3)
+        (0.0, 0.278)
+    """
+    if not 0 <= successes <= trials or trials < 1:
+        raise ValueError(f"successes must lie between 0 and trials, got {successes} of {trials}; count again")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}; 0.95 is common")
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    rate, weight = successes / trials, z * z / trials
+    centre = (rate + weight / 2) / (1 + weight)
+    half = math.sqrt(rate * (1 - rate) * weight + weight * weight / 4) / (1 + weight)
+    low = 0.0 if successes == 0 else max(0.0, centre - half)
+    return low, 1.0 if successes == trials else min(1.0, centre + half)
+
+
+def _build(kind: str, patterns: Tensor, *, power: int, rectified: bool, diagonal: bool) -> Polar:
+    if kind == "classical":
+        return Classical(patterns, diagonal=diagonal)
+    return Exponential(patterns) if kind == "exponential" else Dense(patterns, power, rectified=rectified)
+
+
+def _run(
+    build: Callable[[Tensor], Polar],
+    dim: int,
+    criterion: str,
+    corruption: float,
+    seed: int,
+    task: tuple[int, int, int],
+) -> tuple[int, int]:
+    """How often the criterion held in a range of trials, and how many random states were fixed."""
+    number, start, stop = task
+    good = fixed = 0
+    for trial in range(start, stop):
+        mixed = np.random.SeedSequence([seed, number, trial]).generate_state(1, np.uint64)
+        generator = torch.Generator().manual_seed(int(mixed[0]) >> 1)
+        patterns = 2.0 * torch.randint(0, 2, (number, dim), generator=generator, dtype=torch.float64) - 1
+        other = 2.0 * torch.randint(0, 2, (1, dim), generator=generator, dtype=torch.float64) - 1
+        memory = build(patterns)
+        if criterion.endswith("fixed"):
+            looked = patterns if criterion == "all_fixed" else patterns[:1]
+            good += bool(_is_fixed(memory, looked).all())
+            fixed += bool(_is_fixed(memory, other)) and not bool(((patterns @ other[0]).abs() == dim).any())
+            continue
+        cue = patterns[:1].clone()
+        if criterion == "recovered":
+            flips = torch.randperm(dim, generator=generator)[: round(corruption * dim)]
+            cue[:, flips] *= -1
+        found = memory.retrieve(cue).state
+        good += float((found * patterns[:1]).mean()) >= (OVERLAP if criterion == "small_errors" else 1.0)
+    return good, fixed
+
+
+def _is_fixed(memory: Polar, states: Tensor) -> Tensor:
+    return ~memory._unstable(states, states @ memory.patterns.T).any(-1)
+
+
+def _map(
+    run: Callable[[tuple[int, int, int]], tuple[int, int]], tasks: list[tuple[int, int, int]], workers: int
+) -> Iterator[tuple[int, int]]:
+    if workers == 1:
+        yield from map(run, tasks)
+        return
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+
+    # Processes that start afresh: a fork of a process in which torch has threads may never end.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        yield from pool.map(run, tasks)

@@ -1,0 +1,356 @@
+"""What can be guaranteed about the patterns of a memory before anything is retrieved."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from massieu.measures.measure import as_integer
+from massieu.memory.continuous import Continuous
+from massieu.memory.memory import Memory
+from massieu.memory.sparse import Sparse
+
+__all__ = [
+    "Bound",
+    "Certificate",
+    "Storage",
+    "certificate",
+    "contraction_bound",
+    "error_bound",
+    "fixed_point_bound",
+    "guaranteed_storage",
+    "lambert_w",
+    "one_step_bound",
+]
+
+TILE = 1024
+
+
+@dataclass(frozen=True)
+class Certificate:
+    r"""What is known of each pattern; the fields have shape ``(atoms,)``, with several betas ``(heads, atoms)``.
+
+    Attributes:
+        separation: :math:`\Delta_i = x_i \cdot x_i - \max_{j \ne i} x_i \cdot x_j`; infinite for a single pattern.
+        radius: every state that is closer to :math:`x_i` than this is retrieved to the one fixed point of that ball;
+            zero without certificate. States farther away may be retrieved as well.
+        bound: the fixed point is at most so far from :math:`x_i`; zero where it is :math:`x_i` itself, infinite without
+            certificate.
+        certified: whether the condition of the certificate holds.
+        reach: :math:`D_i = \max_j |x_j - x_i|`.
+        kappa: :math:`\kappa_i`, which must be below 1/e; nan for entmax, which has a margin instead.
+        margin: how much the separation exceeds the :math:`1 / (\beta (\alpha - 1))` at which entmax is exact; nan for
+            softmax, which never is.
+        ramsauer_radius: :math:`1 / (\beta N M)`, the radius of Ramsauer et al.
+        ramsauer_certified: whether their condition holds; never for entmax.
+        contraction: :math:`\beta\, \mathrm{diam}^2 / 4`; below one the update contracts everywhere and there is one
+            fixed point in all. Infinite for entmax, whose slope has another bound.
+        beta: as in the memory.
+        log_rivals: :math:`\log \sum_{j \ne i} w_j / w_i`, without weights :math:`\log (N - 1)`.
+        longest: M.
+        atoms: N, the patterns that are not masked.
+    """
+
+    separation: Tensor
+    radius: Tensor
+    bound: Tensor
+    certified: Tensor
+    reach: Tensor
+    kappa: Tensor
+    margin: Tensor
+    ramsauer_radius: Tensor
+    ramsauer_certified: Tensor
+    contraction: Tensor
+    beta: Tensor
+    log_rivals: Tensor
+    longest: Tensor
+    atoms: int
+
+    @property
+    def globally_contracting(self) -> Tensor:
+        """Whether there is one fixed point in all, to which every state is retrieved."""
+        return self.contraction < 1
+
+
+class Bound(NamedTuple):
+    """An upper bound, and whether it says nothing, since the quantity cannot be larger anyway."""
+
+    value: Tensor
+    vacuous: Tensor
+
+
+class Storage(NamedTuple):
+    """Theorem 3 of Ramsauer et al.: its constant, how many patterns it guarantees, and whether its condition fails."""
+
+    constant: float
+    patterns: float
+    vacuous: bool
+
+
+def certificate(memory: Memory) -> Certificate:
+    r"""Which patterns are stored, and how large their basins are at least.
+
+    For softmax, with :math:`\kappa_i = \beta D_i^2 (N - 1) e^{-\beta \Delta_i} < 1/e`, every state closer to
+    :math:`x_i` than
+
+    .. math:: r_i = \frac{\Delta_i - \beta^{-1} \log(\beta (N - 1) D_i^2)}{D_i}
+
+    converges to one fixed point, at most :math:`-W_0(-\kappa_i) / (\beta D_i)` away from :math:`x_i`. Proof: in that
+    ball :math:`1 - p_i \le (N - 1) e^{-\beta (\Delta_i - D_i r)}`, the Jacobian is at most :math:`\beta D_i^2 (1 -
+    p_i) < 1`, and :math:`|f - x_i| \le D_i (1 - p_i) < 1 / (\beta D_i) \le r_i`. For entmax :math:`x_i` is an exact
+    fixed point if and only if :math:`\Delta_i \ge 1/(\beta (\alpha - 1))`, reached in one step from closer than
+    :math:`(\Delta_i - 1/(\beta (\alpha - 1))) / D_i`.
+
+    Log weights enter in place of N - 1, as :math:`\sum_{j \ne i} w_j / w_i`; a masked pattern has no certificate. Costs
+    atoms squared times dim, in tiles.
+
+    Args:
+        memory: :class:`~massieu.memory.Continuous` or :class:`~massieu.memory.Sparse`.
+
+    Source:
+        The condition of Ramsauer et al. 2020 (lemmas A5 to A7), with ball :math:`1/(\beta N M)`, implies this one,
+        and its ball is smaller.
+
+    Example:
+        >>> found = certificate(massieu.memory.Continuous(3 * torch.eye(4).double(), beta=1.0))
+        >>> found.radius[0], found.ramsauer_radius[0], found.bound[0]
+        (tensor(1.1811, dtype=torch.float64), tensor(0.0833, dtype=torch.float64), tensor(0.0016, dtype=torch.float64))
+    """
+    if not isinstance(memory, (Continuous, Sparse)):
+        raise TypeError(f"memory must be Continuous or Sparse, got {type(memory).__name__}; no other has a certificate")
+    weights = memory.log_weight
+    if weights is not None and weights.dim() > 1:
+        raise ValueError(
+            f"log_weight must have shape (atoms,) for a certificate, got {tuple(weights.shape)};"
+            " certify each row by itself"
+        )
+    beta = torch.as_tensor(memory.beta, dtype=torch.float64).detach()
+    if beta.dim() and beta.shape[-1] != 1:
+        raise ValueError(
+            f"beta must be one number or one per head, (heads, 1), for a certificate, got {tuple(beta.shape)};"
+            " certify each beta by itself"
+        )
+    patterns = memory.patterns.detach().double()
+    present = memory._present({})
+    separation, reach = _separations(patterns, present)
+    weight = patterns.new_zeros(len(patterns)) if weights is None else weights.detach().double()
+    log_rivals = _log_rivals(weight)
+    longest, atoms = memory._size().detach().double(), int(present.sum())
+    alpha = memory.alpha if isinstance(memory, Sparse) else 1.0
+    shape = torch.broadcast_shapes(beta.shape, separation.shape)
+    nothing = separation.new_full(shape, torch.nan)
+    if alpha > 1:
+        kappa, margin = nothing, separation - 1 / (beta * (alpha - 1))
+        if bool((weight[present] != weight[present].max()).any()):
+            raise ValueError("log_weight must be equal where it is finite for Sparse, got different ones; mask instead")
+        certified = margin >= 0
+        radius = torch.where(margin.isinf() | (reach == 0), torch.inf, margin / reach)
+        bound = torch.zeros_like(margin)
+        ramsauer = torch.zeros(shape, dtype=torch.bool)
+        contraction = torch.full_like(beta, torch.inf)
+    else:
+        margin = nothing
+        log_kappa = beta.log() + 2 * reach.log() + log_rivals - beta * separation
+        kappa = log_kappa.exp()
+        certified = log_kappa < -1
+        radius = torch.where(log_kappa.isneginf(), torch.inf, -log_kappa / (beta * reach))
+        bound = torch.where(kappa > 0, -lambert_w(-kappa.clamp_max(math.exp(-1))) / (beta * reach), 0.0)
+        rivals = 2 * max(atoms - 1, 0) * atoms * beta * longest.square()
+        needed = 2 / (beta * atoms) + rivals.log() / beta
+        plain = bool((weight[present] == weight[present].max()).all())
+        ramsauer = (separation >= needed) & torch.as_tensor(plain)
+        contraction = 0.25 * beta * torch.where(present, reach, 0.0).amax().square()
+    certified = certified & present
+    return Certificate(
+        separation=separation,
+        radius=torch.where(certified, radius, 0.0),
+        bound=torch.where(certified, bound, torch.inf),
+        certified=certified,
+        reach=reach,
+        kappa=kappa.expand(shape),
+        margin=margin.expand(shape),
+        ramsauer_radius=(1 / (beta * atoms * longest)).expand(shape),
+        ramsauer_certified=ramsauer & present,
+        contraction=contraction,
+        beta=beta,
+        log_rivals=log_rivals,
+        longest=longest,
+        atoms=atoms,
+    )
+
+
+def one_step_bound(found: Certificate, distance: float | Tensor) -> Bound:
+    r"""How far one update of softmax can leave a state from :math:`x_i`, if it was at most so far.
+
+    .. math:: |f(\xi) - x_i| \le D_i \min(1,\; (N - 1)\, e^{-\beta (\Delta_i - D_i r)}), \qquad |\xi - x_i| \le r
+
+    Args:
+        found: the certificate of a :class:`~massieu.memory.Continuous` memory.
+        distance: r, a number or shape ``(atoms,)``.
+
+    Source:
+        Theorem 5 of Ramsauer et al. 2020 with :math:`D_i` in place of 2M, and without the distance of the fixed point.
+
+    Example:
+        >>> found = certificate(massieu.memory.Continuous(3 * torch.eye(4).double(), beta=1.0))
+        >>> one_step_bound(found, 0.5).value[0]
+        tensor(0.0131, dtype=torch.float64)
+    """
+    _check_softmax(found)
+    log_missing = found.log_rivals - found.beta * (found.separation - found.reach * distance)
+    value = found.reach * log_missing.exp()
+    return Bound(torch.where(log_missing < 0, value, found.reach), log_missing >= 0)
+
+
+def contraction_bound(found: Certificate, distance: float | Tensor, fixed_distance: float | Tensor) -> Bound:
+    r"""Theorem 4 of Ramsauer et al.: how much an update shrinks the distance to the fixed point.
+
+    .. math:: |f(\xi) - x_i^*| \le c\, |\xi - x_i^*|, \qquad
+              c = 2 \beta N M^2 (N - 1)\, e^{-\beta (\Delta_i - 2 M \max(|\xi - x_i|, |x_i^* - x_i|))}
+
+    Args:
+        found: the certificate of a :class:`~massieu.memory.Continuous` memory without log weights.
+        distance: :math:`|\xi - x_i|`.
+        fixed_distance: :math:`|x_i^* - x_i|`, or an upper bound such as ``found.bound``.
+
+    Returns:
+        The factor c; vacuous from one on.
+    """
+    farthest = _farthest(found, distance, fixed_distance)
+    factor = 2 * found.beta * found.atoms * found.longest.square() * (found.atoms - 1)
+    value = factor * (-found.beta * (found.separation - 2 * found.longest * farthest)).exp()
+    return Bound(value, value >= 1)
+
+
+def error_bound(found: Certificate, distance: float | Tensor, fixed_distance: float | Tensor) -> Bound:
+    r"""Theorem 5 of Ramsauer et al.: the error after one update; :func:`one_step_bound` is never larger.
+
+    .. math:: |f(\xi) - x_i| \le 2 M (N - 1)\, e^{-\beta (\Delta_i - 2 M \max(|\xi - x_i|, |x_i^* - x_i|))}
+
+    Arguments as for :func:`contraction_bound`. Vacuous where the diameter :math:`D_i` of the patterns says as much.
+    """
+    farthest = _farthest(found, distance, fixed_distance)
+    lead = found.separation - 2 * found.longest * farthest
+    value = 2 * found.longest * (found.atoms - 1) * (-found.beta * lead).exp()
+    return Bound(torch.minimum(value, found.reach), value >= found.reach)
+
+
+def fixed_point_bound(found: Certificate) -> Bound:
+    r"""Second part of theorem 5 of Ramsauer et al.: how far the fixed point is from its pattern.
+
+    .. math:: |x_i^* - x_i| \le 2 e (N - 1) M e^{-\beta \Delta_i}
+
+    if the fixed point is within :math:`1 / (2 \beta M)`; vacuous where ``found.bound`` does not say so.
+    """
+    _check_softmax(found)
+    value = 2 * math.e * (found.atoms - 1) * found.longest * (-found.beta * found.separation).exp()
+    outside = ~(found.bound <= 1 / (2 * found.beta * found.longest))
+    return Bound(torch.minimum(value, found.reach), outside | (value >= found.reach))
+
+
+def guaranteed_storage(dim: int, *, beta: float = 1.0, radius: float = 1.0, failure: float = 0.001) -> Storage:
+    r"""Theorem 3 of Ramsauer et al.: how many random patterns on a sphere are stored, with probability 1 - p.
+
+    .. math:: N \ge \sqrt p\, c^{(d - 1)/4}, \quad c = \frac{b}{W_0(e^{a + \ln b})}, \quad
+              a = \tfrac{2}{d - 1} (1 + \ln(2 \beta K^2 p (d - 1))), \quad b = \tfrac25 K^2 \beta
+
+    if :math:`c \ge (2/\sqrt p)^{4/(d - 1)}`.
+
+    Args:
+        dim: d, at least 2.
+        beta: inverse temperature.
+        radius: K; the sphere has radius :math:`K \sqrt{d - 1}`.
+        failure: p.
+
+    Example:
+        >>> found = guaranteed_storage(20, radius=3.0)  # the example of the paper: it guarantees seven patterns
+        >>> round(found.constant, 4), round(found.patterns, 2), found.vacuous
+        (3.1546, 7.41, False)
+    """
+    dim = as_integer(dim, "dim", least=2)
+    if not beta > 0 or not radius > 0 or not 0 < failure < 1:
+        raise ValueError(
+            f"beta and radius must be positive and failure a probability, got {beta}, {radius} and {failure};"
+            " theorem 3 speaks of random patterns on a sphere"
+        )
+    a = 2 / (dim - 1) * (1 + math.log(2 * beta * radius**2 * failure * (dim - 1)))
+    b = 0.4 * radius**2 * beta
+    constant = b / float(lambert_w(torch.tensor(math.exp(a) * b, dtype=torch.float64)))
+    patterns = math.sqrt(failure) * constant ** ((dim - 1) / 4)
+    return Storage(constant, patterns, constant < (2 / math.sqrt(failure)) ** (4 / (dim - 1)))
+
+
+def lambert_w(x: Tensor) -> Tensor:
+    r"""The branch :math:`W_0` of the inverse of :math:`w e^w`, for x of at least -1/e.
+
+    Example:
+        >>> lambert_w(torch.tensor([1.0]))
+        tensor([0.5671])
+    """
+    wide = x.double()
+    root = (2 * (math.e * wide + 1).clamp_min(0.0)).sqrt()
+    start = torch.where(wide < 0, -1 + root - root.square() / 3, torch.log1p(wide.clamp_min(0.0)))
+    w = torch.where(wide > math.e, start - start.clamp_min(1.0).log(), start)
+    for _ in range(20):
+        error = w * w.exp() - wide
+        slope = w.exp() * (w + 1)
+        step = error / (slope - (w + 2) * error / (2 * w + 2))
+        w = w - torch.where(step.isfinite(), step, 0.0)  # at the branch point the first guess is exact
+    return torch.where(wide < -math.exp(-1) * (1 + 1e-15), torch.nan, w).to(x.dtype)
+
+
+def _separations(patterns: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
+    """Separation and reach of every pattern, by tiles of the Gram matrix; nan for patterns that are masked."""
+    squares = patterns.square().sum(-1)
+    rival, reach = torch.full_like(squares, -torch.inf), torch.zeros_like(squares)
+    for start in range(0, len(patterns), TILE):
+        rows = slice(start, start + TILE)
+        for first in range(0, len(patterns), TILE):
+            columns = slice(first, first + TILE)
+            inner = patterns[rows] @ patterns[columns].T
+            distance = (squares[rows, None] + squares[columns] - 2 * inner).masked_fill(~present[columns], 0.0)
+            inner = inner.masked_fill(~present[columns], -torch.inf)
+            if first == start:
+                inner.fill_diagonal_(-torch.inf)
+                distance.fill_diagonal_(0.0)
+            rival[rows] = torch.maximum(rival[rows], inner.amax(-1))
+            reach[rows] = torch.maximum(reach[rows], distance.amax(-1))
+    # Squared distances carry the rounding of the squares; larger is on the safe side.
+    slack = 4 * torch.finfo(torch.float64).eps * squares.amax()
+    reach = torch.where(reach > slack, (reach + slack).sqrt(), _exact_reach(patterns, present, reach <= slack))
+    separation = squares - rival
+    return separation.masked_fill(~present, torch.nan), reach.masked_fill(~present, torch.nan)
+
+
+def _exact_reach(patterns: Tensor, present: Tensor, wanted: Tensor) -> Tensor:
+    """Where all patterns are almost the same the differences themselves are needed."""
+    reach = torch.zeros_like(patterns[:, 0])
+    for row in wanted.nonzero()[:, 0].tolist():
+        reach[row] = (patterns[present] - patterns[row]).norm(dim=-1).amax()
+    return reach
+
+
+def _log_rivals(weight: Tensor) -> Tensor:
+    """Logarithm of the total weight of the others over the own, for log weights ``(atoms,)``."""
+    count = len(weight)
+    shifted = weight - weight.max()
+    share = shifted.exp()
+    # Sums before and after, not a difference: an atom may hold nearly all of the weight.
+    before = torch.cat([share.new_zeros(1), share.cumsum(0)[: count - 1]])
+    after = torch.cat([share.flip(0).cumsum(0).flip(0)[1:], share.new_zeros(1)])
+    return (before + after).log() - shifted
+
+
+def _farthest(found: Certificate, distance: float | Tensor, fixed_distance: float | Tensor) -> Tensor:
+    _check_softmax(found)
+    first, second = torch.as_tensor(distance, dtype=torch.float64), torch.as_tensor(fixed_distance, dtype=torch.float64)
+    return torch.maximum(first, second)
+
+
+def _check_softmax(found: Certificate) -> None:
+    if bool(found.contraction.isinf().any()):
+        raise ValueError("found must be the certificate of a Continuous memory, got that of entmax; see its margin")

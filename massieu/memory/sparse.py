@@ -1,0 +1,116 @@
+"""A memory whose weights can be exactly zero: patterns are then exact fixed points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from massieu.memory.continuous import largest_eigenvalue
+from massieu.memory.memory import Conditions, row_chunks
+from massieu.memory.soft import Soft
+from massieu.memory.tsallis import check_alpha, entmax, tsallis_entropy, uniform_entropy
+
+__all__ = ["Sparse"]
+
+
+class Sparse(Soft):
+    r"""Hopfield memory with :func:`~massieu.memory.entmax` in place of softmax.
+
+    .. math:: E(\xi) = -\beta^{-1}\, \Omega^*(\beta X \xi) + \tfrac12 |\xi|^2 + \beta^{-1} H_\alpha(1/N) + \tfrac12 M^2,
+              \qquad \Omega^*(z) = \max_p\; p \cdot z + H_\alpha(p)
+
+    with the entropy :math:`H_\alpha` of Tsallis, and that of N equal weights as constant, so that the energy is never
+    negative; alpha 1 is :class:`~massieu.memory.Continuous`. Every update descends by at least :math:`\tfrac12
+    |f(\xi) - \xi|^2`. A pattern is an exact fixed point if and only if it is separated from the others by
+    :math:`\Delta_i \ge 1 / (\beta (\alpha - 1))`.
+
+    Args:
+        patterns: :math:`x_j`, shape ``(atoms, dim)``.
+        beta: as for :class:`~massieu.memory.Continuous`.
+        alpha: at least 1; 2 is sparsemax.
+        values: as for :class:`~massieu.memory.Continuous`.
+        log_weight: added to the scores; minus infinity, or False in a boolean mask, takes a pattern away.
+
+    Source:
+        Santos et al. 2024, "Sparse and structured Hopfield networks". Rows are taken in chunks, since a threshold
+        needs all scores of a row.
+
+    Example:
+        >>> memory = Sparse(torch.eye(3), beta=2.0, alpha=2.0)
+        >>> memory.update(torch.tensor([[0.9, 0.3, 0.1]]))
+        tensor([[1., 0., 0.]])
+    """
+
+    def __init__(
+        self,
+        patterns: Tensor,
+        beta: float | Tensor,
+        alpha: float,
+        *,
+        values: Tensor | None = None,
+        log_weight: Tensor | None = None,
+    ) -> None:
+        super().__init__(patterns, beta, values, log_weight)
+        self.alpha = check_alpha(alpha)
+
+    def weights(self, state: Tensor) -> Tensor:
+        """The weights themselves, shape ``(..., queries, atoms)``."""
+        rows, shape, conditions = self._arrange(state)
+        found = self._by_chunks(rows, conditions, lambda weight, scores, chunk: weight)
+        return found.reshape(*shape, len(self.patterns))
+
+    def _energy(self, rows: Tensor, **conditions: Tensor) -> Tensor:
+        wide = rows.double()
+        beta = self._temperature(wide, conditions)
+
+        def conjugate(weight: Tensor, scores: Tensor, chunk: slice) -> Tensor:
+            # An absent pattern has weight zero and score minus infinity.
+            gained = (weight * scores.masked_fill(weight == 0, 0.0)).sum(-1)
+            return gained + tsallis_entropy(weight, self.alpha)
+
+        potential = self._by_chunks(wide, conditions, conjugate)
+        constant = uniform_entropy(self._present(conditions).sum(-1).double(), self.alpha)
+        potential = (potential - constant) / beta.expand(len(rows), 1)[:, 0]
+        energy = 0.5 * (wide.square().sum(-1) + self._size(**conditions).double().square()) - potential
+        return energy.to(rows.dtype)
+
+    def _read(self, rows: Tensor, values: Tensor, **conditions: Tensor) -> Tensor:
+        values = values.to(rows)
+        return self._by_chunks(rows, conditions, lambda weight, scores, chunk: weight @ values)
+
+    def _peak(self, rows: Tensor, **conditions: Tensor) -> Tensor:
+        return self._by_chunks(rows, conditions, lambda weight, scores, chunk: weight.amax(-1))
+
+    def _index(self, rows: Tensor, **conditions: Tensor) -> Tensor:
+        return self._by_chunks(rows, conditions, lambda weight, scores, chunk: scores.argmax(-1))
+
+    def _growth(self, rows: Tensor, held: Tensor | None, **conditions: Tensor) -> Tensor:
+        wide, patterns = rows.double(), self.patterns.double()
+        beta = self._temperature(wide, conditions).expand(len(rows), 1)[:, 0]
+
+        def growth(weight: Tensor, scores: Tensor, chunk: slice) -> Tensor:
+            found = weight.new_zeros(len(weight))
+            for row in ((weight > 0).sum(-1) > 1).nonzero()[:, 0].tolist():
+                kept = weight[row] > 0
+                share, atoms = weight[row, kept, None] ** (2 - self.alpha), patterns[kept]
+                centred = atoms - (share * atoms).sum(0) / share.sum()
+                jacobian = (share * centred).T @ centred
+                found[row] = largest_eigenvalue(jacobian[None], None if held is None else held[chunk][row][None])[0]
+            return found * beta[chunk]
+
+        return self._by_chunks(wide, conditions, growth)
+
+    def _by_chunks(
+        self, rows: Tensor, conditions: Conditions, reduce: Callable[[Tensor, Tensor, slice], Tensor]
+    ) -> Tensor:
+        """What is made of weights and scores, for a few rows at a time; ``reduce`` also learns which rows they are."""
+        query, offsets = rows * self._temperature(rows, conditions), self._weights(rows, conditions)
+        patterns, found = self.patterns.to(rows), []
+        for chunk in row_chunks(max(1, len(rows)), len(patterns)):
+            scores = query[chunk] @ patterns.T
+            if offsets is not None:
+                scores = scores + (offsets if offsets.dim() == 1 else offsets[chunk])
+            found.append(reduce(entmax(scores, self.alpha), scores, chunk))
+        return torch.cat(found)

@@ -1,0 +1,140 @@
+"""The map alpha-entmax, a softmax that can be exactly zero, and its conjugate."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from massieu.kernels.rows import check_floating
+
+__all__ = ["check_alpha", "entmax", "tsallis_entropy", "uniform_entropy"]
+
+STEPS = 60
+"""Halvings of an interval to the last digit; Newton needs fewer."""
+
+
+def entmax(scores: Tensor, alpha: float) -> Tensor:
+    r"""Weights :math:`p_j = [(\alpha - 1) z_j - \tau]_+^{1/(\alpha - 1)}` that sum to one.
+
+    They maximise :math:`p \cdot z + H_\alpha(p)` with :math:`H_\alpha` the entropy of Tsallis
+    (:func:`tsallis_entropy`). At alpha 1 this is softmax, at 2 sparsemax. All weight is on one entry if and only if
+    it leads by :math:`1/(\alpha - 1)`. Alpha 1.5 and 2 are exact by sorting, others are found by iteration; derivatives
+    are those of the closed form.
+
+    Args:
+        scores: z, shape ``(..., atoms)``; minus infinity is an absent entry.
+        alpha: at least 1.
+
+    Source:
+        Peters, Niculae and Martins 2019.
+
+    Example:
+        >>> entmax(torch.tensor([1.0, 0.5, -1.0]), 2.0)
+        tensor([0.7500, 0.2500, 0.0000])
+    """
+    check_floating(scores, "scores")
+    alpha = check_alpha(alpha)
+    if alpha == 1:
+        return torch.softmax(scores, dim=-1)
+    found: Tensor = _Entmax.apply(scores, alpha)  # type: ignore[no-untyped-call]
+    return found
+
+
+def tsallis_entropy(weight: Tensor, alpha: float) -> Tensor:
+    r""":math:`H_\alpha(p) = \sum_j (p_j - p_j^\alpha) / (\alpha (\alpha - 1))`, Shannon's entropy at alpha 1.
+
+    Example:
+        >>> tsallis_entropy(torch.tensor([0.5, 0.5]), 2.0)
+        tensor(0.2500)
+    """
+    if alpha == 1:
+        return -torch.xlogy(weight, weight).sum(-1)
+    present = torch.where(weight > 0, weight, 1.0)
+    # As a difference of logarithms: p and its power are nearly the same when alpha is near one.
+    return -(present * torch.expm1((alpha - 1) * present.log())).sum(-1) / (alpha * (alpha - 1))
+
+
+def uniform_entropy(count: Tensor, alpha: float) -> Tensor:
+    """The largest entropy of that many atoms, which is that of equal weights."""
+    return count.log() if alpha == 1 else -torch.expm1((1 - alpha) * count.log()) / (alpha * (alpha - 1))
+
+
+def check_alpha(alpha: Any) -> float:
+    """A finite number of at least 1, or one sentence."""
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)):
+        raise TypeError(f"alpha must be a Python number, got {type(alpha).__name__}; convert a tensor with .item()")
+    if not 1 <= alpha < math.inf:
+        raise ValueError(f"alpha must be finite and at least 1, got {alpha:g}; 1 is softmax, 2 sparsemax")
+    return float(alpha)
+
+
+class _Entmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, alpha: float) -> Tensor:
+        gap = (scores.amax(-1, keepdim=True) - scores).double()
+        solve = {1.5: _by_sorting_15, 2.0: _by_sorting_2}.get(alpha)
+        weight = (_by_iteration(gap, alpha) if solve is None else solve(gap)).to(scores.dtype)
+        ctx.save_for_backward(weight)
+        ctx.alpha = alpha
+        return weight
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None]:
+        (weight,) = ctx.saved_tensors
+        (slope,) = slopes
+        share = torch.where(weight > 0, torch.where(weight > 0, weight, 1.0) ** (2 - ctx.alpha), 0.0)
+        mean = (share * slope).sum(-1, keepdim=True) / share.sum(-1, keepdim=True)
+        return share * (slope - mean), None
+
+
+def _by_sorting_2(gap: Tensor) -> Tensor:
+    falling = -gap.sort(-1).values
+    count = torch.arange(1, gap.shape[-1] + 1, dtype=gap.dtype, device=gap.device)
+    total = falling.cumsum(-1)
+    inside = 1 + count * falling > total
+    size = inside.sum(-1, keepdim=True)
+    threshold = (total.gather(-1, size - 1) - 1) / size
+    return (-gap - threshold).clamp_min(0.0)
+
+
+def _by_sorting_15(gap: Tensor) -> Tensor:
+    falling = -0.5 * gap.sort(-1).values
+    # Far below the maximum nothing is in the support; without them the squares below stay small.
+    falling = falling.clamp_min(-2.0)
+    count = torch.arange(1, gap.shape[-1] + 1, dtype=gap.dtype, device=gap.device)
+    mean, square = falling.cumsum(-1) / count, falling.square().cumsum(-1) / count
+    threshold = mean - ((1 - count * (square - mean.square())) / count).clamp_min(0.0).sqrt()
+    size = (threshold <= falling).sum(-1, keepdim=True)
+    weight = (-0.5 * gap - threshold.gather(-1, size - 1)).clamp_min(0.0).square()
+    return weight / weight.sum(-1, keepdim=True)
+
+
+def _by_iteration(gap: Tensor, alpha: float) -> Tensor:
+    # In units in which alpha -> 1 is softmax: p = exp(log(1 - (alpha - 1)(gap + shift)) / (alpha - 1)).
+    order = alpha - 1
+
+    def weights(shift: Tensor) -> Tensor:
+        used = order * (gap + shift)
+        inside = used < 1
+        return torch.where(inside, (torch.log1p(-torch.where(inside, used, 0.0)) / order).exp(), 0.0)
+
+    low = torch.zeros_like(gap[..., :1])
+    if alpha < 2:
+        # The sum of weights is convex in the shift: steps of Newton from the left never pass the root.
+        for _ in range(STEPS):
+            weight = weights(low)
+            step = (weight.sum(-1, keepdim=True) - 1) / (weight ** (2 - alpha)).sum(-1, keepdim=True)
+            low = low + step
+            if not bool((step > torch.finfo(gap.dtype).eps * (1 + low)).any()):
+                break
+    else:
+        high = torch.full_like(low, -math.expm1(-order * math.log(gap.shape[-1])) / order)
+        for _ in range(STEPS):
+            middle = 0.5 * (low + high)
+            heavy = weights(middle).sum(-1, keepdim=True) >= 1
+            low, high = torch.where(heavy, middle, low), torch.where(heavy, high, middle)
+    weight = weights(low)
+    return weight / weight.sum(-1, keepdim=True)
