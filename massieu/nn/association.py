@@ -64,7 +64,9 @@ def settle(
         return _iterate(update, start, steps, tolerance)
     with torch.no_grad():
         settled = _iterate(update, start, steps, tolerance)
-    return settled._replace(state=_attach(update, settled.state, settled.converged))
+    state = _attach(update, settled.state, settled.converged)
+    # The start keeps its place in the graph, with derivative zero: a parameter without any upsets distributed training.
+    return settled._replace(state=torch.where(torch.ones_like(state, dtype=torch.bool), state, start))
 
 
 def _iterate(update: Callable[[Tensor], Tensor], state: Tensor, steps: int, tolerance: float) -> Settled:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from massieu import statistics
+from massieu.kernels.graphs import call_eagerly
 from massieu.nn.association import Gradient, association, settle
 from massieu.nn.block import Activation, FeedForward
 from massieu.nn.checks import check_count, check_dtype, check_tokens, unknown
@@ -247,7 +248,8 @@ class Hopfield(nn.Module):
             return association(state, key, key, beta, log_weight, self.sink)
 
         steps = MOST_STEPS if self.update_steps_max is None else self.update_steps_max
-        settled = settle(update, query, steps=steps, tolerance=self.update_steps_eps, gradient=self.gradient)
+        options = {"steps": steps, "tolerance": self.update_steps_eps, "gradient": self.gradient}
+        settled = call_eagerly(settle, update, query, **options)
         heads = association(settled.state, key, value, beta, log_weight, self.sink)
         output = heads.transpose(1, 2).flatten(2)
         output = self.dropout(output if self.out_proj is None else self.out_proj(output))
