@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from massieu import geometry as geometry
     from massieu import inspection as inspection
     from massieu import kernels as kernels
+    from massieu import memory as memory
     from massieu import nn as nn
     from massieu import taps as taps
     from massieu.duality import Inversion, Proximal, bregman, conjugate, natural_from_mean, natural_gradient, prox
@@ -83,7 +84,7 @@ __all__ = [
 
 # Names are looked up on first use, so that the command line answers without waiting for torch.
 _HOMES = ("statistics", "measures", "duality", "inspection")
-_SUBMODULES = ("claims", "contrast", "dynamics", "geometry", "inspection", "kernels", "nn", "taps")
+_SUBMODULES = ("claims", "contrast", "dynamics", "geometry", "inspection", "kernels", "memory", "nn", "taps")
 
 
 def __getattr__(name: str) -> Any:

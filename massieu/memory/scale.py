@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from os import PathLike
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +22,8 @@ TILE_BYTES = 16 << 20
 """What is read and converted at a time: long enough to pay for the call, short enough not to matter in memory."""
 
 
-class Retrieved(NamedTuple):
+@dataclass(frozen=True)
+class Retrieved:
     r"""What one update of a Hopfield memory found, for every query.
 
     With scores :math:`s_j = \beta \langle x_j, \xi \rangle` and weights :math:`p_j = e^{s_j} / Z`.
@@ -103,8 +105,8 @@ def retrieve_at_scale(
     for start in range(0, atoms, tile):
         stop = min(start + tile, atoms)
         key, *rest = (each.read(start, stop).to(flat) for each in held)
-        options = {"sink": None, "causal": False, "window": None, "lengths": None}
-        rows = kernels.arrange(flat, key, rest[0] if rest else key, None, scale=beta, **options)
+        value = rest[0] if rest else key
+        rows = kernels.arrange(flat, key, value, None, scale=beta, sink=None, causal=False, window=None, lengths=None)
         merged.add(kernels.retrieve(rows.inputs, 1, min(top, stop - start)), start)
         if progress is not None:
             progress(stop, atoms)

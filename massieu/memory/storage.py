@@ -111,10 +111,10 @@ def _safetensors_file(path: Path, name: str) -> Stored:
         if len(buffer) < stop - start:
             buffer = torch.empty(stop - start, shape[1], dtype=dtype)
         tile = buffer[: stop - start]
-        into = memoryview(tile.view(torch.uint8).numpy()).cast("B")
+        into: Any = tile.view(torch.uint8).numpy().reshape(-1)
         with path.open("rb") as file:
             file.seek(first + start * shape[1] * dtype.itemsize)
-            count = file.readinto(into)  # type: ignore[attr-defined]
+            count = file.readinto(into)
         if count < len(into):
             raise ValueError(f"{name} must hold {shape[0]} patterns, got a file that ends earlier; write it again")
         return tile
@@ -131,5 +131,7 @@ def _matrix(shape: tuple[int, ...], name: str) -> tuple[int, int]:
 
 def _dtype(code: str, name: str) -> torch.dtype:
     if code not in DTYPES:
-        raise TypeError(f"{name} must be stored as one of {', '.join(DTYPES)}, got {code}; convert it and save it again")
+        raise TypeError(
+            f"{name} must be stored as one of {', '.join(DTYPES)}, got {code}; convert it and save it again"
+        )
     return DTYPES[code]

@@ -37,9 +37,7 @@ def association(
 ) -> Tensor:
     """Attention of states to stored patterns; beta is a number, or a tensor that broadcasts to the states."""
     # The kernel is no torch operation, and taps must hear the call in a compiled model too.
-    attended = call_eagerly(
-        _attend, beta * state, stored, value, log_weight, scale=1.0, sink=sink, statistics=None
-    )
+    attended = call_eagerly(_attend, beta * state, stored, value, log_weight, scale=1.0, sink=sink, statistics=None)
     output: Tensor = attended.output
     return output
 
@@ -133,8 +131,8 @@ def _conjugate_gradients(operator: Callable[[Tensor], Tensor], right: Tensor) ->
     unsolved = size > eps * start
     if bool(unsolved.any()):
         raise RuntimeError(
-            f"the derivative of a fixed point needs a minimum of the energy, got {int(unsolved.sum())} rows at a saddle or"
-            ' nearly degenerate; change scaling, or build the layer with gradient="unroll"'
+            f"the derivative of a fixed point needs a minimum of the energy, got {int(unsolved.sum())} rows at a saddle"
+            ' or nearly degenerate; change scaling, or build the layer with gradient="unroll"'
         )
     return found
 

@@ -86,7 +86,9 @@ class EnergyTransformer(nn.Module):
         check_count(num_heads, "num_heads", "it is the number of heads")
         check_count(steps, "steps", "it is the number of steps down the energy", least=0)
         if head_dim is None and dim % num_heads:
-            raise ValueError(f"dim must be a multiple of num_heads, got {dim} and {num_heads}; or say head_dim yourself")
+            raise ValueError(
+                f"dim must be a multiple of num_heads, got {dim} and {num_heads}; or say head_dim yourself"
+            )
         head_dim = dim // num_heads if head_dim is None else head_dim
         num_memories = 4 * dim if num_memories is None else num_memories
         check_count(head_dim, "head_dim", "it is the size of queries and keys")

@@ -1,4 +1,4 @@
-"""Hopfield memories as layers: association of two sets of patterns, pooling by trained states, lookup in trained ones."""
+"""Hopfield memories as layers: association of two sets of patterns, pooling by trained states, and lookup."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class Hopfield(nn.Module):
               o = \sum_j p_j v_j, \qquad p_j \propto e^{\beta \langle k_j, \xi \rangle}
 
     so that ``update_steps_max=0`` is softmax attention, and s adds as many updates of the state. Every state stops by
-    itself when an update moves it by no more than ``update_steps_eps``: its answer does not depend on the batch. A state
-    that sees no pattern retrieves zero, and the output is the bias of the output map. Arguments have the names of the
-    original layers; there the stopping is shared by the batch, and a tensor as ``scaling`` is not one beta per head.
+    itself when an update moves it by no more than ``update_steps_eps``: its answer does not depend on the batch. A
+    state that sees no pattern retrieves zero, and the output is the bias of the output map. Arguments have the names
+    of the original layers; there the stopping is shared by the batch, and a tensor as ``scaling`` is not one per head.
 
     Args:
         input_size: size of the state patterns; None where nothing is projected or normalized.
@@ -66,7 +66,8 @@ class Hopfield(nn.Module):
         update_steps_eps: what counts as rest.
         gradient: ``"unroll"`` differentiates every update, ``"implicit"`` the fixed point: in the memory of one update,
             and a state that converged has no derivative in where it started.
-        normalize_stored_pattern, normalize_state_pattern, normalize_pattern_projection: whether a layer norm comes first.
+        normalize_stored_pattern, normalize_state_pattern, normalize_pattern_projection: whether a layer norm comes
+            first.
         normalize_stored_pattern_affine, normalize_state_pattern_affine, normalize_pattern_projection_affine: whether
             that layer norm has weights.
         stored_pattern_as_static, state_pattern_as_static, pattern_projection_as_static: whether these patterns are
@@ -150,7 +151,9 @@ class Hopfield(nn.Module):
         self.pattern_size = (
             self.projection_size
             if pattern_projection_as_static
-            else self.hidden_size if pattern_size is None else pattern_size
+            else self.hidden_size
+            if pattern_size is None
+            else pattern_size
         )
         self.output_size = input_size if output_size is None else output_size
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -291,10 +294,16 @@ class Hopfield(nn.Module):
         )
         heads = []
         for name, patterns, size, norm, linear in given:
-            check_tokens(patterns, name, patterns.shape[-1] if size is None and isinstance(patterns, Tensor) else size or 1)
+            check_tokens(
+                patterns, name, patterns.shape[-1] if size is None and isinstance(patterns, Tensor) else size or 1
+            )
             check_dtype(patterns, name, self)
             patterns = norm(patterns if self.batch_first else patterns.transpose(0, 1))
-            own = patterns[:, None] if linear is None else linear(patterns).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            own = (
+                patterns[:, None]
+                if linear is None
+                else linear(patterns).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            )
             heads.append(own)
         query, key, value = heads
         if key.shape[-2] != value.shape[-2] or query.shape[-1] != key.shape[-1]:
@@ -310,7 +319,11 @@ class Hopfield(nn.Module):
                 " give every entry its patterns"
             )
         batch = batches.pop() if batches else 1
-        return query.expand(batch, self.num_heads, -1, -1), key.expand(batch, -1, -1, -1), value.expand(batch, -1, -1, -1)
+        return (
+            query.expand(batch, self.num_heads, -1, -1),
+            key.expand(batch, -1, -1, -1),
+            value.expand(batch, -1, -1, -1),
+        )
 
     def _log_weight(self, query: Tensor, key: Tensor, padding: Tensor | None, mask: Tensor | None) -> Tensor | None:
         return log_weight_of(padding, mask, (*query.shape[:3], key.shape[-2]), query)
@@ -531,14 +544,15 @@ class HopfieldEncoderLayer(nn.Module):
 def _three(input: Any) -> Any:
     if not isinstance(input, (tuple, list)) or len(input) != 3:
         got = f"{len(input)} of them" if isinstance(input, (tuple, list)) else type(input).__name__
-        raise TypeError(f"input must be a tensor, or stored patterns, states and projections, got {got}; pass one or all")
+        raise TypeError(
+            f"input must be a tensor, or stored patterns, states and projections, got {got}; pass one or all"
+        )
     return input
 
 
 def _trained(quantity: int, size: int, trainable: bool, options: dict[str, Any]) -> nn.Parameter:
     """Patterns that belong to a layer, ``(quantity, size)``, drawn with standard deviation 0.02."""
-    factory = {name: options.get(name) for name in ("device", "dtype")}
-    patterns = torch.empty(quantity, size, **factory)  # type: ignore[arg-type]
+    patterns = torch.empty(quantity, size, device=options.get("device"), dtype=options.get("dtype"))
     return nn.Parameter(nn.init.normal_(patterns, std=0.02, generator=options.get("generator")), trainable)
 
 

@@ -27,9 +27,7 @@ def build_scaling(
             f"scaling must have shape () or ({num_heads},), got {tuple(scaling.shape)}; pass one beta per head"
         )
     if not bool((scaling.isfinite() & (scaling > 0)).all()):
-        raise ValueError(
-            f"scaling must be positive and finite, got {scaling.tolist()}; it holds inverse temperatures"
-        )
+        raise ValueError(f"scaling must be positive and finite, got {scaling.tolist()}; it holds inverse temperatures")
     flat = scaling.detach().reshape(-1).to(device=device, dtype=dtype)
     if isinstance(scaling, nn.Parameter):
         # The same parameter where it has the shape already, so that whoever made it still holds it.
@@ -66,7 +64,9 @@ def log_weight_of(
         hidden = given[0] if len(given) == 1 else given[0] | given[1]
         return ~hidden
     numbers = [
-        torch.zeros_like(each, dtype=like.dtype).masked_fill(each, -torch.inf) if each.dtype == torch.bool else each.to(like)
+        torch.zeros_like(each, dtype=like.dtype).masked_fill(each, -torch.inf)
+        if each.dtype == torch.bool
+        else each.to(like)
         for each in given
     ]
     return numbers[0] if len(numbers) == 1 else numbers[0] + numbers[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from massieu.kernels import tiles
 from massieu.memory import Retrieved, retrieve_at_scale
 
 ROOT = Path(__file__).resolve().parents[2]
+FIELDS = [field.name for field in fields(Retrieved)]
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -35,12 +37,15 @@ def dense(queries: Tensor, patterns: Tensor, beta: float, top: int, values: Tens
 
 
 def assert_same(found: Retrieved, expected: Retrieved, tolerance: float) -> None:
-    for name, mine, other in zip(Retrieved._fields, found, expected, strict=True):
+    for name in FIELDS:
+        mine, other = getattr(found, name), getattr(expected, name)
         assert mine.shape == other.shape, name
         if name == "index":
             assert torch.equal(mine, other)
         else:
-            assert_close(mine.double(), other.double(), rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+            assert_close(
+                mine.double(), other.double(), rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+            )
 
 
 @pytest.mark.parametrize("tile", [None, 1, 2, 7, 128, 129, 333, 10**9])
@@ -98,7 +103,7 @@ def test_one_pattern_is_retrieved_whatever_the_query():
 
 def test_no_query_and_no_best_pattern_give_empty_answers():
     found = retrieve_at_scale(randn(0, 6), randn(9, 6), beta=1.0, top=2)
-    assert [tuple(x.shape) for x in found] == [(0, 6), (0,), (0,), (0, 2), (0, 2)]
+    assert [tuple(getattr(found, name).shape) for name in FIELDS] == [(0, 6), (0,), (0,), (0, 2), (0, 2)]
     found = retrieve_at_scale(randn(4, 6), randn(9, 6), beta=1.0, top=0)
     assert found.scores.shape == found.index.shape == (4, 0)
 
@@ -141,7 +146,10 @@ def test_a_safetensors_file_is_read_in_any_precision_and_computed_in_single(tmp_
     from safetensors import safe_open
 
     patterns, values = randn(500, 8).to(dtype), randn(500, 5, seed=2).to(dtype)
-    path, other = save(tmp_path / "one.safetensors", x=patterns), save(tmp_path / "two.safetensors", x=values + 1, y=values)
+    path, other = (
+        save(tmp_path / "one.safetensors", x=patterns),
+        save(tmp_path / "two.safetensors", x=values + 1, y=values),
+    )
     query = randn(3, 8, seed=1, dtype=torch.float32)
     expected = dense(query, patterns, 1.0, 3, values)
     with safe_open(other, "pt") as file:
@@ -225,9 +233,15 @@ def test_patterns_may_be_larger_than_the_memory_there_is(tmp_path, kind):
         ({"patterns": randn(2, 3, 4)}, r"patterns must have shape \(atoms, dim\), got \(2, 3, 4\); flatten"),
         ({"patterns": randn(0, 4)}, r"patterns must hold at least one vector of size one, got \(0, 4\); store"),
         ({"patterns": [1.0]}, "patterns must be a tensor, an array, a memory map or a safetensors file, got list"),
-        ({"patterns": torch.ones(3, 4, dtype=torch.int64)}, "patterns must be a floating-point tensor, got torch.int64"),
+        (
+            {"patterns": torch.ones(3, 4, dtype=torch.int64)},
+            "patterns must be a floating-point tensor, got torch.int64",
+        ),
         ({"patterns": np.ones((3, 4), np.uint16)}, "patterns must be an array of native float16, float32 or float64"),
-        ({"patterns": np.ones((3, 4), ">f4")}, "patterns must be an array of native .* got >f4; a raw file of bfloat16"),
+        (
+            {"patterns": np.ones((3, 4), ">f4")},
+            "patterns must be an array of native .* got >f4; a raw file of bfloat16",
+        ),
         ({"values": randn(4, 2)}, "values must have one row for each of the 3 patterns, got 4; match them"),
         ({"beta": 0.0}, "beta must be positive and finite, got 0.0; it is an inverse temperature"),
         ({"beta": float("nan")}, "beta must be positive and finite, got nan"),
@@ -252,7 +266,9 @@ def test_files_that_do_not_serve_end_in_one_sentence(tmp_path):
 
     (tmp_path / "text").write_text("no header at all")
     refused(tmp_path / "text", "patterns must be a safetensors file, got text without its header; open other files")
-    refused(save(tmp_path / "two", x=randn(3, 4), y=randn(3, 4)), "patterns must be a file of one tensor, got x, y; pick")
+    refused(
+        save(tmp_path / "two", x=randn(3, 4), y=randn(3, 4)), "patterns must be a file of one tensor, got x, y; pick"
+    )
     refused(save(tmp_path / "whole", x=torch.ones(3, 4, dtype=torch.int8)), "must be stored as one of F64, .* got I8")
     path = save(tmp_path / "short", x=randn(3, 4))
     path.write_bytes(path.read_bytes()[:-8])

@@ -115,7 +115,9 @@ def test_small_steps_go_down_and_large_ones_are_found_out():
     assert bool((small.energy[-1] < small.energy[0] - 1).all())
     large = rising(step=300.0, steps=30).descend(x)
     assert not bool(large.descended.all())
-    assert torch.equal(large.descended, large.energy[1:] <= large.energy[:-1] + 16 * 2.3e-16 * (1 + large.energy[:-1].abs()))
+    assert torch.equal(
+        large.descended, large.energy[1:] <= large.energy[:-1] + 16 * 2.3e-16 * (1 + large.energy[:-1].abs())
+    )
 
 
 def test_every_entry_descends_by_itself():
@@ -196,7 +198,10 @@ def test_a_block_that_cannot_be_is_refused_in_one_sentence(options, message):
         ((randn(5, 8),), r"x must have shape \(batch, tokens, 8\), got \(5, 8\); for a single sequence pass x\[None\]"),
         ((randn(1, 5, 8).float(),), "x must have the dtype of the weights, torch.float64, got torch.float32"),
         ((randn(1, 5, 8), torch.zeros(1, 5)), "key_padding_mask must be boolean, got torch.float32; it is True where"),
-        ((randn(1, 5, 8), torch.zeros(1, 4, dtype=torch.bool)), r"the padding mask must have shape \(1, 5\), got \(1, 4\)"),
+        (
+            (randn(1, 5, 8), torch.zeros(1, 4, dtype=torch.bool)),
+            r"the padding mask must have shape \(1, 5\), got \(1, 4\)",
+        ),
     ],
 )
 def test_wrong_tokens_are_refused_in_one_sentence(arguments, message):
