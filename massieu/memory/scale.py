@@ -101,16 +101,25 @@ def retrieve_at_scale(
         tile = atoms if whole else max(1, TILE_BYTES // (dtype.itemsize * max(each.shape[1] for each in held)))
     _check_whole(tile, "tile", 1, None, "it is the number of patterns taken at a time")
     flat = queries.detach().reshape(-1, dim).to(dtype)
+    takes = [_converting(each, flat, tile) for each in held]
     merged = _Merged(flat, held[-1].shape[1], top)
     for start in range(0, atoms, tile):
         stop = min(start + tile, atoms)
-        key, *rest = (each.read(start, stop).to(flat) for each in held)
+        key, *rest = (take(start, stop) for take in takes)
         value = rest[0] if rest else key
         rows = kernels.arrange(flat, key, value, None, scale=beta, sink=None, causal=False, window=None, lengths=None)
         merged.add(kernels.retrieve(rows.inputs, 1, min(top, stop - start)), start)
         if progress is not None:
             progress(stop, atoms)
     return merged.result(queries.shape[:-1], dtype)
+
+
+def _converting(stored: Stored, like: Tensor, tile: int) -> Callable[[int, int], Tensor]:
+    """Reads tiles in the precision of the queries. One buffer for all of them: fresh memory costs more than reading."""
+    if stored.dtype == like.dtype:
+        return lambda start, stop: stored.read(start, stop).to(like.device)
+    buffer = like.new_empty(min(tile, stored.shape[0]), stored.shape[1])
+    return lambda start, stop: buffer[: stop - start].copy_(stored.read(start, stop))
 
 
 class _Merged:
