@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from massieu import kernels
 from massieu.kernels import tiles
 from massieu.memory import Retrieved, retrieve_at_scale
 
@@ -83,6 +84,16 @@ def test_scores_of_ten_thousand_do_not_overflow(dtype, tile):
     assert torch.equal(found.index[:, 0], torch.arange(20))
 
 
+def test_tiles_of_large_scores_are_weighed_by_more_digits_than_single_precision_has():
+    patterns = 1.0 + 1e-3 * randn(60, 8, dtype=torch.float32)
+    query = torch.full((1, 8), 1e3)
+    expected = dense(query, patterns, 1.0, 1)
+    assert 0.5 < float(expected.entropy) < 4.0  # several patterns share the mass, at scores of 8000
+    found = retrieve_at_scale(query, patterns, beta=1.0, tile=3)
+    assert_close(found.state.double() - 1, expected.state - 1, rtol=0, atol=2e-7)
+    assert_close(found.entropy.double(), expected.entropy, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("tile", [None, 1, 4])
 def test_of_equal_patterns_the_earlier_come_first(tile):
     patterns = randn(4, 6).repeat(5, 1)
@@ -138,6 +149,23 @@ def test_a_memory_map_is_read_where_it_lies(tmp_path, mode, tile):
     query = randn(3, 8, seed=1, dtype=torch.float32)
     expected = dense(query, patterns[1:], 1.0, 3)
     assert_same(retrieve_at_scale(query, mapped[1:], beta=1.0, top=3, tile=tile), expected, 2e-6)
+
+
+def test_only_what_lies_in_memory_is_read_at_once(tmp_path, monkeypatch):
+    calls = []
+    retrieve = kernels.retrieve
+    monkeypatch.setattr(kernels, "retrieve", lambda *given: calls.append(1) or retrieve(*given))
+    monkeypatch.setattr("massieu.memory.scale.TILE_BYTES", 100 * 8 * 4)
+    patterns, query = randn(501, 8, dtype=torch.float32), randn(3, 8, dtype=torch.float32)
+    patterns.numpy().tofile(tmp_path / "patterns")
+    mapped = np.memmap(tmp_path / "patterns", np.float32, "r", shape=(501, 8))
+    sources = [patterns, patterns.numpy(), mapped, patterns.bfloat16(), patterns.T.contiguous().T]
+    counts = []
+    for source in sources:
+        calls.clear()
+        retrieve_at_scale(query, source, beta=1.0)
+        counts.append(len(calls))
+    assert counts == [1, 1, 6, 6, 6]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
