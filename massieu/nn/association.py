@@ -113,7 +113,9 @@ def _attach(update: Callable[[Tensor], Tensor], state: Tensor, converged: Tensor
 
 def _conjugate_gradients(operator: Callable[[Tensor], Tensor], right: Tensor) -> Tensor:
     """Solve for every row: I - J is positive definite where the energy has a minimum."""
-    found, rest, direction = torch.zeros_like(right), right, right
+    # In units of the largest entry: the squares of small gradients would vanish in single precision.
+    unit = right.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(right.dtype).tiny)
+    found, rest, direction = torch.zeros_like(right), right / unit, right / unit
     size = start = (rest * rest).sum(-1, keepdim=True)
     eps = torch.finfo(right.dtype).eps
     for _ in range(2 * right.shape[-1] + 10):
@@ -134,7 +136,7 @@ def _conjugate_gradients(operator: Callable[[Tensor], Tensor], right: Tensor) ->
             f"the derivative of a fixed point needs a minimum of the energy, got {int(unsolved.sum())} rows at a saddle"
             ' or nearly degenerate; change scaling, or build the layer with gradient="unroll"'
         )
-    return found
+    return found * unit
 
 
 def _attend(*tensors: Any, **options: Any) -> statistics.Attended:

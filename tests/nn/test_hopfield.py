@@ -231,6 +231,16 @@ def test_implicit_derivatives_are_those_of_a_long_loop(beta):
     assert float((early[0] - both[1][0]).abs().max()) > 1e-3  # the control
 
 
+def test_small_gradients_do_not_vanish_in_single_precision():
+    layer = Hopfield(scaling=0.5, update_steps_max=500, update_steps_eps=1e-6, gradient="implicit", **STATIC)
+    stored = randn(1, 6, 4, dtype=torch.float32).requires_grad_()
+    output = layer((stored, randn(1, 2, 4, seed=1, dtype=torch.float32), stored)).sum()
+    slopes = [
+        torch.autograd.grad(output, stored, torch.tensor(size), retain_graph=True)[0] for size in (1.0, 2.0**-100)
+    ]
+    assert_close(slopes[1] * 2.0**100, slopes[0], rtol=1e-5, atol=1e-6)
+
+
 def test_implicit_derivatives_respect_masks_and_heads():
     padding = torch.arange(6) >= torch.tensor([[6], [3]])
     slopes = []
