@@ -100,8 +100,8 @@ def command_line() -> Parser:
     _add_loading(doctor)
 
     bench = command("bench", run_bench, "measure the ratios of benchmarks/ on this machine")
-    names = "forward, forward_bfloat16, forward_grouped, forward_backward, retrieval, memory, inspection, contrast, "
-    words = f"some of {names}dynamics; all of them when none is named"
+    names = "forward, forward_bfloat16, forward_grouped, forward_backward, retrieval, scale, memory, inspection, "
+    words = f"some of {names}contrast, dynamics; all of them when none is named"
     bench.add_argument("names", nargs="*", metavar="NAME", help=words)
     return parser
 
