@@ -1,4 +1,4 @@
-"""Associative memories, from Hopfield's to softmax and entmax, with certificates and capacities, and retrieval at scale."""
+"""Associative memories, from Hopfield's to softmax and entmax: certificates, capacities, retrieval at scale."""
 
 from massieu.memory.capacities import CapacityRow, capacity, measure_capacity, wilson_interval
 from massieu.memory.certificates import (
