@@ -10,9 +10,10 @@ from typing import Any
 
 from markupsafe import Markup
 
-__all__ = ["Change", "course", "sentences", "table"]
+__all__ = ["Change", "course", "reservations", "sentences", "table"]
 
 Document = Mapping[str, Any]
+DIFFERENT_TEXTS = "These runs read different texts, so a difference may come from the text and not from the model."
 COMMON = 0.75  # of the heads or layers that must change in the direction of the mean before it is news
 
 
@@ -74,6 +75,12 @@ def _error(run: Document, which: str, name: str) -> float | None:
     # Heads see the same text, so their errors are not independent: the mean of the errors is the safe side.
     errors = _values(run, which, f"{name}_se")
     return fmean(errors.values()) if errors else None
+
+
+def reservations(runs: Sequence[Document]) -> list[str]:
+    """What a reader of the comparison has to keep in mind."""
+    different = len({run["facts"]["text"]["sha256"] for run in runs}) > 1
+    return [DIFFERENT_TEXTS] if different else []
 
 
 def sentences(runs: Sequence[Document]) -> list[tuple[str, str, str]]:

@@ -45,7 +45,7 @@ def compare(inspections: Sequence[Document]) -> str:
     for inspection in inspections:
         _check(inspection)
     found = {"rows": changes.table(inspections), "sentences": changes.sentences(inspections)}
-    return _page("comparison.html", inspections, **found)
+    return _page("comparison.html", inspections, **found, reservations=changes.reservations(inspections))
 
 
 def _check(inspection: Document) -> None:
