@@ -71,9 +71,7 @@ class BestOfRows {
         if (!most_) return;
         Vector<Real> maximum = all<Real>(Real(2 * ABSENT));
         for (int64_t j = 0; j < count; j += L) maximum = greatest<Real>(load(score + j), maximum);
-        bool higher = false;
-        for (int64_t i = 0; i < L; i++) higher = higher || maximum[i] > bars_[row];
-        if (higher) look(row, score, 1, from, count);
+        if (any<Real>(maximum > all<Real>(bars_[row]))) look(row, score, 1, from, count);
     }
 
     Best& operator[](int64_t row) { return best_[row]; }

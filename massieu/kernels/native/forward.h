@@ -58,7 +58,8 @@ bool absorb(RowSums<Real>& sums, int64_t lane, int64_t count, int64_t stride, Re
     }
     if (j < count) even = greatest<Real>(even, load(score + j * stride));
     Vector<Real> maximum = greatest<Real>(even, odd);
-    if (ONE_ROW) {
+    const bool moved = any<Real>(maximum > old);
+    if (ONE_ROW && moved) {
         Real most = maximum[0];
         for (int64_t i = 1; i < L; i++) most = maximum[i] > most ? maximum[i] : most;
         maximum = all<Real>(most);
@@ -93,15 +94,16 @@ bool absorb(RowSums<Real>& sums, int64_t lane, int64_t count, int64_t stride, Re
     }
     if (j < count) sum.take(below(j), score + j * stride);
 
-    const Vector<Real> drop = old - maximum, factor = power_of_two<Real>(drop);
-    Real drops[L], totals[L], firsts[L], seconds[L], collisions[L];
-    store(drops, drop), store(decay, factor), store(sums.maximum + lane, maximum);
+    if (moved) {
+        const Vector<Real> drop = old - maximum;
+        store(decay, power_of_two<Real>(drop)), store(sums.maximum + lane, maximum);
+        for (int64_t i = 0; i < L; i++) sums.move(lane + i, drop[i], decay[i]);
+    } else {
+        store(decay, all<Real>(1));
+    }
+    Real totals[L], firsts[L], seconds[L], collisions[L];
     store(totals, sum.total), store(firsts, sum.first);
     store(seconds, sum.second), store(collisions, sum.collision);
-    bool moved = false;
-    for (int64_t i = 0; i < L; i++) moved = moved || drops[i] < 0;
-    if (moved)
-        for (int64_t i = 0; i < L; i++) sums.move(lane + i, drops[i], decay[i]);
     for (int64_t i = 0; i < L; i++) {
         sums.total[lane + i] += totals[i];
         sums.first[lane + i] += firsts[i];
@@ -113,8 +115,9 @@ bool absorb(RowSums<Real>& sums, int64_t lane, int64_t count, int64_t stride, Re
 
 // Up to so many rows are taken one by one: lanes full of atoms are faster than lanes that are mostly padding.
 constexpr int64_t FEW_ROWS = 4;
-// Numbers in a tile of keys of such a row: it stays in the second cache until it serves as values.
+// Numbers in a tile of keys of such a row: it stays in the second cache for the other rows.
 constexpr int64_t ROW_TILE = 32 * 1024;
+constexpr int64_t FEW_VECTORS = 1;  // vectors of atoms that such a row takes in at once
 
 // A span of rows on its way through the atoms: panels of rows, their sums and their outputs.
 template <class Input, class Real>
@@ -173,7 +176,9 @@ class RowBlock {
             for (int64_t p = 0; p < count_; p++) {
                 // Only what this panel sees of the tile.
                 const int64_t start = larger(from, panels_[p].first_atom), stop = smaller(end, panels_[p].last_atom);
-                if (start < stop) tile(p, keys.part(start - from), values.part(start - from), start, stop - start);
+                if (start >= stop) continue;
+                const Tile<Real> key = keys.part(start - from), value = values.part(start - from);
+                one_row_ ? row_tile(p, key, value, start, stop - start) : tile(p, key, value, start, stop - start);
             }
         }
     }
@@ -195,26 +200,38 @@ class RowBlock {
         const int64_t lanes = panel.lanes;
         Real decay[MOST_LANES];
         bool moved = false;
-        if (one_row_) {
-            row_scores<Input, Real>(call_, panel, queries(p), keys, from, count, score_);
-            best_.absorb_row(p, score_, from, count);
-            moved = absorb<Real, true>(sums_[p], 0, ceil_div(count, L), L, score_, decay);
-        } else {
-            tile_scores<Input, Real>(call_, panel, queries(p), keys, from, count, score_);
-            best_.absorb(p * wide_, panel.rows, lanes, score_, from, count);
-            for (int64_t lane = 0; lane < lanes; lane += L)
-                moved = absorb<Real, false>(sums_[p], lane, count, lanes, score_ + lane, decay + lane) || moved;
+        tile_scores<Input, Real>(call_, panel, queries(p), keys, from, count, score_);
+        best_.absorb(p * wide_, panel.rows, lanes, score_, from, count);
+        for (int64_t lane = 0; lane < lanes; lane += L)
+            moved = absorb<Real, false>(sums_[p], lane, count, lanes, score_ + lane, decay + lane) || moved;
+        add_values(p, lanes, values, count, moved ? decay : nullptr);
+    }
+
+    // The same for a panel of one row. A few atoms at a time: they serve as values while they are in the first cache,
+    // and the next ones come from memory meanwhile.
+    void row_tile(int64_t p, Tile<Real> keys, Tile<Real> values, int64_t from, int64_t count) {
+        for (int64_t few; count; count -= few, from += few, keys = keys.part(few), values = values.part(few)) {
+            few = smaller(count, FEW_VECTORS * L);
+            Real decay[L];
+            row_scores<Input, Real>(call_, panels_[p], queries(p), keys, from, few, score_);
+            best_.absorb_row(p, score_, from, few);
+            const bool moved = absorb<Real, true>(sums_[p], 0, ceil_div(few, L), L, score_, decay);
+            add_values(p, 1, values, few, moved ? decay : nullptr);
         }
+    }
+
+    // Weights times values; before that, outputs decay where a maximum moved.
+    void add_values(int64_t p, int64_t lanes, Tile<Real> values, int64_t count, const Real* decay) {
         if (!value_width_) return;
+        const int64_t rows = panels_[p].rows;
         Real* output = this->output(p);
-        if (moved)
-            for (int64_t row = 0; row < panel.rows; row++)
+        if (decay)
+            for (int64_t row = 0; row < rows; row++)
                 for (int64_t c = 0; c < value_width_; c += L)
                     store<Real>(output + row * value_width_ + c,
                                 load<Real>(output + row * value_width_ + c) * decay[row]);
-        product<Real, Order::BY_COLUMN>(
-            panel.rows, value_width_ / L, count,
-            {score_, one_row_ ? 1 : lanes, values.data, values.stride, output, value_width_}, true);
+        product<Real, Order::BY_COLUMN>(rows, value_width_ / L, count,
+                                        {score_, lanes, values.data, values.stride, output, value_width_}, true);
     }
 
     Real* queries(int64_t p) { return queries_ + p * wide_ * width_; }

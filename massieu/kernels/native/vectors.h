@@ -102,6 +102,14 @@ inline Vector<Real> greatest(Vector<Real> a, Vector<Real> b) {
     return a > b ? a : b;
 }
 
+// Whether a comparison holds in at least one lane.
+template <class Real>
+inline bool any(Whole<Real> holds) {
+    typename Bits<Real>::Integer found = 0;
+    for (int64_t i = 0; i < Lanes<Real>::COUNT; i++) found |= holds[i];
+    return found;
+}
+
 // Lanes of two vectors that consist of blocks of 2 * HALF: the lower or the upper half of every block.
 template <class Real, int64_t HALF, bool UPPER, int64_t... LANE>
 inline Vector<Real> halves(Vector<Real> a, Vector<Real> b, std::integer_sequence<int64_t, LANE...>) {
