@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from massieu import kernels
 from massieu.measures import Points
-from massieu.memory.memory import row_chunks
 from massieu.memory.soft import Soft
 from massieu.statistics import attend, row_statistics
 
@@ -96,13 +96,15 @@ class Continuous(Soft):
 
     def _index(self, rows: Tensor, **conditions: Tensor) -> Tensor:
         query, weights = rows * self._temperature(rows, conditions), self._weights(rows, conditions)
-        patterns, found = self.patterns.to(rows), []
-        for chunk in row_chunks(len(rows), len(patterns)):
-            scores = query[chunk] @ patterns.T
-            if weights is not None:
-                scores = scores + (weights if weights.dim() == 1 else weights[chunk])
-            found.append(scores.argmax(-1))
-        return torch.cat([torch.empty(0, dtype=torch.long, device=rows.device), *found])
+        if not len(rows):
+            return torch.empty(0, dtype=torch.long, device=rows.device)
+        patterns = self.patterns.to(rows)
+        arranged = kernels.arrange(
+            query, patterns, None, weights, scale=1.0, sink=None, causal=False, window=None, lengths=None
+        )
+        best = kernels.retrieve(arranged.inputs, 0, 1).best
+        assert best is not None
+        return best[1].reshape(-1)
 
     def _jacobian(self, rows: Tensor, **conditions: Tensor) -> Tensor:
         beta, weights = self._temperature(rows, conditions), self._weights(rows, conditions)
@@ -148,7 +150,7 @@ class Continuous(Soft):
         return covariance
 
     def _tiles(self, query: Tensor, weights: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
-        """The patterns in double, a few at a time; all at once where they are double, or derivatives hold them anyway."""
+        """The patterns in double, a few at a time; all at once if they are double, or derivatives hold them anyway."""
         atoms = len(self.patterns)
         followed = any(x is not None and x.requires_grad for x in (query, self.patterns, weights))
         whole = self.patterns.dtype == torch.float64 or (followed and torch.is_grad_enabled())

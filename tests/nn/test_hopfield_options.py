@@ -7,12 +7,12 @@ import io
 
 import pytest
 import torch
+from associations import RAW, STATIC, build, by_heads, generator, randn, update
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.testing import assert_close
 
 from massieu.nn import EnergyTransformer, Hopfield, HopfieldEncoderLayer, HopfieldLayer, HopfieldPooling
-from tests.nn.test_hopfield import RAW, STATIC, build, by_heads, generator, randn, update
 
 # The association space
 
