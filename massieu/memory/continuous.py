@@ -115,20 +115,18 @@ class Continuous(Soft):
         wide = rows.double()
         beta, weights = self._temperature(wide, conditions), self._weights(wide, conditions)
         query, centre = wide * beta, self.patterns.mean(0).double()
-        found = []
+        log_normalizer, moments = wide.new_full((len(rows),), -torch.inf), wide.new_zeros(len(rows), self.dim + 1)
         for tile, patterns in self._tiles(query, weights):
             centred = patterns - centre
             value = torch.cat([centred, centred.square().sum(-1, keepdim=True)], -1)
             own = None if weights is None else weights[..., tile]
             output, statistics = attend(query, patterns, value, own, scale=1.0, statistics="light")
             assert statistics is not None
-            found.append((statistics.log_normalizer.nan_to_num(nan=-torch.inf), output))
-        shares = torch.stack([log_normalizer for log_normalizer, _ in found])
-        log_normalizer = shares.logsumexp(0)
-        moments = sum(
-            (share - log_normalizer).exp()[:, None] * own for share, (_, own) in zip(shares, found, strict=True)
-        )
-        assert isinstance(moments, Tensor)
+            # A tile in which a row sees nothing has no log normalizer, and no share.
+            found = statistics.log_normalizer.nan_to_num(nan=-torch.inf)
+            before, log_normalizer = log_normalizer, torch.logaddexp(log_normalizer, found)
+            kept, share = ((x - log_normalizer).exp().nan_to_num(nan=0.0)[:, None] for x in (before, found))
+            moments = kept * moments + share * output
         mean, spread = moments[:, :-1], moments[:, -1] - moments[:, :-1].square().sum(-1)
         # The trace is an upper bound, and most states at rest are so sharp that it tells enough.
         beta = beta.expand(len(rows), 1)[:, 0]

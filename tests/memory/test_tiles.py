@@ -32,6 +32,9 @@ def test_tiles_of_the_patterns_change_nothing(mask, monkeypatch):
             found[numbers, beta] = Continuous(patterns, beta, log_weight=given).retrieve(cues, steps=300)
     for beta in (0.2, 1.5):
         whole = found[1 << 18, beta]
+        scores = beta * whole.state @ patterns.T
+        seen = scores if given is None else scores.masked_fill(~given, -torch.inf)
+        assert torch.equal(whole.index, seen.argmax(-1))
         exact = Continuous(patterns.double(), beta, log_weight=given).energy(whole.state.double())
         for numbers in (6 * 7, 1):
             own = found[numbers, beta]
@@ -47,11 +50,12 @@ def test_the_growth_in_tiles_is_the_largest_eigenvalue_of_the_jacobian(monkeypat
     monkeypatch.setattr("massieu.memory.continuous.TILE_NUMBERS", 30)
     patterns, cues = randn(3, 40, 6).float(), 0.3 * randn(6, 8, 6).float()
     weights = randn(7, 8, 40).float()
+    weights[:2, :10] = weights[2:4, 10:20] = -torch.inf  # two whole tiles
     memory = Continuous(patterns, 1.5, log_weight=weights)
     growth = memory._growth(cues, None, log_weight=weights)
     wide = Continuous(patterns.double(), 1.5, log_weight=weights.double())
     expected = torch.linalg.eigvalsh(torch.eye(6).double() - wide.hessian(cues.double()))[:, -1]
-    assert bool((expected > 1).any())
+    assert bool((expected[:4] > 1).reshape(2, 2).any(1).all())
     assert_close(growth[expected > 1], expected[expected > 1], rtol=1e-9, atol=0)
 
 
