@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
+from massieu import kernels
 from massieu.measures import Points
-from massieu.memory.memory import row_chunks
 from massieu.memory.soft import Soft
 from massieu.statistics import attend, row_statistics
 
 __all__ = ["Continuous", "largest_eigenvalue"]
+
+TILE_NUMBERS = 1 << 18
+"""So many numbers of the patterns are converted to double at a time."""
 
 
 class Continuous(Soft):
@@ -67,10 +72,15 @@ class Continuous(Soft):
 
     def _energy(self, rows: Tensor, **conditions: Tensor) -> Tensor:
         # A stored pattern has an energy far below its square: the difference is taken in double.
-        wide, patterns = rows.double(), self.patterns.double()
+        wide = rows.double()
         beta, weights = self._temperature(wide, conditions), self._weights(wide, conditions)
-        log_normalizer = row_statistics(wide * beta, patterns, weights).log_normalizer
-        total = wide.new_tensor(len(patterns)).log() if weights is None else weights.logsumexp(-1)
+        query, found = wide * beta, []
+        for tile, patterns in self._tiles(query, weights):
+            own = row_statistics(query, patterns, None if weights is None else weights[..., tile]).log_normalizer
+            found.append(own)
+        # A tile in which a row sees nothing has no log normalizer.
+        log_normalizer = found[0] if len(found) == 1 else torch.stack(found).nan_to_num(nan=-torch.inf).logsumexp(0)
+        total = wide.new_tensor(len(self.patterns)).log() if weights is None else weights.logsumexp(-1)
         potential = (log_normalizer - total) / beta.expand(len(rows), 1)[:, 0]
         energy = 0.5 * (wide.square().sum(-1) + self._size(**conditions).double().square()) - potential
         return energy.to(rows.dtype)
@@ -86,13 +96,15 @@ class Continuous(Soft):
 
     def _index(self, rows: Tensor, **conditions: Tensor) -> Tensor:
         query, weights = rows * self._temperature(rows, conditions), self._weights(rows, conditions)
-        patterns, found = self.patterns.to(rows), []
-        for chunk in row_chunks(len(rows), len(patterns)):
-            scores = query[chunk] @ patterns.T
-            if weights is not None:
-                scores = scores + (weights if weights.dim() == 1 else weights[chunk])
-            found.append(scores.argmax(-1))
-        return torch.cat([torch.empty(0, dtype=torch.long, device=rows.device), *found])
+        if not len(rows):
+            return torch.empty(0, dtype=torch.long, device=rows.device)
+        patterns = self.patterns.to(rows)
+        arranged = kernels.arrange(
+            query, patterns, None, weights, scale=1.0, sink=None, causal=False, window=None, lengths=None
+        )
+        best = kernels.retrieve(arranged.inputs, 0, 1).best
+        assert best is not None
+        return best[1].reshape(-1)
 
     def _jacobian(self, rows: Tensor, **conditions: Tensor) -> Tensor:
         beta, weights = self._temperature(rows, conditions), self._weights(rows, conditions)
@@ -100,18 +112,50 @@ class Continuous(Soft):
         return beta.expand(len(rows), 1)[..., None] * fisher
 
     def _growth(self, rows: Tensor, held: Tensor | None, **conditions: Tensor) -> Tensor:
-        rows, beta = rows.double(), self._temperature(rows, conditions).double()
-        centre = self.patterns.double().mean(0)
-        squares = (self.patterns.double() - centre).square().sum(-1, keepdim=True)
-        mean = self._read(rows, self.patterns, **conditions) - centre
-        spread = self._read(rows, squares, **conditions)[:, 0] - mean.square().sum(-1)
+        wide = rows.double()
+        beta, weights = self._temperature(wide, conditions), self._weights(wide, conditions)
+        query, centre = wide * beta, self.patterns.mean(0).double()
+        log_normalizer, moments = wide.new_full((len(rows),), -torch.inf), wide.new_zeros(len(rows), self.dim + 1)
+        for tile, patterns in self._tiles(query, weights):
+            centred = patterns - centre
+            value = torch.cat([centred, centred.square().sum(-1, keepdim=True)], -1)
+            own = None if weights is None else weights[..., tile]
+            output, statistics = attend(query, patterns, value, own, scale=1.0, statistics="light")
+            assert statistics is not None
+            # A tile in which a row sees nothing has no log normalizer, and no share.
+            found = statistics.log_normalizer.nan_to_num(nan=-torch.inf)
+            before, log_normalizer = log_normalizer, torch.logaddexp(log_normalizer, found)
+            kept, share = ((x - log_normalizer).exp().nan_to_num(nan=0.0)[:, None] for x in (before, found))
+            moments = kept * moments + share * output
+        mean, spread = moments[:, :-1], moments[:, -1] - moments[:, :-1].square().sum(-1)
         # The trace is an upper bound, and most states at rest are so sharp that it tells enough.
-        growth = spread * beta.expand(len(rows), 1)[:, 0]
+        beta = beta.expand(len(rows), 1)[:, 0]
+        growth = spread * beta
         for row in (growth > 0.99).nonzero()[:, 0].tolist():
-            own = {name: tensor[row : row + 1] for name, tensor in conditions.items()}
-            jacobian = self._jacobian(rows[row : row + 1], **own)
-            growth[row] = largest_eigenvalue(jacobian, None if held is None else held[row : row + 1])[0]
+            own = weights if weights is None or weights.dim() == 1 else weights[row]
+            jacobian = beta[row] * self._covariance(query[row], log_normalizer[row], centre + mean[row], own)
+            growth[row] = largest_eigenvalue(jacobian[None], None if held is None else held[row : row + 1])[0]
         return growth
+
+    def _covariance(self, query: Tensor, log_normalizer: Tensor, mean: Tensor, weights: Tensor | None) -> Tensor:
+        """Of the patterns under the weights of a single row, shape ``(dim, dim)``."""
+        covariance = query.new_zeros(self.dim, self.dim)
+        for tile, patterns in self._tiles(query, weights):
+            scores = patterns @ query - log_normalizer
+            weight = (scores if weights is None else scores + weights[tile]).exp()
+            centred = patterns - mean
+            covariance += (weight[:, None] * centred).T @ centred
+        return covariance
+
+    def _tiles(self, query: Tensor, weights: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
+        """The patterns in double, a few at a time; all at once if they are double, or derivatives hold them anyway."""
+        atoms = len(self.patterns)
+        followed = any(x is not None and x.requires_grad for x in (query, self.patterns, weights))
+        whole = self.patterns.dtype == torch.float64 or (followed and torch.is_grad_enabled())
+        height = atoms if whole else max(1, TILE_NUMBERS // self.dim)
+        for start in range(0, atoms, height):
+            tile = slice(start, start + height)
+            yield tile, self.patterns[tile].double()
 
 
 def largest_eigenvalue(jacobian: Tensor, held: Tensor | None) -> Tensor:

@@ -3,11 +3,13 @@
 from massieu.nn.attention import MeasureAttention
 from massieu.nn.block import Block, FeedForward
 from massieu.nn.cache import KeyValueCache, LinearCache
+from massieu.nn.encoder import HopfieldEncoderLayer
 from massieu.nn.energy import EnergyTransformer
-from massieu.nn.hopfield import Hopfield, HopfieldEncoderLayer, HopfieldLayer, HopfieldPooling
+from massieu.nn.hopfield import Hopfield
 from massieu.nn.linear import LinearAttention
 from massieu.nn.norms import Renormalization
 from massieu.nn.positions import rotate
+from massieu.nn.prototypes import HopfieldLayer, HopfieldPooling
 from massieu.nn.transformer import Transformer
 
 __all__ = [

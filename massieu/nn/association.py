@@ -11,7 +11,7 @@ from torch import Tensor
 from massieu import statistics
 from massieu.kernels.graphs import call_eagerly
 
-__all__ = ["Gradient", "Settled", "association", "settle"]
+__all__ = ["Gradient", "Settled", "association", "association_weights", "settle"]
 
 Gradient = Literal["unroll", "implicit"]
 
@@ -36,10 +36,26 @@ def association(
     state: Tensor, stored: Tensor, value: Tensor, beta: Tensor | float, log_weight: Tensor | None, sink: float | None
 ) -> Tensor:
     """Attention of states to stored patterns; beta is a number, or a tensor that broadcasts to the states."""
+    # Under autocast beta is wider than the patterns.
+    query = (beta * state).to(stored.dtype)
     # The kernel is no torch operation, and taps must hear the call in a compiled model too.
-    attended = call_eagerly(_attend, beta * state, stored, value, log_weight, scale=1.0, sink=sink, statistics=None)
+    attended = call_eagerly(_attend, query, stored, value, log_weight, scale=1.0, sink=sink, statistics=None)
     output: Tensor = attended.output
     return output
+
+
+def association_weights(
+    state: Tensor, stored: Tensor, beta: Tensor | float, log_weight: Tensor | None, sink: float | None
+) -> Tensor:
+    """The weights of an association as a matrix, ``(..., states, stored)``; that of the sink has no column."""
+    scores = torch.einsum("...qd,...nd->...qn", (beta * state).to(stored.dtype), stored)
+    if log_weight is not None and log_weight.dtype == torch.bool:
+        log_weight = torch.zeros_like(log_weight, dtype=scores.dtype).masked_fill(~log_weight, -torch.inf)
+    if log_weight is not None:
+        scores = scores + log_weight
+    if sink is not None:
+        scores = torch.cat([scores, torch.full_like(scores[..., :1], sink)], -1)
+    return statistics.attention.probabilities(scores)[..., : stored.shape[-2]]
 
 
 def settle(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from massieu.kernels.rows import arrange, check_floating
 
-__all__ = ["check_count", "check_dtype", "check_measure", "check_tokens", "check_words", "unknown"]
+__all__ = ["check_count", "check_dtype", "check_measure", "check_tokens", "check_words", "is_plain", "unknown"]
 
 
 def check_tokens(x: Any, name: str, dim: int, *, sequences: bool = True) -> None:
@@ -47,7 +47,7 @@ def check_words(words: Any, vocabulary: int) -> None:
         remedy = _axes_remedy(words, "inputs", 2) if whole else "convert them with .long()"
         got = f"{words.dtype} {tuple(words.shape)}"
         raise ValueError(f"inputs must be word numbers of shape (batch, tokens), got {got}; {remedy}")
-    if words.numel() and _is_plain(words):
+    if words.numel() and is_plain(words):
         least, most = torch.stack(words.aminmax()).tolist()
         if least < 0 or most >= vocabulary:
             raise ValueError(
@@ -59,7 +59,7 @@ def check_words(words: Any, vocabulary: int) -> None:
 def check_measure(query: Tensor, key: Tensor, log_weight: Any, lengths: Any) -> None:
     """One sentence unless log weights and lengths are such as :func:`massieu.attend` takes for these rows."""
     given = [x for x in (log_weight, lengths) if x is not None]
-    if given and all(_is_plain(x) for x in (query, *given) if isinstance(x, Tensor)):
+    if given and all(is_plain(x) for x in (query, *given) if isinstance(x, Tensor)):
         arrange(query, key, None, log_weight, sink=None, scale=1.0, causal=False, window=None, lengths=lengths)
 
 
@@ -74,11 +74,7 @@ def unknown(name: str, allowed: tuple[object, ...], got: object) -> NoReturn:
     raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {got!r}; check the spelling")
 
 
-def _axes_remedy(x: Tensor, name: str, axes: int) -> str:
-    return f"for a single sequence pass {name}[None]" if x.dim() < axes else "flatten its leading axes into one"
-
-
-def _is_plain(tensor: Tensor) -> bool:
+def is_plain(tensor: Tensor) -> bool:
     """Whether entries may be looked at: not while a graph is made, nor under a transform of ``torch.func``."""
     return not (
         torch.compiler.is_compiling()
@@ -86,3 +82,7 @@ def _is_plain(tensor: Tensor) -> bool:
         or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
         or tensor.is_meta
     )
+
+
+def _axes_remedy(x: Tensor, name: str, axes: int) -> str:
+    return f"for a single sequence pass {name}[None]" if x.dim() < axes else "flatten its leading axes into one"

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from massieu.nn.checks import check_count, check_dtype, check_tokens
-from massieu.nn.inputs import build_scaling, log_weight_of
+from massieu.nn.inputs import build_scaling, check_presence, log_weight_of
 from massieu.statistics import attend, row_statistics
 
 __all__ = ["Descent", "EnergyTransformer"]
@@ -136,8 +136,13 @@ class EnergyTransformer(nn.Module):
         return self.gain * normed + self.shift
 
     def energy(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Energy of every entry, shape ``(batch,)``; a token that sees no other adds none of attention."""
-        return self._energy(self.activations(x), key_padding_mask)
+        """Energy of every entry, shape ``(batch,)``; a token that sees no other adds none of attention.
+
+        In float32 at least, under autocast too: in half precision rounding would hide whether it fell.
+        """
+        g = self.activations(x)
+        with torch.autocast(x.device.type, enabled=False):
+            return self._energy(g.to(torch.promote_types(g.dtype, torch.float32)), key_padding_mask)
 
     def force(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         r"""Minus the gradient of the energy in g, :math:`-\partial E / \partial g`, ``(batch, tokens, dim)``.
@@ -149,17 +154,18 @@ class EnergyTransformer(nn.Module):
         g = self.activations(x)
         query, key = self._heads(g)
         weight, seeing = self._visible(g, key_padding_mask)
+        # Under autocast beta is wider than what was projected.
         beta = self._beta(3)
-        drawn, found = attend(beta * query, key, key, weight, scale=1.0, statistics="light")
+        drawn, found = attend((beta * query).to(key.dtype), key, key, weight, scale=1.0, statistics="light")
         assert found is not None
         hidden = -torch.inf * torch.ones_like(found.log_normalizer)
         incoming = torch.where(seeing[:, None], -found.log_normalizer, hidden)[:, :, None]
         if self.exclude_self:
             incoming = incoming.masked_fill(self._diagonal(g), -torch.inf)
-        pulled, back = attend(beta * key, query, query, incoming, scale=1.0, statistics="light")
+        pulled, back = attend((beta * key).to(key.dtype), query, query, incoming, scale=1.0, statistics="light")
         assert back is not None
         # The mass of a column; a key that nobody sees has none.
-        mass = torch.nan_to_num(back.log_normalizer, nan=-torch.inf).exp()
+        mass = torch.nan_to_num(back.log_normalizer, nan=-torch.inf).exp().to(pulled.dtype)
         force = torch.einsum("bhnk,hkd->bnd", drawn, self.query_weight)
         force = force + torch.einsum("bhn,bhnk,hkd->bnd", mass, pulled, self.key_weight)
         force = force + functional.relu(g @ self.memories.mT) @ self.memories
@@ -178,17 +184,17 @@ class EnergyTransformer(nn.Module):
     def _energy(self, g: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         query, key = self._heads(g)
         weight, seeing = self._visible(g, key_padding_mask)
-        log_normalizer = row_statistics(self._beta(3) * query, key, weight).log_normalizer
+        log_normalizer = row_statistics((self._beta(3) * query).to(key.dtype), key, weight).log_normalizer
         # Where nothing is seen there is no log normalizer to differentiate either.
         attention = torch.where(seeing[:, None], log_normalizer, 0.0) / self._beta(2)
-        memory = functional.relu(g @ self.memories.mT).square().sum(-1)
+        memory = functional.relu(g @ self.memories.mT.to(g.dtype)).square().sum(-1)
         if key_padding_mask is not None:
             memory = memory.masked_fill(key_padding_mask, 0.0)
         return -attention.sum((1, 2)) - 0.5 * memory.sum(1)
 
     def _heads(self, g: Tensor) -> tuple[Tensor, Tensor]:
-        query = torch.einsum("bnd,hkd->bhnk", g, self.query_weight)
-        return query, torch.einsum("bnd,hkd->bhnk", g, self.key_weight)
+        query = torch.einsum("bnd,hkd->bhnk", g, self.query_weight.to(g.dtype))
+        return query, torch.einsum("bnd,hkd->bhnk", g, self.key_weight.to(g.dtype))
 
     def _beta(self, axes: int) -> Tensor | float:
         """Beta for tensors with so many axes after the batch, heads first."""
@@ -208,5 +214,6 @@ class EnergyTransformer(nn.Module):
         weight = log_weight_of(key_padding_mask, own, (batch, self.num_heads, tokens, tokens), g)
         there = torch.ones(batch, tokens, dtype=torch.bool, device=g.device)
         if key_padding_mask is not None:
+            check_presence(key_padding_mask, "they hold no token")
             there = ~key_padding_mask
         return weight, there & (there.sum(1, keepdim=True) > int(self.exclude_self))

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["build_scaling", "log_weight_of"]
+from massieu.nn.checks import is_plain
+
+__all__ = ["build_scaling", "check_presence", "log_weight_of"]
 
 
 def build_scaling(
@@ -70,6 +72,20 @@ def log_weight_of(
         for each in given
     ]
     return numbers[0] if len(numbers) == 1 else numbers[0] + numbers[1]
+
+
+def check_presence(padding: Tensor, remedy: str) -> None:
+    """One sentence if nothing is left of an entry of the batch; while a graph is made nobody can look."""
+    if not is_plain(padding) or not padding.numel():
+        return
+    hidden = padding if padding.dtype == torch.bool else padding <= torch.finfo(padding.dtype).min / 2
+    empty = hidden.all(1).nonzero()[:, 0].tolist()
+    if empty:
+        shown = ", ".join(map(str, empty[:5])) + (", ..." if len(empty) > 5 else "")
+        raise ValueError(
+            f"the padding mask must leave something in every entry of the batch, got nothing in {shown};"
+            f" take these entries out, {remedy}"
+        )
 
 
 def _check_mask(mask: Any, name: str, shapes: tuple[tuple[int, ...], ...]) -> None:

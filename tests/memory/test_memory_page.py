@@ -1,9 +1,11 @@
 """The page on memories shows code that prints what it says, and names everything."""
 
+import inspect
 import re
 from pathlib import Path
 
 import massieu.memory
+import massieu.nn
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "memory.md").read_text(encoding="utf-8")
 
@@ -16,3 +18,16 @@ def test_the_example_prints_what_the_page_says(capsys):
 
 def test_the_page_names_everything():
     assert [name for name in massieu.memory.__all__ if f"`{name}`" not in PAGE] == []
+
+
+def test_the_page_compares_every_argument_of_the_layers_and_no_other():
+    layers = (massieu.nn.Hopfield, massieu.nn.HopfieldPooling, massieu.nn.HopfieldLayer)
+    ours = {name for layer in layers for name in inspect.signature(layer).parameters} - {"options"}
+    table = PAGE[PAGE.index("| original argument | ours |") :].split("\n\n")[0]
+    first, second = zip(*(line.split(" | ", 1) for line in table.splitlines()[2:]), strict=True)
+    theirs = set(re.findall(r"`(\w+)`", " ".join(first)))
+    added = {
+        name for line, left in zip(second, first, strict=True) if left == "|" for name in re.findall(r"`(\w+)`", line)
+    }
+    assert theirs | added == ours
+    assert added == {"gradient", "generator", "device", "dtype"}

@@ -7,52 +7,13 @@ import itertools
 
 import pytest
 import torch
+from associations import RAW, STATIC, build, by_heads, generator, randn, update
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.testing import assert_close
 
 from massieu.nn import Hopfield, HopfieldEncoderLayer, HopfieldLayer, HopfieldPooling
 from massieu.nn.association import settle
-
-RAW = {
-    "normalize_stored_pattern": False,
-    "normalize_state_pattern": False,
-    "normalize_pattern_projection": False,
-}
-STATIC = {
-    "stored_pattern_as_static": True,
-    "state_pattern_as_static": True,
-    "pattern_projection_as_static": True,
-    "disable_out_projection": True,
-} | RAW
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, generator=generator(seed), dtype=dtype)
-
-
-def build(*sizes, kind: type = Hopfield, dtype: torch.dtype = torch.float64, **options):
-    """A layer whose biases and norms are random too."""
-    layer = kind(*sizes, dtype=dtype, generator=generator(1), **options)
-    with torch.no_grad():
-        for seed, (name, parameter) in enumerate(layer.named_parameters()):
-            if parameter.dim() == 1 and "scaling" not in name:
-                parameter.copy_(randn(*parameter.shape, seed=seed, dtype=dtype))
-    return layer
-
-
-def update(state: Tensor, stored: Tensor, beta: Tensor | float, value: Tensor | None = None) -> Tensor:
-    """One update, with the weights as a matrix."""
-    return (beta * state @ stored.mT).softmax(-1) @ (stored if value is None else value)
-
-
-def by_heads(linear: nn.Linear, x: Tensor, heads: int) -> Tensor:
-    return linear(x).reshape(*x.shape[:2], heads, -1).permute(0, 2, 1, 3)
-
 
 # Attention
 
@@ -293,16 +254,33 @@ def test_without_derivatives_nothing_is_attached():
 @pytest.mark.parametrize("gradient", ["unroll", "implicit"])
 def test_a_state_that_sees_nothing_retrieves_zero(gradient):
     layer = build(8, num_heads=2, update_steps_max=5, gradient=gradient)
-    x, padding = randn(2, 4, 8), torch.tensor([[True] * 4, [False, False, True, True]])
+    x, padding = randn(2, 4, 8), torch.tensor([[False] * 4, [False, False, True, True]])
     mask = torch.zeros(4, 4, dtype=torch.bool)
-    mask[1] = True
+    mask[1], mask[3, :2] = True, True
     output = layer(x, padding, mask)
-    assert_close(output[0], layer.out_proj.bias.expand(4, 8))
-    assert_close(output[1, 1], layer.out_proj.bias)
+    assert_close(output[:, 1], layer.out_proj.bias.expand(2, 8))
+    assert_close(output[1, 3], layer.out_proj.bias)
     slopes = torch.autograd.grad(output.square().sum(), list(layer.parameters()))
     assert all(bool(slope.isfinite().all()) for slope in slopes)
     matrix = layer.get_association_matrix(x, padding, mask)
-    assert_close(matrix.sum(-1)[:, 0], torch.tensor([[0.0] * 4, [1.0, 0.0, 1.0, 1.0]]).double())
+    assert_close(matrix.sum(-1)[:, 0], torch.tensor([[1.0, 0.0, 1.0, 1.0], [1.0, 0.0, 1.0, 0.0]]).double())
+
+
+@pytest.mark.parametrize("numbers", [False, True])
+def test_an_entry_without_patterns_is_refused_unless_there_is_one_for_all(numbers):
+    x, padding = randn(2, 4, 8), torch.tensor([[True] * 4, [False, False, True, True]])
+    if numbers:
+        padding = torch.zeros(2, 4, dtype=torch.float64).masked_fill(padding, torch.finfo(torch.float64).min)
+    sentence = "the padding mask must leave something in every entry of the batch, got nothing in 0; take these"
+    encoder = nn.TransformerEncoder(HopfieldEncoderLayer(build(8)), num_layers=1, enable_nested_tensor=False).double()
+    calls = [build(8), build(8, kind=HopfieldPooling), lambda *given: encoder(given[0], src_key_padding_mask=given[1])]
+    for call in calls:
+        with pytest.raises(ValueError, match=sentence):
+            call(x, padding)
+    for option in ("add_zero_association", "concat_bias_pattern"):
+        layer = build(8, update_steps_max=2, **{option: True})
+        value = layer.bias_v if option == "concat_bias_pattern" else torch.zeros(1, 8).double()
+        assert_close(layer(x, padding)[0], layer.out_proj(value).expand(4, 8), rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("numbers", [False, True])
@@ -341,7 +319,7 @@ def test_the_association_matrix_makes_the_output(mask):
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_pooling_associates_trained_states_with_the_input(batch_first):
     pool = build(8, kind=HopfieldPooling, num_heads=2, quantity=3, output_size=5, batch_first=batch_first)
-    x, padding = randn(4, 6, 8), torch.arange(6) >= torch.tensor([[6], [3], [1], [0]])
+    x, padding = randn(4, 6, 8), torch.arange(6) >= torch.tensor([[6], [3], [1], [2]])
     given = x if batch_first else x.transpose(0, 1)
     found = pool(given, padding)
     assert found.shape == (4, 15)
@@ -351,7 +329,6 @@ def test_pooling_associates_trained_states_with_the_input(batch_first):
     assert_close(found, expected.flatten(1), rtol=0, atol=1e-13)
     assert_close(pool((given, given), padding), found)
     assert pool.get_association_matrix(given, padding).shape == (4, 2, 3, 6)
-    assert_close(found[3], pool.hopfield.out_proj.bias.repeat(3))
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
