@@ -22,7 +22,8 @@ from benchmarks.memory import peak
 from benchmarks.runner import Row, track
 
 CASES = {"MiniLM, 64 x 256": (64, 256), "GPT-2 shape, T = 1024": (1, 1024), "GPT-2 shape, T = 2048": (1, 2048)}
-ROUNDS = 5
+FEWEST, MOST = 5, 25  # rounds
+SECONDS = 10.0  # of the plain forward, over all rounds
 PROCESSES = 2  # the allocator makes peaks differ by 30 MB from process to process; the smallest one counts
 BATCH = 16
 
@@ -128,13 +129,15 @@ def _tokenizer() -> Any:
 def timed(all_ways: dict[str, Callable[[], object]]) -> dict[str, tuple[float, list[float]]]:
     """Median processor time of each way, and its ratios to the plain forward of the same round."""
     rounds: list[dict[str, float]] = []
-    for _ in range(ROUNDS + 1):  # the first one warms up
+    count = FEWEST
+    while len(rounds) <= count:  # the first one warms up
         taken = {}
         for name, way in all_ways.items():
             begin = time.process_time()
             way()
             taken[name] = time.process_time() - begin
         rounds.append(taken)
+        count = min(max(FEWEST, int(SECONDS / taken["plain"])), MOST)
     rounds = rounds[1:]
     return {
         name: (statistics.median(r[name] for r in rounds), [r[name] / r["plain"] for r in rounds]) for name in all_ways

@@ -21,6 +21,7 @@ __all__ = ["main"]
 
 ROOT = Path(__file__).resolve().parents[1]
 INTERRUPTED = 130
+PATIENCE = 10.0  # seconds between two lines on how far we are
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -80,7 +81,7 @@ def command_line() -> Parser:
     verify.add_argument("keys", nargs="*", metavar="KEY", help="claims by key or glob, such as C14 or 'X*'; none: all")
     verify.add_argument("--list", action="store_true", help="show the claims and run nothing")
     verify.add_argument("--full", action="store_true", help="sizes as in the papers: half an hour instead of minutes")
-    verify.add_argument("--seed", type=_count, default=0, metavar="N", help="other random choices")
+    verify.add_argument("--seed", type=_seed, default=0, metavar="N", help="other random choices")
     verify.add_argument("--model", metavar="MODEL", help="for experiments on a trained model; none: the embedded one")
     verify.add_argument("--workers", type=_positive, metavar="N", help="processes; none: one per core")
     verify.add_argument("--out", metavar="DIR", help="write a page with figures and code, and JSON, there")
@@ -152,9 +153,9 @@ def _positive(text: str) -> int:
     return number
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected a whole number, got {text}")
+def _seed(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 2**32:
+        raise argparse.ArgumentTypeError(f"expected a whole number below {2**32}, got {text}")
     return int(text)
 
 
@@ -257,6 +258,10 @@ def run_verify(options: argparse.Namespace) -> int:
     chosen = claims.select(options.keys)
     if options.list:
         return _list_claims(chosen, options.json)
+    if options.model is not None and any(claim.on_model for claim in chosen):
+        from massieu.inspection.loading import load
+
+        load(options.model)  # what is wrong with it is one sentence now
     if options.out:
         result.check_writable(Path(options.out))
     begin = time.perf_counter()
@@ -279,11 +284,12 @@ def run_verify(options: argparse.Namespace) -> int:
         show_verdicts([_verdict_row(each) for each in found], facts["seconds"], Console())
     if page is not None and not options.json:
         print(f"page: {page}")
-    surprises = [each for each in found if each.surprises]
-    for each in surprises:
-        reason = f" ({each.reason})" if each.reason else ""
-        print(f"massieu: {each.claim.key} is {each.verdict}, expected {each.expected}{reason}", file=sys.stderr)
-    return 1 if surprises else 0
+    for each in found:
+        if each.surprises or each.reason:
+            wanted = f", expected {each.expected}" if each.surprises else ""
+            reason = f" ({each.reason})" if each.reason else ""
+            print(f"massieu: {each.claim.key} is {each.verdict}{wanted}{reason}", file=sys.stderr)
+    return 1 if any(each.surprises for each in found) else 0
 
 
 def _verdict_row(found: Any) -> dict[str, Any]:
@@ -371,13 +377,16 @@ def _progress(quiet: bool, first: str = "loading") -> Iterator[Callable[[str, in
         yield None
         return
     if not sys.stderr.isatty():
-        begun = {first}
+        begun, said = {first}, [time.perf_counter()]
         print(f"{first} ...", file=sys.stderr, flush=True)
 
         def tell(what: str, done: int, total: int) -> None:
             if what not in begun:
                 begun.add(what)
                 print(f"{what} ...", file=sys.stderr, flush=True)
+            elif time.perf_counter() - said[-1] > PATIENCE:
+                said.append(time.perf_counter())
+                print(f"{what}: {done} of {total} ..." if total else f"{what} ...", file=sys.stderr, flush=True)
 
         yield tell
         return

@@ -170,8 +170,9 @@ def train(model: Any, stream: Tensor, recipe: Recipe) -> Iterator[int]:
         loss = row_losses(model, rows).mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
-        for each in (*both, *schedules):
-            each.step()
+        for optimizer, schedule in zip(both, schedules, strict=True):
+            optimizer.step()
+            schedule.step()
         model.zero_grad()
         recent += loss.item() / 100
         if (step + 1) % 100 == 0:

@@ -7,11 +7,14 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 
 __all__ = ["Claim", "Curve", "Evidence", "Gap", "Trial", "Verdict", "judge", "worst"]
+
+
+Case = TypeVar("Case")
 
 
 class Verdict(enum.StrEnum):
@@ -113,12 +116,14 @@ def worst(trials: Iterable[Evidence]) -> Evidence:
     """The evidence of several trials as one: the largest gaps, and the control that broke least."""
     trials = list(trials)
     first = trials[0]
-    gaps = {
-        name: (min if name == "control" else max)((trial.gaps[name] for trial in trials), key=lambda gap: gap.share)
-        for name in first.gaps
-    }
+    gaps = {name: _worst([trial.gaps[name] for trial in trials], name == "control") for name in first.gaps}
     others = {part.name: getattr(first, part.name) for part in fields(first) if part.name not in first.gaps}
     return Evidence(**{**others, **gaps})
+
+
+def _worst(gaps: list[Gap], control: bool) -> Gap:
+    strange = [gap for gap in gaps if not all(map(math.isfinite, gap))]
+    return strange[0] if strange else (min if control else max)(gaps, key=lambda gap: gap.share)
 
 
 @dataclass(frozen=True)
@@ -129,11 +134,13 @@ class Trial:
         seed: decides every random choice.
         full: sizes as in the papers; otherwise as small as still tells.
         model: what :func:`massieu.inspect_model` takes; None for the embedded model.
+        harmless: the control is the real case, so that it cannot break: no verdict may come of it.
     """
 
     seed: int = 0
     full: bool = False
     model: str | None = None
+    harmless: bool = False
 
     @functools.cached_property
     def generator(self) -> torch.Generator:
@@ -143,6 +150,10 @@ class Trial:
     def size(self, quick: int, full: int) -> int:
         """One of two sizes."""
         return full if self.full else quick
+
+    def control(self, broken: Case, real: Case) -> Case:
+        """The ingredient that makes the control break; the real one in a trial that is harmless."""
+        return real if self.harmless else broken
 
 
 @dataclass(frozen=True)

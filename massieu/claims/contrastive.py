@@ -176,6 +176,11 @@ def several_examples(trial: Trial) -> Evidence:
         loss = info_nce(scores[drawn.query], drawn.positive, drawn.negatives, reduction="none")
         return drawn.weight @ loss
 
+    def term_by_term(scores: Tensor) -> Tensor:
+        drawn = candidates(joint)
+        three = torch.cat([drawn.positive[:, None], drawn.negatives], 1) @ scores[drawn.query][..., None]
+        return -(drawn.weight @ torch.log_softmax(three[..., 0], -1)[:, 0])
+
     def slope(noise: Tensor) -> Gap:
         found = gradient(lambda each: expected_loss(each, noise), scores)
         return apart(found, torch.zeros_like(found))
@@ -183,7 +188,11 @@ def several_examples(trial: Trial) -> Evidence:
     tilted = Points(torch.eye(len(marginal), dtype=torch.float64), marginal.log()).probabilities(scores)
     information = (joint * candidates(joint).information).sum()
     return Evidence(
-        printed=widest(slope(marginal), apart(tilted, conditional)),
+        printed=widest(
+            slope(marginal),
+            apart(tilted, conditional),
+            apart(expected_loss(scores, marginal), term_by_term(scores)),
+        ),
         control=slope(torch.softmax(normal(len(marginal)), -1)),
         table={
             "log 3 − L": float(mutual_information_bound(expected_loss(scores, marginal), 3)),

@@ -1,15 +1,14 @@
-"""Theorem 1 of the paper and what follows it: Gaussian tokens, their renormalisation, finite numbers of them."""
+"""Theorem 1 of the paper and what becomes of it: Gaussian tokens under attention and a contraction."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
-from massieu.claims.contrastive import minimised
 from massieu.claims.families import PAPER, above, apart, linspace, normals, widest
 from massieu.claims.registry import claim
 from massieu.dynamics import (
@@ -18,18 +17,14 @@ from massieu.dynamics import (
     cumulant_amplification,
     evolve,
     gaussian_moments,
-    hopfield_step,
-    hopfield_time,
     layer_norm,
     renormalization,
-    token_limit,
 )
-from massieu.measures import Gaussian, GaussianMixture, Points, Sphere
-from massieu.statistics import attend
+from massieu.measures import Gaussian, Points, Sphere
 
 GATHER = (
     "None of eight contractions keeps it, layer normalisation included: with the tokens as keys, clusters form within"
-    " some forty blocks under all of them."
+    " some thirty blocks under all of them."
 )
 
 
@@ -169,47 +164,6 @@ def counterbalance(trial: Trial) -> Evidence:
 
 
 @claim(
-    "C27",
-    source=f"{PAPER}, section 4",
-    statement="The tokens discretise a law, like samples, and attention is an update of that law.",
-    formula="Σ_j p_j x_j ≈ m(η) for N tokens x_j ~ h",
-    correction=(
-        "Attention is importance sampling: the error is small for N ≫ e^{η^⊤Ση}, which for typical queries of the"
-        " equilibrium is exponential in the dimension."
-    ),
-    expected=Verdict.CONDITIONAL,
-)
-def discretisation(trial: Trial) -> Evidence:
-    """Relative error of attention over drawn tokens, queries typical and short; the control draws from another law."""
-    normal = normals(trial)
-    count, dim = trial.size(16384, 262144), 16
-
-    def error(query: Tensor, keys: Tensor) -> float:
-        found = attend(query, keys, keys, scale=1.0).output
-        return float(((found - query).square().sum(-1).mean() / query.square().sum(-1).mean()).sqrt())
-
-    keys, query = normal(count, dim), normal(32, dim)
-    short = torch.nn.functional.normalize(query, dim=-1)
-    counts = [2**power for power in range(4, 15, 2)]
-    series: dict[str, Sequence[float]] = {}
-    for width in (1, 4, 16):
-        seen = normal(counts[-1], width)
-        wide = normal(64, width)
-        series[f"D = {width}"] = [error(wide, seen[:each]) for each in counts]
-    return Evidence(
-        printed=Gap(error(query, keys), 0.1),
-        conditional=Gap(error(short, keys), 0.1),
-        control=Gap(error(short, keys + 1), 0.1),
-        table={
-            "e^{η·η}, typical": float(query.square().sum(-1).mean().exp()),
-            "e^{η·η}, short": math.e,
-            "tokens": float(count),
-        },
-        curve=Curve(counts, series, x_label="tokens", y_label="relative error", log_x=True, log_y=True),
-    )
-
-
-@claim(
     "X8",
     source=f"{PAPER}, Theorem 1",
     statement="The Gaussian equilibrium attracts: what is not Gaussian about the tokens dies out.",
@@ -223,11 +177,10 @@ def unstable(trial: Trial) -> Evidence:
     z = linspace(-9.0, 9.0, trial.size(361, 1441))
     weight = torch.softmax(-0.5 * z.square(), -1)
     waves = {3: z**2 - 1, 4: z**3 - 3 * z, 5: z**4 - 6 * z**2 + 3}
-    cumulants: dict[int, Callable[[Tensor], Tensor]] = {
-        3: lambda x: weight @ x**3,
-        4: lambda x: weight @ x**4 - 3,
-        5: lambda x: weight @ x**5 - 10 * (weight @ x**3),
-    }
+
+    def cumulant(order: int, x: Tensor) -> Tensor:
+        """Of numbers with mean zero and variance one."""
+        return weight @ x**order - {3: 0.0, 4: 3.0, 5: 10 * float(weight @ x**3)}[order]
 
     def standard(x: Tensor) -> Tensor:
         x = x - weight @ x
@@ -239,7 +192,7 @@ def unstable(trial: Trial) -> Evidence:
 
     def growth(order: int, move: Callable[[Tensor], Tensor]) -> float:
         start = standard(z + 1e-4 * waves[order] / math.factorial(order))
-        return float(cumulants[order](move(start)) / cumulants[order](start))
+        return float(cumulant(order, move(start)) / cumulant(order, start))
 
     def off(order: int, found: float) -> Gap:
         return Gap(abs(found / cumulant_amplification(order, step, sigma) - 1), 0.01)
@@ -247,7 +200,7 @@ def unstable(trial: Trial) -> Evidence:
     found = {order: growth(order, block) for order in waves}
     seen, cloud = [], standard(z + 1e-4 * waves[4] / 24)
     for _ in range(7):
-        seen.append(float(cumulants[4](cloud)))
+        seen.append(float(cumulant(4, cloud)))
         cloud = block(cloud)
     law = [seen[0] * cumulant_amplification(4, step, sigma) ** each for each in range(7)]
     return Evidence(
@@ -257,87 +210,6 @@ def unstable(trial: Trial) -> Evidence:
         table={f"growth of κ_{order}": value for order, value in found.items()}
         | {f"1 + {order} r": cumulant_amplification(order, step, sigma) for order in found},
         curve=Curve(list(range(7)), {"κ_4": seen, "κ_4 (1 + 4r)^n": law}, x_label="blocks", y_label="κ_4", log_y=True),
-    )
-
-
-@claim(
-    "X9",
-    source=f"{PAPER}, section 4",
-    statement="Attention over N tokens errs like importance sampling, by N^{-1/2} and a constant e^{η^⊤Ση}.",
-    formula="rmse^2 = e^{η^⊤Ση} (tr Σ + ‖Ση‖^2) / N",
-    expected=Verdict.HOLDS,
-)
-def token_number(trial: Trial) -> Evidence:
-    """Root mean square error over many draws of the tokens against that law; the control is plain sampling."""
-    normal = normals(trial)
-    repeats, dim = trial.size(1500, 20000), 2
-    sigma = torch.diag(torch.tensor([1.0, 0.8], dtype=torch.float64))
-    measure = Gaussian(torch.zeros(dim, dtype=torch.float64), sigma)
-    direction = torch.nn.functional.normalize(normal(1, dim), dim=-1)
-    counts, lengths = [250, 1000, 2000], [0.3, 1.0]
-    found, law, plain = [], [], []
-    for count in counts:
-        for length in lengths:
-            query = length * direction
-            errors = torch.cat([_errors(normal, measure, query, count) for _ in range(repeats // 250)])
-            found.append(float(errors.square().sum(-1).mean().sqrt()))
-            law.append(float(token_limit(measure, query, count).rmse))
-            plain.append(math.sqrt(float(sigma.trace()) / count))
-
-    def off(expected: list[float]) -> Gap:
-        """The largest relative difference; 1500 draws leave about three percent in each."""
-        return Gap(max(abs(one / other - 1) for one, other in zip(found, expected, strict=True)), 0.15)
-
-    return Evidence(
-        printed=off(law),
-        control=off(plain),
-        table={"slope in log N": math.log(found[-1] / found[1]) / math.log(counts[-1] / counts[0])},
-        curve=Curve(
-            counts,
-            {"measured": found[1::2], "law": law[1::2], "plain sampling": plain[1::2]},
-            x_label="tokens",
-            y_label="error",
-            log_x=True,
-            log_y=True,
-        ),
-    )
-
-
-def _errors(normal: Callable[..., Tensor], measure: Gaussian, query: Tensor, count: int) -> Tensor:
-    """Attention less the mean of the law, for 250 draws of so many tokens."""
-    keys = normal(250, count, query.shape[-1]) @ measure.covariance.sqrt()  # diagonal
-    return attend(query.expand(250, 1, -1), keys, keys, scale=1.0).output[:, 0] - measure.mean(query)
-
-
-@claim(
-    "X10",
-    source=f"{PAPER}, appendix B",
-    statement="Residual attention is a step of a Hopfield memory: after a layer norm they are the same.",
-    formula="LN(η + s m(η)) = LN((1 − τ) η + τ m(η)), τ = s / (1 + s + sσ^2)",
-    expected=Verdict.HOLDS,
-)
-def hopfield_dictionary(trial: Trial) -> Evidence:
-    """Both after layer norm for steps 0.01 to 100 and keys that are points or Gaussians; the control has τ = s."""
-    normal = normals(trial)
-    atoms, dim = trial.size(16, 512), trial.size(6, 64)
-    patterns, state = normal(atoms, dim), normal(30, dim)
-    steps = (0.01, 0.1, 1.0, 10.0, 100.0)
-
-    def gap(step: float, tau: float) -> Gap:
-        memory = layer_norm(hopfield_step(state, patterns, tau=tau))
-        return apart(layer_norm(ascend(state, patterns, step=step)), memory)
-
-    spread = 0.7
-    around = spread * torch.eye(dim, dtype=torch.float64).expand(atoms, dim, dim)
-    smooth = GaussianMixture(torch.zeros(atoms, dtype=torch.float64), patterns, around)
-    memory = layer_norm(hopfield_step(state, patterns, tau=hopfield_time(2.0, spread)))
-    return Evidence(
-        printed=widest(
-            apart(layer_norm(state + 2.0 * smooth.mean(state)), memory),
-            *(gap(step, hopfield_time(step)) for step in steps),
-        ),
-        control=gap(0.5, 0.5),
-        table={f"τ for s = {step:g}": hopfield_time(step) for step in steps},
     )
 
 
@@ -363,7 +235,7 @@ def contractions(trial: Trial) -> Evidence:
     Of eight contractions the one that stays closest to a Gaussian counts, and the one with the most clusters.
     """
     normal = normals(trial)
-    tokens, dim, blocks = trial.size(400, 1000), 8, trial.size(40, 60)
+    tokens, dim, blocks = trial.size(320, 1000), 8, trial.size(30, 60)
     names = ["third_cumulant", "excess_kurtosis"]
     samples = evolve(normal(8, tokens, dim), steps=0, observe=names).observables
     bands = {name: float(samples[name].abs().max()) for name in names}
@@ -385,56 +257,4 @@ def contractions(trial: Trial) -> Evidence:
         control=Gap(departure(heavy), 1.5),
         table={f"clusters per token, {name}": share for name, share in left.items()}
         | {f"excess kurtosis, {name}": float(seen["excess_kurtosis"][-1]) for name, seen in found.items()},
-    )
-
-
-@claim(
-    "X12",
-    source=f"{PAPER}, section 3.2",
-    statement="Training makes the query and key weights of a head an inverse covariance.",
-    formula="W_q^⊤ W_k = S^{-1}",
-    correction=(
-        "In a denoiser of y = x_n + ε it is the precision of the noise, and only with the carrier −½ x^⊤ W x in the"
-        " scores: the posterior is softmax(y^⊤ S^{-1} x_n − ½ x_n^⊤ S^{-1} x_n)."
-    ),
-    expected=Verdict.CONDITIONAL,
-)
-def denoiser(trial: Trial) -> Evidence:
-    """One head fitted to noisy points, on exact expectations, with and without the carrier; the control: other noise.
-
-    With the carrier it is also compared with Bayes' formula, from the densities of the noise.
-    """
-    normal = normals(trial)
-    points = 1.5 * torch.tanh(normal(6, 2))
-    noise, other = (0.5 * covariance(normal, 2) for _ in range(2))
-    line = linspace(-6.0, 6.0, trial.size(49, 121))
-    plane = torch.cartesian_prod(line, line)
-    weight = torch.softmax(-0.5 * plane.square().sum(-1), -1)
-
-    def bias(head: Tensor, carrier: bool = True) -> Tensor:
-        return -0.5 * ((points @ head) * points).sum(-1) * float(carrier)
-
-    def fitted(spread: Tensor, carrier: bool) -> Tensor:
-        noisy = points[:, None] + plane @ torch.linalg.cholesky(spread).T
-
-        def loss(head: Tensor) -> Tensor:
-            output = torch.softmax(noisy @ head @ points.T + bias(head, carrier), -1) @ points
-            return ((output - points[:, None]).square().sum(-1) @ weight).mean()
-
-        return minimised(loss, torch.eye(2, dtype=torch.float64))
-
-    precision = torch.linalg.inv(noise)
-
-    def off(head: Tensor) -> Gap:
-        return Gap(float((head - precision).norm() / precision.norm()), 1e-4)
-
-    head, seen = fitted(noise, carrier=True), 2 * normal(50, 2)
-    density = torch.distributions.MultivariateNormal(points, noise).log_prob(seen[:, None])
-    bayes = torch.softmax(density, -1) @ points
-    hidden = torch.linalg.inv(torch.cov(points.T, correction=0) + noise)
-    return Evidence(
-        printed=off(fitted(noise, carrier=False)),
-        conditional=widest(off(head), apart(Points(points, bias(head)).mean(seen @ head), bayes, 1e-4)),
-        control=off(fitted(2 * other, carrier=True)),
-        table={"the inverse covariance of the hidden states, relative error": off(hidden).measured},
     )

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
-from massieu.claims.families import PAPER, apart, jacobian, normals, widest
+from massieu.claims.contrastive import minimised
+from massieu.claims.equilibrium import covariance
+from massieu.claims.families import PAPER, apart, jacobian, linspace, normals, widest
 from massieu.claims.registry import claim
 from massieu.geometry import LowRank, floored_spectrum, whitened_head
 from massieu.measures import Convolution, Gaussian, Points
@@ -148,4 +150,56 @@ def context_walk(trial: Trial) -> Evidence:
             x_label="‖c‖",
             y_label="log Z",
         ),
+    )
+
+
+@claim(
+    "X12",
+    source=f"{PAPER}, section 3.2",
+    statement="Training makes the query and key weights of a head an inverse covariance.",
+    formula="W_q^⊤ W_k = S^{-1}",
+    correction=(
+        "In a denoiser of y = x_n + ε it is the precision of the noise, and only with the carrier −½ x^⊤ W x in the"
+        " scores: the posterior is softmax(y^⊤ S^{-1} x_n − ½ x_n^⊤ S^{-1} x_n)."
+    ),
+    expected=Verdict.CONDITIONAL,
+)
+def denoiser(trial: Trial) -> Evidence:
+    """One head fitted to noisy points, on exact expectations, with and without the carrier; the control: other noise.
+
+    With the carrier it is also compared with Bayes' formula, from the densities of the noise.
+    """
+    normal = normals(trial)
+    points = 1.5 * torch.tanh(normal(6, 2))
+    noise, other = (0.5 * covariance(normal, 2) for _ in range(2))
+    line = linspace(-6.0, 6.0, trial.size(49, 121))
+    plane = torch.cartesian_prod(line, line)
+    weight = torch.softmax(-0.5 * plane.square().sum(-1), -1)
+
+    def bias(head: Tensor, carrier: bool = True) -> Tensor:
+        return -0.5 * ((points @ head) * points).sum(-1) * float(carrier)
+
+    def fitted(spread: Tensor, carrier: bool) -> Tensor:
+        noisy = points[:, None] + plane @ torch.linalg.cholesky(spread).T
+
+        def loss(head: Tensor) -> Tensor:
+            output = torch.softmax(noisy @ head @ points.T + bias(head, carrier), -1) @ points
+            return ((output - points[:, None]).square().sum(-1) @ weight).mean()
+
+        return minimised(loss, torch.eye(2, dtype=torch.float64))
+
+    precision = torch.linalg.inv(noise)
+
+    def off(head: Tensor) -> Gap:
+        return Gap(float((head - precision).norm() / precision.norm()), 1e-4)
+
+    head, seen = fitted(noise, carrier=True), 2 * normal(50, 2)
+    density = torch.distributions.MultivariateNormal(points, noise).log_prob(seen[:, None])
+    bayes = torch.softmax(density, -1) @ points
+    hidden = torch.linalg.inv(torch.cov(points.T, correction=0) + noise)
+    return Evidence(
+        printed=off(fitted(noise, carrier=False)),
+        conditional=widest(off(head), apart(Points(points, bias(head)).mean(seen @ head), bayes, 1e-4)),
+        control=off(fitted(2 * other, carrier=True)),
+        table={"the inverse covariance of the hidden states, relative error": off(hidden).measured},
     )

@@ -1,4 +1,4 @@
-"""Sections 2.3, 3.1, 3.3 and 5 of the paper: attention as an operator that moves tokens."""
+"""Sections 2.3, 3.1 and 3.3 of the paper: attention as an operator that moves tokens."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
 from massieu.claims.families import PAPER, above, apart, jacobian, linspace, normals, widest
 from massieu.claims.registry import claim
 from massieu.duality import prox
-from massieu.dynamics import ascend, clusters, evolve, hopfield_step, hopfield_time, resample
+from massieu.dynamics import ascend, evolve
 from massieu.measures import Points
 from massieu.measures.measure import gradient
-from massieu.statistics import attend, row_statistics
+from massieu.statistics import attend
 
 
 @claim(
@@ -101,56 +101,6 @@ def simultaneous(trial: Trial) -> Evidence:
             "d/dt Σ log Z_i over Σ ‖a_i‖^2": slope,
             "conjectured to be at least": 1 + 1 / len(cloud),
         },
-    )
-
-
-@claim(
-    "C20",
-    source=f"{PAPER}, section 3.3",
-    statement="Without a residual connection, repeated attention contracts the hidden states to a single point.",
-    formula="diam(m(X)) < diam(X) → 0",
-    correction=(
-        "Moving patterns do, diam' ≤ (1 − e^{−2 R^2}) diam in a ball of radius R, if after a time exponential in R^2."
-        " Fixed patterns do not: there are several fixed points."
-    ),
-    expected=Verdict.CONDITIONAL,
-)
-def collapse(trial: Trial) -> Evidence:
-    """Diameters under attention alone, patterns fixed and moving; the control keeps the residual connection."""
-    normal = normals(trial)
-    sphere = torch.nn.functional.normalize(normal(12, 3), dim=-1)
-    rounds = trial.size(60, 2000)
-
-    def run(radius: float, *, fixed: bool = False, residual: bool = False) -> tuple[Tensor, Tensor]:
-        cloud = radius * sphere
-        keys = cloud if fixed else None
-        found = evolve(cloud, steps=rounds, keys=keys, residual=residual, observe=["max_distance"])
-        return found.observables["max_distance"], found.cloud
-
-    def left(diameters: Tensor) -> Gap:
-        return Gap(float(diameters[-1] / diameters[0]), 1e-6)
-
-    moving = {radius: run(radius)[0] for radius in (0.5, 1.0, 2.0, 3.0)}
-    bounds = [above(seen[1:], -math.expm1(-2 * radius**2) * seen[:-1]) for radius, seen in moving.items()]
-    fixed, state = run(5.0, fixed=True)
-    return Evidence(
-        printed=left(fixed),
-        conditional=widest(left(moving[0.5]), left(moving[1.0]), *bounds),
-        control=left(run(0.5, residual=True)[0][:12]),
-        table={
-            "fixed points of 12 fixed patterns": float(clusters(state, 1e-3)),
-            "blocks to 1e-6 of the diameter, radius 0.5": float((moving[0.5] > 1e-6 * moving[0.5][0]).sum()),
-            "radius 1": float((moving[1.0] > 1e-6 * moving[1.0][0]).sum()),
-            f"diameter left after {rounds} blocks, radius 3": float(moving[3.0][-1] / moving[3.0][0]),
-        },
-        curve=Curve(
-            list(range(31)),
-            {f"moving, radius {r:g}": x[:31].clamp(min=1e-16).tolist() for r, x in moving.items()}
-            | {"fixed, radius 5": fixed[:31].tolist()},
-            x_label="blocks",
-            y_label="diameter",
-            log_y=True,
-        ),
     )
 
 
@@ -243,75 +193,6 @@ def entropy_gain(trial: Trial) -> Evidence:
             "E log(1 + C)": float(predicted),
             "share of queries where attention entropy rises": float((after > before).double().mean()),
         },
-    )
-
-
-@claim(
-    "C38",
-    source=f"{PAPER}, section 6 and appendix B",
-    statement="The quadratic term of the Hopfield energy keeps its partition function finite and models the skip.",
-    formula="∫ e^{−E} = (2π)^{D/2} Σ_n e^{‖x_n‖^2 / 2}; η + s m = (1 + s) [(1 − τ) η + τ m], τ = s / (1 + s)",
-    expected=Verdict.HOLDS,
-)
-def quadratic_term(trial: Trial) -> Evidence:
-    """An integral over the plane, both updates, and falls of the energy; the control leaves the quadratic term out."""
-    normal = normals(trial)
-    patterns, state = 1.5 * torch.tanh(normal(6, 2)), 2 * normal(trial.size(200, 5000), 2)
-    line = linspace(-12.0, 12.0, 241)
-    plane = torch.cartesian_prod(line, line)
-
-    def energy(xi: Tensor, quadratic: float = 0.5) -> Tensor:
-        return quadratic * xi.square().sum(-1) - torch.logsumexp(xi @ patterns.T, -1)
-
-    def integral(quadratic: float) -> Tensor:
-        return torch.logsumexp(-energy(plane, quadratic), -1) + 2 * torch.log(line[1] - line[0])
-
-    closed = math.log(2 * math.pi) + torch.logsumexp(patterns.square().sum(-1) / 2, -1)
-    square = gradient(energy, state).square().sum(-1)
-    falls, dictionary = [], []
-    for tau in (0.1, 0.5, 1.0, 1.5, 1.9):
-        moved = hopfield_step(state, patterns, tau=tau)
-        falls.append(above(energy(moved), energy(state) - tau * (1 - tau / 2) * square))
-    for step in (0.1, 1.0, 10.0):
-        inner = hopfield_step(state, patterns, tau=hopfield_time(step))
-        dictionary.append(apart((1 + step) * inner, ascend(state, patterns, step=step)))
-
-    rise = energy(ascend(state, patterns)) > energy(state)
-    return Evidence(
-        printed=widest(apart(integral(0.5), closed), *falls, *dictionary),
-        control=apart(integral(0.0), closed),
-        table={"share of states whose energy rises by residual attention": float(rise.double().mean())},
-    )
-
-
-@claim(
-    "C40",
-    source=f"{PAPER}, section 5",
-    statement="Like the bootstrap of sequential Monte Carlo, attention makes N new tokens out of N weighted ones.",
-    formula="J ~ p(· | η): E[x_J] = m(η), Cov[x_J] = ∇m(η)",
-    expected=Verdict.HOLDS,
-)
-def bootstrap(trial: Trial) -> Evidence:
-    """Mean and covariance of resampled tokens in standard errors; the control draws without the weights."""
-    normal = normals(trial)
-    cloud, count = normal(12, 3), trial.size(20000, 200000)
-    measure = Points(cloud)
-    mean, covariance = measure.mean(cloud), measure.fisher(cloud)
-
-    def errors(found: Tensor, expected: Tensor) -> Gap:
-        """Standard errors between a sample mean and what is expected; the largest of 144 seldom exceeds six."""
-        return Gap(float(((found.mean(0) - expected).abs() / (found.std(0) / count**0.5 + 1e-9)).max()), 6.0)
-
-    def gap(beta: float) -> Gap:
-        drawn = resample(cloud, generator=trial.generator, beta=beta, count=count)
-        centred = drawn - mean
-        return widest(errors(drawn, mean), errors(centred[..., None] * centred[..., None, :], covariance))
-
-    size = row_statistics(cloud, cloud).effective_atoms
-    return Evidence(
-        printed=gap(1.0),
-        control=gap(0.0),
-        table={"draws": float(count), "effective tokens, least": float(size.min()), "most": float(size.max())},
     )
 
 

@@ -11,11 +11,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from massieu.claims.claim import Claim
 from massieu.claims.verification import Result, figures_of
 from massieu.inspection.result import written_together
 from massieu.report.verdicts import VERDICTS, render_verdicts
 
-__all__ = ["markdown", "save"]
+__all__ = ["described", "markdown", "save"]
 
 
 def save(results: Sequence[Result], folder: Path, facts: dict[str, Any]) -> Path:
@@ -31,29 +32,35 @@ def save(results: Sequence[Result], folder: Path, facts: dict[str, Any]) -> Path
 
 
 def markdown(results: Sequence[Result]) -> str:
-    """The claims as a page of the documentation."""
+    """The claims as a page of the documentation, with links to their experiments."""
     lines = [
         "# Claims",
         "",
         "Written by `massieu verify --out DIR`. Measured is the gap that decides the verdict, in units of what is"
-        " allowed; the control is the same measurement where the statement must break, in units of its own bound.",
+        " allowed; the control is the same measurement with one thing changed, so that it must break, in units of the"
+        " same bound. In italics: the condition, the correction, or what is true instead.",
         "",
-        "| claim | statement | verdict | measured | control |",
-        "|---|---|---|---|---|",
+        "| claim | statement | place | verdict | measured | control | experiment |",
+        "|---|---|---|---|---|---|---|",
     ]
     for result in results:
-        claim = result.claim
-        remark = f" *{claim.correction}*" if claim.correction else ""
         control = None if result.evidence is None else result.evidence.gaps["control"]
-        cells = [
-            claim.key,
-            f"{claim.statement}{remark}",
-            VERDICTS[result.verdict],
-            _share(result.decisive),
-            _share(control),
-        ]
-        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+        cells = [*described(result.claim), VERDICTS[result.verdict], _share(result.decisive), _share(control)]
+        lines.append(f"| {' | '.join([*cells, _link(result.claim)])} |")
     return "\n".join(lines) + "\n"
+
+
+def described(claim: Claim) -> list[str]:
+    """Key, statement with formula and remark, and place, as cells of a table."""
+    formula = f" `{claim.formula}`" if claim.formula else ""
+    remark = f" *{claim.correction}*" if claim.correction else ""
+    statement = f"{claim.statement}{formula}{remark}"
+    return [cell.replace("|", "\\|") for cell in (claim.key, statement, claim.source)]
+
+
+def _link(claim: Claim) -> str:
+    file = Path(inspect.getsourcefile(claim.run) or "").name
+    return f"[{claim.run.__name__}](../massieu/claims/{file})"
 
 
 def versions() -> dict[str, str]:

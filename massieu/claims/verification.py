@@ -6,8 +6,9 @@ import inspect
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -80,12 +81,14 @@ def figures_of(gap: Gap | None) -> dict[str, float | None] | None:
     return None if gap is None else {"measured": _finite(gap.measured), "allowed": _finite(gap.allowed)}
 
 
-def examine(claim: Claim, *, seed: int = 0, full: bool = False, model: str | None = None) -> Result:
-    """Run one claim here."""
+def examine(
+    claim: Claim, *, seed: int = 0, full: bool = False, model: str | None = None, harmless: bool = False
+) -> Result:
+    """Run one claim here; with ``harmless`` its control is the real case, which must leave it undecided."""
     begin = time.perf_counter()
     expected = None if model is not None and claim.on_model else claim.expected
     try:
-        trials = (Trial(1000 * seed + number, full, model) for number in range(claim.trials))
+        trials = (Trial(1000 * seed + number, full, model, harmless) for number in range(claim.trials))
         evidence = worst(claim.run(trial) for trial in trials)
     except Exception as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
@@ -124,6 +127,7 @@ def verify(
     parts = [[claim] for claim in claims if not claim.on_model]
     together = [claim for claim in claims if claim.on_model]
     parts = [together, *parts] if together else parts
+    known = all(_registered().get(claim.key) == claim for claim in claims)
     workers = min(workers or os.cpu_count() or 1, len(parts))
     found: dict[str, Result] = {}
 
@@ -133,28 +137,54 @@ def verify(
             if progress is not None:
                 progress("verifying", len(found), len(claims))
 
-    if workers <= 1:
-        for part in parts:
-            for claim in part:
-                done([examine(claim, **options)])
+    if workers > 1 and known:  # other processes know the registered claims only
+        for results in _side_by_side(parts, options, workers):
+            done(results)
     else:
-        by_key = {claim.key: claim for claim in claims}
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_alone) as pool:
-            jobs = [pool.submit(_examine_keys, [claim.key for claim in part], options) for part in parts]
+        for claim in (claim for part in parts for claim in part):
+            done([examine(claim, **options)])
+    return [found[claim.key] for claim in claims]
+
+
+def _side_by_side(parts: Sequence[Sequence[Claim]], options: dict[str, Any], workers: int) -> Iterator[list[Result]]:
+    """Results as they come. Where a process ends, what it worked on is tried once more, alone, and the rest goes on."""
+    waiting, again = list(parts), False
+    while waiting:
+        broken = []
+        with ProcessPoolExecutor(1 if again else workers, mp_context=get_context("spawn"), initializer=_alone) as pool:
+            jobs = {pool.submit(_examine_keys, [claim.key for claim in part], options): part for part in waiting}
             try:
                 for job in as_completed(jobs):
-                    done([Result(by_key[key], *rest) for key, *rest in job.result()])
+                    try:
+                        rows = job.result()
+                    except BrokenProcessPool:
+                        broken.append(jobs[job])
+                        continue
+                    by_key = {claim.key: claim for claim in jobs[job]}
+                    yield [Result(by_key[key], *rest) for key, *rest in rows]
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-    return [found[claim.key] for claim in claims]
+        if again and broken:
+            # One at a time, in order: the first of them is the one that ended its process.
+            first, *broken = sorted(broken, key=waiting.index)
+            yield [_lost(claim, options) for claim in first]
+        waiting, again = broken, True
+
+
+def _lost(claim: Claim, options: dict[str, Any]) -> Result:
+    expected = None if options["model"] is not None and claim.on_model else claim.expected
+    return Result(claim, Verdict.UNDECIDED, expected, None, 0.0, "the process that ran it ended; was memory short?")
 
 
 def _examine_keys(keys: list[str], options: dict[str, Any]) -> list[tuple[Any, ...]]:
     """What a worker does; experiments are functions of modules, so only their keys travel."""
-    by_key = {claim.key: claim for claim in all_claims()}
-    results = [examine(by_key[key], **options) for key in keys]
+    results = [examine(_registered()[key], **options) for key in keys]
     return [(each.claim.key, each.verdict, each.expected, each.evidence, each.seconds, each.reason) for each in results]
+
+
+def _registered() -> dict[str, Claim]:
+    return {claim.key: claim for claim in all_claims()}
 
 
 def _alone() -> None:

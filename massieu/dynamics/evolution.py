@@ -72,7 +72,8 @@ def evolve(
         every: record after so many steps; start and end are always recorded.
 
     Returns:
-        The last cloud and the observables, with a sentence on what was frozen and what moved.
+        The last cloud and the observables, with a sentence on what was frozen and what moved. Without a contraction
+        clouds diverge: one that would overflow ends at its last finite state, and the sentence says so.
 
     Source:
         "A Probabilistic Interpretation of Transformers", section 3.3. Frozen and moving keys behave differently:
@@ -104,20 +105,25 @@ def evolve(
 def record(
     move: Callable[[Tensor], Tensor], cloud: Tensor, *, steps: int, regime: Regime, observe: Observe, every: int
 ) -> Trajectory:
-    """Apply ``move`` so many times and keep what is observed."""
+    """Apply ``move`` so many times and keep what is observed; a cloud that overflows ends before it does."""
     steps, every = as_integer(steps, "steps", least=0), as_integer(every, "every", least=1)
     watched = _observables(observe)
     times: list[int] = []
     seen: dict[str, list[Tensor]] = {name: [] for name in watched}
+    ended = ""
     for time in range(steps + 1):
-        if time:
-            cloud = move(cloud)
-        if time % every == 0 or time == steps:
+        following = move(cloud) if time < steps else cloud
+        if not bool(following.isfinite().all()) and bool(cloud.isfinite().all()):
+            ended = f"; it left the range of {str(cloud.dtype).removeprefix('torch.')} after {time} steps"
+        if time % every == 0 or time == steps or ended:
             times.append(time)
             for name, observable in watched.items():
                 seen[name].append(observable(cloud, regime))
+        if ended:
+            break
+        cloud = following
     found = {name: torch.stack(values) for name, values in seen.items()}
-    return Trajectory(cloud, torch.tensor(times), found, str(regime))
+    return Trajectory(cloud, torch.tensor(times), found, str(regime) + ended)
 
 
 def _contraction(contraction: str | Callable[[Tensor], Tensor] | None) -> tuple[Callable[[Tensor], Tensor], str]:

@@ -172,7 +172,7 @@ def _distances(cloud: Tensor) -> Tensor:
 
 def _clusters(cloud: Tensor, regime: Regime) -> Tensor:
     flat = cloud.detach().reshape(-1, *cloud.shape[-2:])
-    radii = CLUSTER_RADIUS * flat.square().sum(-1).mean(-1).sqrt()
+    radii = CLUSTER_RADIUS * flat.double().square().sum(-1).mean(-1).sqrt()  # squares overflow before the cloud does
     found = [clusters(points, float(radius)) for points, radius in zip(flat, radii, strict=True)]
     return torch.stack(found).reshape(cloud.shape[:-2])
 

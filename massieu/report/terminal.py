@@ -95,7 +95,7 @@ def show_verdicts(rows: Sequence[Mapping[str, Any]], seconds: float, console: An
     console.print(table)
     known = [row for row in rows if row["expected"] != "-"]
     agree = f"{sum(row['expected'] == row['verdict'] for row in known)} of {len(known)} verdicts as expected"
-    free = len(rows) - len(known)
+    free = sum(row["expected"] == "-" and row["verdict"] != "UNDECIDED" for row in rows)
     words = [agree] * bool(known) + [f"{free} measured on your model"] * bool(free) + [f"{seconds:.0f} s"]
     console.print(Text(", ".join(words), style="dim"))
 

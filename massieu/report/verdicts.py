@@ -53,12 +53,12 @@ def gauge(result: Mapping[str, Any]) -> Markup:
         at = 150 + 250 * (0.5 if share is None else (_decades(share) + DECADES) / (2 * DECADES))
         y = 16 + 22 * row
         inside = share is not None and share <= 1
-        shown = "not finite" if measured is None else f"{measured:.2g}"
+        shown, most = ("not finite" if number is None else f"{number:.2g}" for number in (measured, allowed))
         parts.append(
             f'<text x="142" y="{y + 4}" text-anchor="end">{MARKS[name]}</text>'
             f'<line x1="150" x2="400" y1="{y}" y2="{y}" class="track"/>'
             f'<circle cx="{at:.1f}" cy="{y}" r="5" class="{name} {"inside" if inside else "outside"}">'
-            f"<title>{MARKS[name]}: {shown}, allowed {allowed:.2g}</title></circle>"
+            f"<title>{MARKS[name]}: {shown}, allowed {most}</title></circle>"
         )
     height = 16 + 22 * len(parts)
     bound = f'<line x1="275" x2="275" y1="4" y2="{height - 8}" class="bound"/>'

@@ -49,6 +49,9 @@ def test_the_worst_trial_counts_and_the_control_that_broke_least():
     assert worst([easy]) == easy
     nan = dataclasses.replace(easy, printed=Gap(math.nan, 1.0))
     assert math.isnan(worst([easy, nan]).printed.measured)
+    for strange in (math.nan, math.inf):
+        bad = dataclasses.replace(easy, control=Gap(strange, 1.0))
+        assert judge(worst([easy, bad])) is judge(worst([bad, easy])) is Verdict.UNDECIDED
 
 
 def test_a_trial_gives_the_same_numbers_again():
@@ -56,3 +59,4 @@ def test_a_trial_gives_the_same_numbers_again():
     assert trial.generator.initial_seed() == 3
     assert trial.generator is trial.generator  # drawing twice gives other numbers
     assert (trial.size(2, 9), Trial(full=True).size(2, 9)) == (2, 9)
+    assert (trial.control("broken", "real"), Trial(harmless=True).control("broken", "real")) == ("broken", "real")

@@ -1,6 +1,7 @@
 """Claims run side by side; one that raises is undecided, and the others go on."""
 
 import json
+import os
 import re
 
 import pytest
@@ -74,6 +75,38 @@ def test_processes_give_what_one_process_gives():
     assert heard == [("verifying", 1, 2), ("verifying", 2, 2)]
 
 
+def deadly(keys, options):
+    """What a worker does whose process is ended from outside while it works on C4."""
+    if "C4" in keys:
+        os._exit(9)
+    return verification._examine_keys(keys, options)
+
+
+def test_a_process_that_ends_loses_its_own_claim_only(monkeypatch):
+    monkeypatch.setattr(verification, "_examine_keys", deadly)
+    found = claims.verify(claims.select(["C2", "C4", "C14", "C16"]), workers=2)
+    assert [each.verdict for each in found] == [
+        Verdict.HOLDS,
+        Verdict.UNDECIDED,
+        Verdict.FAILS,
+        Verdict.HOLDS_CORRECTED,
+    ]
+    assert found[1].reason == "the process that ran it ended; was memory short?"
+    assert found[1].surprises
+
+
+def test_claims_that_other_processes_do_not_know_run_here():
+    chosen = [made(lambda trial: GOOD), made(broken, "T2"), made(lambda trial: GOOD, "C14")]
+    found = claims.verify(chosen, workers=2)
+    assert [each.verdict for each in found] == [Verdict.HOLDS, Verdict.UNDECIDED, Verdict.HOLDS]
+
+
+def test_a_gap_that_is_not_finite_has_its_page(tmp_path):
+    nothing = Evidence(printed=Gap(1.0, float("inf")), control=Gap(float("nan"), float("nan")))
+    page = publication.save([claims.examine(made(lambda trial: nothing))], tmp_path / "out", {})
+    assert "not finite" in page.read_text()
+
+
 def test_claims_are_chosen_by_key_or_glob():
     assert [each.key for each in claims.select(["c14", "C4"])] == ["C4", "C14"]
     assert claims.select([]) == claims.all_claims()
@@ -96,7 +129,10 @@ def test_the_page_escapes_and_shows_everything(tmp_path):
     assert "tests/claims/test_verification.py" in page
     assert not re.search(r"(src|href)=[\"']?https?:", page)
     assert len(json.loads((tmp_path / "out" / "claims.json").read_text())["claims"]) == 2
-    assert "| T1 | It <holds>. | holds |" in (tmp_path / "out" / "claims.md").read_text()
+    assert (
+        "| T1 | It <holds>. `a_1 < b` | a book, page 1 | holds | 0.001 |"
+        in (tmp_path / "out" / "claims.md").read_text()
+    )
 
 
 def test_the_command_prints_verdicts_and_writes_the_page(tmp_path, capsys):
@@ -125,6 +161,7 @@ def test_a_verdict_that_is_not_expected_makes_exit_code_one(monkeypatch, capsys)
     [
         (["Z9"], "no claim is called Z9"),
         (["C14", "--out", "{file}/out"], "cannot be written to"),
+        (["X1", "--model", "no/such-model"], "no reachable Hugging Face model called no/such-model"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments, message, tmp_path, capsys):

@@ -164,3 +164,16 @@ def test_mistakes_end_in_one_sentence(options, message):
 def test_an_empty_cloud_does_not_evolve():
     with pytest.raises(ValueError, match="cloud must have at least 1 tokens, got 0"):
         evolve(torch.empty(0, 2), steps=1)
+
+
+@pytest.mark.parametrize("observe", [("clusters",), ("median_distance", "excess_kurtosis", "sum_log_normalizer")])
+def test_a_cloud_that_overflows_ends_at_its_last_finite_state(observe):
+    cloud = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+    found = evolve(cloud, steps=300, every=50, observe=observe)
+    last = int(found.steps[-1])
+    assert 10 < last < 300
+    assert found.regime.endswith(f"; it left the range of float32 after {last} steps")
+    assert found.cloud.isfinite().all()
+    assert found.steps.tolist()[:-1] == list(range(0, last, 50))
+    assert not ascend(found.cloud).isfinite().all()
+    assert "range" not in evolve(cloud, steps=5, observe=observe).regime

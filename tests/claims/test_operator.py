@@ -1,0 +1,152 @@
+"""The claims about the operator, its equilibrium, samples and contrastive losses: their verdicts, and that these can go wrong."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+
+from massieu.claims import (
+    Result,
+    Verdict,
+    contrastive,
+    equilibrium,
+    examine,
+    families,
+    hopfield,
+    judge,
+    operator,
+    sampling,
+    select,
+)
+from massieu.dynamics import evolution
+from massieu.measures import Gaussian, Points, Sphere
+
+OPERATOR = ["C11", "C12", "C21", "C23", "C41", "C48"]
+HOPFIELD = ["C20", "C38", "X10"]
+SAMPLING = ["C27", "C40", "X9"]
+EQUILIBRIUM = ["C24", "C25", "C26", "C45", "X8", "X11"]
+CONTRASTIVE = ["C29", "C30", "C31", "C32", "C33", "C34"]
+KEYS = [*OPERATOR, *HOPFIELD, *SAMPLING, *EQUILIBRIUM, *CONTRASTIVE, "X12"]
+
+# Bounds that are sampling errors, or shares of a limit.
+WIDE = {"C27", "C40", "C41", "C45", "X8", "X9", "X11"}
+
+# Where the code breaks, by which factor too large, and which claims must notice.
+BREAKS = [
+    (operator, "ascend", 1 + 1e-6, ["C11", "C12", "C23", "C48"]),
+    (operator, "ascend", 1.01, ["C41"]),
+    (operator, "ascend", 0.5, ["C21"]),  # an inequality with room
+    (hopfield, "hopfield_step", 1 + 1e-6, ["C38"]),
+    (hopfield, "ascend", 1 + 1e-6, ["C38"]),
+    (hopfield, "hopfield_time", 1 + 1e-6, ["C38", "X10"]),
+    (operator, "prox", 1 + 1e-6, ["C48"]),
+    (sampling, "resample", 1.1, ["C40"]),
+    (evolution, "attend", 3.0, ["C20"]),
+    (evolution, "ascend", 1e-3, ["C45", "X11"]),  # tokens so short that attention is affine
+    (Points, "fisher", 1 + 1e-6, ["C23"]),
+    (Points, "fisher", 1.1, ["C40"]),
+    (Points, "mean", 1.1, ["C40", "X8", "X12"]),
+    (Points, "probabilities", 1 + 1e-6, ["C32"]),
+    (Points, "log_normalizer", 1.001, ["C33"]),
+    (Gaussian, "mean", 1 + 1e-6, ["C25"]),
+    (Sphere, "mean", torch.linspace(1, 1.001, 8), ["C26"]),  # no longer parallel
+    (equilibrium, "renormalization", 1 + 1e-6, ["C24"]),
+    (equilibrium, "gaussian_moments", 1 + 1e-6, ["C25"]),
+    (sampling, "attend", 1.5, ["C27", "X9"]),
+    (sampling, "token_limit", 1.3, ["X9"]),
+    (equilibrium, "cumulant_amplification", 1.02, ["X8"]),
+    (contrastive, "adaboost_step", 1 + 1e-6, ["C29"]),
+    (contrastive, "neighbour_probabilities", 1 + 1e-6, ["C30"]),
+    (contrastive, "nca", 1 + 1e-6, ["C30"]),
+    (contrastive, "skip_gram", 1 + 1e-6, ["C31"]),
+    (contrastive, "attend", 1 + 1e-6, ["C31"]),
+    (contrastive, "info_nce", 1 + 1e-6, ["C32"]),
+    (contrastive, "classical_mds", 1 + 1e-6, ["C34"]),
+    (contrastive, "pca", 1 + 1e-6, ["C34"]),
+]
+
+
+@cache
+def result(key: str, seed: int) -> Result:
+    (claim,) = select([key])
+    return examine(claim, seed=seed)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("key", KEYS)
+def test_the_verdict_is_the_expected_one(key, seed):
+    found = result(key, seed)
+    assert found.verdict is found.claim.expected, (found.reason, found.evidence)
+    assert found.evidence.gaps["control"].share > (2 if key in WIDE else 1e3)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_control_that_does_not_break_leaves_the_claim_undecided(key):
+    evidence = result(key, 0).evidence
+    harmless = [gap for name, gap in evidence.gaps.items() if name != "control" and gap.within]
+    assert harmless
+    assert judge(replace(evidence, control=harmless[0])) is Verdict.UNDECIDED
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_claim_says_what_is_claimed_where_and_what_is_true_instead(key):
+    claim = result(key, 0).claim
+    assert claim.statement.endswith(".")
+    assert families.PAPER in claim.source
+    assert claim.formula
+    assert bool(claim.correction) == (claim.expected is not Verdict.HOLDS)
+
+
+def test_every_claim_has_a_break_that_it_notices():
+    assert {key for *_, keys in BREAKS for key in keys} == set(KEYS)
+
+
+@pytest.mark.parametrize(("owner", "name", "factor", "keys"), BREAKS)
+def test_code_that_is_slightly_wrong_changes_a_verdict(owner, name, factor, keys, monkeypatch):
+    original = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *args, **options: stretched(original(*args, **options), factor))
+    assert [claim.key for claim in select(keys) if not examine(claim).surprises] == []
+
+
+def test_steps_in_the_wrong_direction_change_the_verdicts_of_those_who_take_them(monkeypatch):
+    ascend = operator.ascend
+    for owner in (operator, hopfield, evolution):
+        monkeypatch.setattr(owner, "ascend", lambda x, *keys, step=1.0, **more: ascend(x, *keys, step=-step, **more))
+    surprised = {claim.key for claim in select([*OPERATOR, *HOPFIELD]) if examine(claim).surprises}
+    assert surprised == {"C11", "C12", "C21", "C23", "C38", "C41", "C48", "X10"}
+
+
+@pytest.mark.parametrize("key", ["C20", "C27", "C41", "X8", "X9"])
+def test_a_curve_has_a_value_for_every_point(key):
+    curve = result(key, 0).evidence.curve
+    assert curve.series
+    assert {len(values) for values in curve.series.values()} == {len(curve.x)}
+    assert torch.tensor([list(values) for values in curve.series.values()]).isfinite().all()
+
+
+def test_figures_of_the_ledger_come_out():
+    figures = {name: value for key in KEYS for name, value in result(key, 0).evidence.table.items()}
+    assert figures["−0.6 beside 1 and 2 goes to"] == pytest.approx(-0.4725, abs=1e-4)
+    assert figures["0.2 behind a causal mask comes to"] == pytest.approx(0.1690, abs=1e-4)
+    assert figures["66 times the variance as printed, Σ = (2 1; 1 2), μ = (1, −1)"] == pytest.approx(17)
+    assert figures["66 times the covariance"] == pytest.approx(5)
+    assert figures["variance as printed, Σ = 1, μ = 2"] == pytest.approx(0.1)
+    assert figures["least eigenvalue of the difference, Σ = (2 1; 1 2)"] == pytest.approx(3)
+    assert figures["largest"] == pytest.approx(5)
+    assert figures["gain of entropy"] == pytest.approx(2.0794415, abs=1e-7)
+    assert figures["of these not self-dominant"] == 0
+    assert figures["excess kurtosis on the sphere"] == pytest.approx(figures["−6 / (n + 2)"], abs=0.05)
+    assert figures["slope of negative sampling at PMI − log 2"] == pytest.approx(0, abs=1e-12)
+    assert figures["log 3 − L"] < figures["mutual information"]
+    assert figures["slope in log N"] == pytest.approx(-0.5, abs=0.05)
+
+
+def stretched(found, factor):
+    """Every number in a result times a factor."""
+    if isinstance(found, torch.Tensor):
+        return found * factor if found.is_floating_point() else found
+    if isinstance(found, tuple):
+        parts = [stretched(each, factor) for each in found]
+        return type(found)(*parts) if hasattr(found, "_fields") else tuple(parts)
+    return None if found is None else found * factor
