@@ -181,8 +181,8 @@ def value_map(trial: Trial) -> Evidence:
     statement="The quadratic term of the Hopfield energy models the skip connection.",
     formula="ξ − ∇E(ξ) = ξ + f(ξ)",
     correction=(
-        "It removes the skip: a descent step of length 1 is f(ξ) alone, one of length γ is (1 − γ) ξ + γ f(ξ). The skip"
-        " is ascent on log-sum-exp, along which this energy may rise."
+        "It removes the skip: a descent step of length 1 is f(ξ) alone, one of length γ is (1 − γ) ξ + γ f(ξ). Only up"
+        " to a factor, which a layer norm takes away, is that ξ + s f(ξ) (C38, X10)."
     ),
     expected=Verdict.HOLDS_CORRECTED,
 )
