@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from statistics import NormalDist
 from typing import Any, Literal
 
 import numpy as np
@@ -96,32 +98,39 @@ def fixed_points(trial: Trial) -> Evidence:
 @claim(
     "P3",
     source=f"{SLIDES}, modern Hopfield networks (Krotov and Hopfield 2016)",
-    statement="A memory with the n-th power holds d^{n−1} / (2 (2n − 3)!! ln d) patterns nearly without error.",
-    formula="P_error = Q(√(d^{n−1} / (N (2n − 3)!!)))",
-    correction="For z^n as it is: 94, 86, 78 % of so many are fixed for n = 2, 3, 4, d = 64. Rectified it holds more: over 97 %.",
+    statement="Of d^{n−1} / (2 (2n − 3)!! ln d) patterns nearly every one is a fixed point of the memory with power n.",
+    formula="P(fixed) = (1 − Q(√(d^{n−1} / (N (2n − 3)!!))))^d",
+    correction="With z^n as it is. Rectified it holds more: over 97 % of so many are fixed, where the formula says 88 %.",
     expected=Verdict.CONDITIONAL,
 )
 def polynomial_capacity(trial: Trial) -> Evidence:
-    """Shares of fixed patterns at the formula, d = 64, against those seen before; the control is rectified."""
+    """Shares of fixed patterns, d = 64, against the formula; the control stores three times as many."""
     numbers = {power: int(capacity("dense", 64, "most_fixed", power=power)) for power in (2, 3, 4)}
-    looked = trial.size(200, 2000)
+    looked, odd = trial.size(300, 2000), {2: 1, 3: 3, 4: 15}
+    stored = {
+        power: [signs(trial, 3 * number, 64) for _ in range(-(-looked // number))] for power, number in numbers.items()
+    }
 
-    stored = {power: [signs(trial, number, 64) for _ in range(-(-looked // number))] for power, number in numbers.items()}
-
-    def share(power: int, rectified: bool) -> float:
-        found = [moved(Dense(each, power, rectified=rectified), each[:looked]) for each in stored[power]]
+    @functools.cache
+    def share(power: int, rectified: bool, times: int = 1) -> float:
+        taken = [each[: times * numbers[power]] for each in stored[power]]
+        found = [moved(Dense(each, power, rectified=rectified), each[:looked]) for each in taken]
         return 1 - sum(found) / len(found)
 
-    def gap(rectified: bool) -> Gap:
-        seen = {2: 0.94, 3: 0.86, 4: 0.78}
-        return widest(*(Gap(abs(share(power, rectified) - before), 0.09) for power, before in seen.items()))
+    def predicted(power: int) -> float:
+        return NormalDist().cdf(math.sqrt(64.0 ** (power - 1) / (numbers[power] * odd[power]))) ** 64
 
+    def gap(rectified: bool, times: int = 1) -> Gap:
+        return widest(*(Gap(abs(share(power, rectified, times) - predicted(power)), 0.1) for power in numbers))
+
+    more = widest(*(Gap(1 - share(power, True), 0.03) for power in numbers))
     return Evidence(
-        printed=Gap(max(1 - share(power, False) for power in numbers), 0.1),
-        conditional=widest(gap(False), *(Gap(1 - share(power, True), 0.03) for power in numbers)),
-        control=gap(trial.control(True, False)),
+        printed=gap(True),
+        conditional=widest(gap(False), more),
+        control=widest(gap(False, trial.control(3, 1)), more),
         table={f"patterns for power {power}": float(number) for power, number in numbers.items()}
         | {f"fixed, power {power}": share(power, False) for power in numbers}
+        | {f"by the formula, power {power}": predicted(power) for power in numbers}
         | {f"fixed, rectified power {power}": share(power, True) for power in numbers},
     )
 
@@ -139,9 +148,7 @@ def exponential_basins(trial: Trial) -> Evidence:
     memory = Exponential(patterns)
 
     def back(flips: int) -> float:
-        cues = flipped(trial, patterns, flips)
-        found = torch.where(memory.flip_cost(cues) < 0, -cues, cues)
-        return float((found == patterns).all(-1).double().mean())
+        return at_once(memory, flipped(trial, patterns, flips), patterns)
 
     def gap(more: int) -> Gap:
         seen = {0: 0.995, 1: 0.85, 2: 0.27, 4: 0.0}
@@ -202,7 +209,7 @@ def similarities(trial: Trial) -> Evidence:
     "P6",
     source=f"{SLIDES}, summary; scikit-learn's digits, black and white",
     statement="Of 5 to 50 digits a classical memory keeps hardly any, an exponential one all, and half of them from half.",
-    formula="fixed .20 .10 0 0 (quadratic), 1 1 1 1 (exponential); from half .80 .60 .60 .52",
+    formula="fixed .20 .10 0 0 (quadratic), 1 1 1 1 (exponential); from half .60 .60 .60 .52 in one step",
     expected=Verdict.HOLDS,
     trials=1,
 )
@@ -210,7 +217,7 @@ def black_and_white(trial: Trial) -> Evidence:
     """Shares of fixed and recovered digits against those seen before; the control has another threshold."""
     images = digits()[torch.as_tensor(np.random.default_rng(0).permutation(1797))]
     numbers = (5, 10, 20, 50)
-    before = [[0.2, 0.1, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0], [0.8, 0.6, 0.6, 0.52]]
+    before = [[0.2, 0.1, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0], [0.6, 0.6, 0.6, 0.52]]
 
     def shares(threshold: float) -> Tensor:
         patterns = torch.where(images >= threshold, 1.0, -1.0)
@@ -219,11 +226,8 @@ def black_and_white(trial: Trial) -> Evidence:
         def rested(memory: type[Any]) -> list[float]:
             return [1 - moved(memory(patterns[:number]), patterns[:number]) for number in numbers]
 
-        def step(number: int) -> float:
-            memory: Polar = Exponential(patterns[:number])
-            return 1 - lost(memory, cues[:number], patterns[:number])
-
-        return torch.tensor([rested(Classical), rested(Exponential), [step(number) for number in numbers]])
+        back = [at_once(Exponential(patterns[:n]), cues[:n], patterns[:n]) for n in numbers]
+        return torch.tensor([rested(Classical), rested(Exponential), back])
 
     def gap(threshold: float) -> Gap:
         return apart(shares(threshold), torch.tensor(before), 0.03)
@@ -238,14 +242,14 @@ def black_and_white(trial: Trial) -> Evidence:
 @claim(
     "P7",
     source=f"{RAMSAUER}, theorem 3",
-    statement="The constant c is 3.1546 for d = 20, K = 3, β = 1, p = 0.001, and 1.3718 for d = 75, K = 1.",
+    statement="The constant c is 3.1546 for d = 20, K = 3, β = 1, p = 0.001, and 1.3719 for d = 75, K = 1.",
     formula="c = b / W_0(e^{a + ln b}), N ≥ √p c^{(d − 1)/4}",
     expected=Verdict.HOLDS,
     trials=1,
 )
 def theorem_constants(trial: Trial) -> Evidence:
     """The constants, and w = b / c in the equation w + ln w = a + ln b; the control has ten times the failures."""
-    cases = ((20, 3.0, 3.1546), (75, 1.0, 1.3718))
+    cases = ((20, 3.0, 3.1546), (75, 1.0, 1.3719))
 
     def gap(failure: float) -> Gap:
         gaps = []
@@ -253,7 +257,7 @@ def theorem_constants(trial: Trial) -> Evidence:
             found = guaranteed_storage(dim, radius=radius, failure=failure).constant
             a = 2 / (dim - 1) * (1 + math.log(2 * radius**2 * 0.001 * (dim - 1)))
             b = 0.4 * radius**2
-            gaps.append(Gap(abs(found - printed), 2e-4))
+            gaps.append(Gap(abs(found - printed), 1e-4))
             gaps.append(Gap(abs(b / found + math.log(b / found) - a - math.log(b)), 1e-9))
         return widest(*gaps)
 
@@ -333,6 +337,12 @@ def pitchfork(trial: Trial) -> Evidence:
             y_label="m",
         ),
     )
+
+
+def at_once(memory: Polar, cues: Tensor, patterns: Tensor) -> float:
+    """The share of patterns that are back when each coordinate of a cue has made its choice, all at the same time."""
+    found = torch.where(memory.flip_cost(cues) < 0, -cues, cues)
+    return float((found == patterns).all(-1).double().mean())
 
 
 def _unstable(number: int, dim: int) -> float:
