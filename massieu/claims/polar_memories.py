@@ -53,7 +53,7 @@ def digits() -> Tensor:
     source=f"{SLIDES}, classical Hopfield networks (Hopfield 1982)",
     statement="All stored patterns are fixed points of the asynchronous rule.",
     formula="x_i = sgn(W x_i − b), W = Σ_i x_i x_i^T",
-    correction="With high probability, for random patterns, fewer than d / (4 ln d), and no bias (McEliece et al. 1987).",
+    correction="With high probability, for random patterns, at most d / (4 ln d), without bias (McEliece et al. 1987).",
     expected=Verdict.CONDITIONAL,
 )
 def stored_patterns(trial: Trial) -> Evidence:
@@ -84,7 +84,7 @@ def stored_patterns(trial: Trial) -> Evidence:
     statement="The capacity is d / (2 log d), which is about 0.14 d.",
     formula="C ≈ d / (2 ln d) ≈ 0.14 d",
     correction=(
-        "Two criteria, equal near d = 36 alone: below d / (2 ln d) most patterns are fixed points (McEliece et al. 1987);"
+        "Two criteria, equal near d = 36 alone: below d / (2 ln d) most patterns are fixed (McEliece et al. 1987);"
         " below 0.138 d a state with few wrong bits is near (Amit et al. 1985), and hardly any pattern is fixed."
     ),
     expected=Verdict.HOLDS_CORRECTED,
@@ -211,11 +211,11 @@ def vanishing_basins(trial: Trial) -> Evidence:
     source=f"{SLIDES}, summary",
     statement="Modern Hopfield networks prevent interference from correlated data.",
     formula="ξ = x_i from a part of x_i",
-    correction="Digits stay fixed points with the exponential interaction; from half of the pixels many do not come back.",
+    correction="Digits are fixed points with the exponential interaction; from half of their pixels many do not return.",
     expected=Verdict.CONDITIONAL,
 )
 def correlated_data(trial: Trial) -> Evidence:
-    """Share of binary digits that move, and that are lost from their upper half; the control has a cubic interaction."""
+    """Share of binary digits that move, and that are lost from their upper half; the control is cubic."""
     images = torch.where(digits() >= 0.5, 1.0, -1.0)
     order = torch.randperm(len(images), generator=trial.generator)
     groups = [images[order[start : start + 20]] for start in range(0, trial.size(200, 1780), 20)]

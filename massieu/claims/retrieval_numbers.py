@@ -100,7 +100,7 @@ def fixed_points(trial: Trial) -> Evidence:
     source=f"{SLIDES}, modern Hopfield networks (Krotov and Hopfield 2016)",
     statement="Of d^{n−1} / (2 (2n − 3)!! ln d) patterns nearly every one is a fixed point of the memory with power n.",
     formula="P(fixed) = (1 − Q(√(d^{n−1} / (N (2n − 3)!!))))^d",
-    correction="With z^n as it is. Rectified it holds more: over 97 % of so many are fixed, where the formula says 88 %.",
+    correction="With z^n as it is. Rectified it holds more: over 97 % of them are fixed, where the formula says 88 %.",
     expected=Verdict.CONDITIONAL,
 )
 def polynomial_capacity(trial: Trial) -> Evidence:
@@ -166,8 +166,8 @@ def exponential_basins(trial: Trial) -> Evidence:
     statement="Comparing by the L1 distance retrieves more images than the L2 distance or the inner product.",
     formula="argmax_i −‖ξ − x_i‖_1",
     correction=(
-        "Where hidden pixels are filled with zeros: .69 against .26 and .22 of 100 digits. Under Gaussian noise L2 wins,"
-        " .85 against .73, and comparing observed pixels alone finds all."
+        "Where hidden pixels are filled with zeros: .69 against .26 and .22 of 100 digits. Under Gaussian noise L2"
+        " wins, .85 against .73, and comparing observed pixels alone finds all."
     ),
     expected=Verdict.CONDITIONAL,
     trials=1,
@@ -208,7 +208,7 @@ def similarities(trial: Trial) -> Evidence:
 @claim(
     "P6",
     source=f"{SLIDES}, summary; scikit-learn's digits, black and white",
-    statement="Of 5 to 50 digits a classical memory keeps hardly any, an exponential one all, and half of them from half.",
+    statement="Of 5 to 50 digits a classical memory keeps hardly any, an exponential one all, and half from halves.",
     formula="fixed .20 .10 0 0 (quadratic), 1 1 1 1 (exponential); from half .60 .60 .60 .52 in one step",
     expected=Verdict.HOLDS,
     trials=1,

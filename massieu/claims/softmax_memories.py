@@ -71,8 +71,8 @@ def stationary_points(trial: Trial) -> Evidence:
     statement="The storage capacity of the continuous memory is exponential in the dimension.",
     formula="N ≥ √p c^{(d − 1)/4}, ‖x_i‖ = K √(d − 1)",
     correction=(
-        "At a fixed temperature and if c is large enough. At the temperature of attention, β = 1 / √d, K = 1, d = 64, the"
-        " condition fails, and random patterns are in fact not stored."
+        "At a fixed temperature and if c is large enough. At the temperature of attention, β = 1 / √d, K = 1, d = 64,"
+        " the condition fails, and none of 1000 random patterns has a basin that our certificate knows."
     ),
     expected=Verdict.CONDITIONAL,
 )
@@ -110,8 +110,8 @@ def exponential_storage(trial: Trial) -> Evidence:
     statement="The continuous memory converges after one update step.",
     formula="f(ξ) = x_i",
     correction=(
-        "Up to D_i (N − 1) e^{−β (Δ_i − D_i ‖ξ − x_i‖)}, which is small for separated patterns alone. Exactly never with"
-        " softmax, and with α-entmax if Δ_i ≥ 1 / (β (α − 1)) + D_i ‖ξ − x_i‖."
+        "Up to D_i (N − 1) e^{−β (Δ_i − D_i ‖ξ − x_i‖)}, which is small for separated patterns alone. Exactly never"
+        " with softmax, and with α-entmax if Δ_i ≥ 1 / (β (α − 1)) + D_i ‖ξ − x_i‖."
     ),
     expected=Verdict.CONDITIONAL,
 )
