@@ -211,7 +211,7 @@ def vanishing_basins(trial: Trial) -> Evidence:
     source=f"{SLIDES}, summary",
     statement="Modern Hopfield networks prevent interference from correlated data.",
     formula="ξ = x_i from a part of x_i",
-    correction="Digits are fixed points with the exponential interaction; from half of their pixels many do not return.",
+    correction="Digits are fixed points with the exponential interaction; from half of the pixels many do not return.",
     expected=Verdict.CONDITIONAL,
 )
 def correlated_data(trial: Trial) -> Evidence:
