@@ -178,30 +178,30 @@ def similarities(trial: Trial) -> Evidence:
     before = (0.041, 0.087, 0.467, 0.387) if trial.full else (0.22, 0.26, 0.69, 0.85)
     images = digits()[torch.as_tensor(np.random.default_rng(0).permutation(1797))][:number]
     known = (torch.arange(64) < 32).expand(number, 64)
-    everything = torch.ones_like(known)
-    noisy = images + 0.5 * torch.as_tensor(np.random.default_rng(1).standard_normal((number, 64)))
+    noise = torch.as_tensor(np.random.default_rng(1).standard_normal((number, 64)))
+    states = {"hidden": torch.where(known, images, 0.0), "noisy": images + 0.5 * noise}
 
-    def found(kind: Literal["l1", "l2", "dot"], cues: Tensor, observed: Tensor) -> float:
+    @functools.cache
+    def found(kind: Literal["l1", "l2", "dot"], cue: str, aware: bool = False) -> float:
         if kind == "dot":
-            index = (cues @ images.T).argmax(-1)
+            index = (states[cue] @ images.T).argmax(-1)
         else:
-            index = Kernel(images, kind, 1.0).retrieve(cues, steps=0, observed=observed).index
+            observed = known if aware else None
+            index = Kernel(images, kind, 1.0).retrieve(states[cue], steps=0, observed=observed).index
         return float((index == torch.arange(number)).double().mean())
 
-    def behind(cues: Tensor, observed: Tensor) -> Gap:
-        others = max(found("dot", cues, everything), found("l2", cues, observed))
-        return Gap(max(0.0, others - found("l1", cues, everything)), 0.02)
+    def behind(cue: str, aware: bool = False) -> Gap:
+        others = max(found("dot", cue), found("l2", cue, aware))
+        return Gap(max(0.0, others - found("l1", cue)), 0.02)
 
-    hidden = torch.where(known, images, 0.0)
-    shares = [found(kind, hidden, everything) for kind in ("dot", "l2", "l1")]
-    shares.append(found("l2", noisy, everything))
+    shares = [found("dot", "hidden"), found("l2", "hidden"), found("l1", "hidden"), found("l2", "noisy")]
     again = apart(torch.tensor(shares), torch.tensor(before), 0.006)
     return Evidence(
-        printed=behind(noisy, everything),
-        conditional=widest(behind(hidden, everything), again),
-        control=behind(hidden, trial.control(known, everything)),
+        printed=behind("noisy"),
+        conditional=widest(behind("hidden"), again),
+        control=behind("hidden", trial.control(True, False)),
         table=dict(zip(("inner product", "L2", "L1", "L2 under noise"), shares, strict=True))
-        | {"observed pixels alone": found("l2", hidden, known)},
+        | {"observed pixels alone": found("l2", "hidden", True)},
     )
 
 
