@@ -53,9 +53,9 @@ def benchmarks() -> dict[str, Benchmark]:
     from benchmarks.dynamics import dynamics
     from benchmarks.inspection import inspection
     from benchmarks.memory import memory
-    from benchmarks.retrieval import retrieval
+    from benchmarks.retrieval import retrieval, scale
 
-    kernels = (forward, forward_bfloat16, forward_grouped, forward_backward, retrieval, memory)
+    kernels = (forward, forward_bfloat16, forward_grouped, forward_backward, retrieval, scale, memory)
     every = (*kernels, inspection, contrast, dynamics)
     return {benchmark.__name__: benchmark for benchmark in every}
 

@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import io
 import json
+import os
 import platform
 import sys
 import time
@@ -21,6 +22,7 @@ __all__ = ["main"]
 
 ROOT = Path(__file__).resolve().parents[1]
 INTERRUPTED = 130
+CLOSED = 141  # as shells call a process that ended because nobody read on
 PATIENCE = 10.0  # seconds between two lines on how far we are
 
 
@@ -36,9 +38,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a console may lack a sign that a sentence has
     try:
         code: int = options.run(options)
+        sys.stdout.flush()
     except KeyboardInterrupt:
         print("massieu: interrupted; nothing was written", file=sys.stderr)
         return INTERRUPTED
+    except BrokenPipeError:  # who read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED
     except (ValueError, TypeError) as error:  # bad input, such as a kernel that does not exist
         if not _is_message(error):
             raise
@@ -94,8 +100,8 @@ def command_line() -> Parser:
     _add_loading(doctor)
 
     bench = command("bench", run_bench, "measure the ratios of benchmarks/ on this machine")
-    names = "forward, forward_bfloat16, forward_grouped, forward_backward, retrieval, memory, inspection, contrast, "
-    words = f"some of {names}dynamics; all of them when none is named"
+    names = "forward, forward_bfloat16, forward_grouped, forward_backward, retrieval, scale, memory, inspection, "
+    words = f"some of {names}contrast, dynamics; all of them when none is named"
     bench.add_argument("names", nargs="*", metavar="NAME", help=words)
     return parser
 
@@ -116,7 +122,7 @@ def _add_inspect(parser: Parser) -> None:
         help="documents between blank lines, or one a line in .jsonl; - is standard input; none: the embedded text",
     )
     text.add_argument("--dataset", metavar="NAME[:CONFIG[:SPLIT]]", help="documents of a Hugging Face dataset")
-    text.add_argument("--column", default="text", help="column of the dataset that holds the text")
+    text.add_argument("--column", metavar="NAME", help="of a dataset or .jsonl, what holds the text; none: text")
     text.add_argument("--limit", type=_positive, metavar="N", help="use the first N documents")
     text.add_argument("--max-length", type=_positive, metavar="T", help="cut documents into passages of T tokens")
     text.add_argument("--special-tokens", action="store_true", help="count special tokens as well")
@@ -178,11 +184,14 @@ def run_inspect(options: argparse.Namespace) -> int:
         thresholds.check_heads_only(conditions)
     if options.text and options.dataset:
         raise ValueError("text comes from --text or from --dataset, got both; choose one")
+    if options.column and not options.dataset and not any(path.endswith(".jsonl") for path in options.text or ()):
+        raise ValueError("--column names a column of --dataset or a field of .jsonl, got neither; leave it out")
     documents, source = None, None
     if options.text:
-        documents, source = texts.read_documents(options.text), ", ".join(Path(path).name for path in options.text)
+        documents = texts.read_documents(options.text, options.column or "text")
+        source = ", ".join(Path(path).name for path in options.text)
     elif options.dataset:
-        documents = texts.read_dataset(options.dataset, column=options.column, limit=options.limit)
+        documents = texts.read_dataset(options.dataset, column=options.column or "text", limit=options.limit)
         source = options.dataset
     elif options.limit:
         from massieu import assets
@@ -230,6 +239,8 @@ def run_compare(options: argparse.Namespace) -> int:
     if len(options.runs) < 2:
         raise ValueError(f"compare needs at least two inspections, got {len(options.runs)}; name another folder")
     inspections = [result.read_inspection(run) for run in options.runs]
+    for run, inspection in zip(options.runs, inspections, strict=True):
+        inspection.facts["run"] = Path(run).resolve().name
     means = comparison.compare_means(inspections)
     if options.out:
         page = comparison.save_comparison(inspections, Path(options.out))

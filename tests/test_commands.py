@@ -101,6 +101,8 @@ def broken(tmp_path):
         (["--fail-on", "entropi<1"], "--fail-on names the column entropi, which no table has"),
         (["--fail-on", "expansion>1"], "--heads-only does not measure expansion of --fail-on"),
         (["--fail-on", "qk_norm>9"], "--heads-only does not measure qk_norm of --fail-on"),
+        (["--fail-on", "head_class>2"], "--fail-on compares numbers, and head_class is a class"),
+        (["--text", "{blank}", "--column", "body"], "--column names a column of --dataset or a field of .jsonl"),
         (["--dtype", "int4"], "dtype must be auto or one of"),
         (["--device", "abacus"], "device abacus cannot take the model"),
         (["--text", "{blank}", "--dataset", "a"], "text comes from --text or from --dataset, got both"),
@@ -181,6 +183,14 @@ def test_checkpoints_are_compared(tmp_path, capsys):
     assert cli.main(["compare", *runs, "--out", str(tmp_path / "both")]) == 0
     assert f"page: {tmp_path / 'both' / 'comparison.html'}" in capsys.readouterr().out
     assert "</html>" in (tmp_path / "both" / "comparison.html").read_text()
+
+
+def test_who_reads_no_further_sees_no_traceback():
+    command = [sys.executable, "-m", "massieu", "inspect", "--heads-only", "--limit", "4", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        running.stdout.close()
+        assert "Traceback" not in running.stderr.read()
+        assert running.wait() == 141
 
 
 def test_a_comparison_says_when_the_texts_differ(tmp_path, capsys):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from massieu.claims.claim import Curve, Evidence, Trial, Verdict
+from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
 from massieu.claims.families import PAPER, above, apart, linspace, normals, one, widest
 from massieu.claims.registry import claim
 from massieu.measures import ConjugatePrior, Gamma, Gaussian, GaussianMixture, Points
-from massieu.measures.measure import gradient
+from massieu.measures.measure import Measure, gradient
 
 
 @claim(
@@ -29,13 +30,17 @@ def tilt_of_a_tilt(trial: Trial) -> Evidence:
     log_x = linspace(-40.0, 8.0, 1201) + scale.log()
     base = torch.distributions.Gamma(shape, 1 / scale - first).log_prob(log_x.exp()) + log_x
     slope = gradient(lambda eta: torch.logsumexp(base + eta * log_x.exp(), -1), second)
-    return Evidence(
-        printed=widest(
+
+    def gap(first: Tensor) -> Gap:
+        return widest(
             apart(family.mean(first + second), slope),
             apart(family.tilt(first).mean(second), slope),
             apart(family.tilt(first).tilt(second).mean(torch.zeros_like(second)), slope),
-        ),
-        control=apart(family.mean(second), slope),
+        )
+
+    return Evidence(
+        printed=gap(first),
+        control=gap(trial.control(torch.zeros_like(first), first)),
         table={"mean of Gamma(2.5, 0.7) at 0.6": float(Gamma(2.5, 0.7).mean(one(0.6)))},
     )
 
@@ -58,9 +63,13 @@ def gaussian_mean(trial: Trial) -> Evidence:
     log_density = torch.distributions.MultivariateNormal(location, measure.covariance).log_prob(plane)
     slope = gradient(lambda eta: torch.logsumexp(log_density + eta @ plane.T, -1), natural)
     corners = location + 2**0.5 * torch.cat([root.T, -root.T])
+
+    def gap(measure: Measure) -> Gap:
+        return apart(measure.mean(natural), slope)
+
     return Evidence(
-        printed=apart(measure.mean(natural), slope),
-        control=apart(Points(corners).mean(natural), measure.mean(natural)),
+        printed=gap(measure),
+        control=gap(trial.control(Points(corners), measure)),
         table={
             "covariance of the atoms less Σ": apart(
                 Points(corners).fisher(torch.zeros(1, 2, dtype=torch.float64))[0], measure.covariance
@@ -95,13 +104,19 @@ def equal_covariances(trial: Trial) -> Evidence:
         return Points(locations, log_weight).mean(eta)
 
     shared = variances.mean()
-    formula, truth = shared * natural + average(natural), slope(shared.expand(4))
+    formula = shared * natural + average(natural)
     mixture = GaussianMixture(log_weight, locations, shared[None, None])
     literal = shared * natural + gradient(lambda eta: average(eta).log()[..., 0], natural)
+    equal = shared.expand(4)
+
+    def gap(variances: Tensor) -> Gap:
+        truth = slope(variances)
+        return widest(apart(formula, truth), apart(mixture.mean(natural), truth))
+
     return Evidence(
-        printed=widest(apart(formula, truth), apart(mixture.mean(natural), truth)),
-        control=apart(formula, slope(variances)),
-        table={"equation 4 of the proof as printed": apart(literal, truth).measured},
+        printed=gap(equal),
+        control=gap(trial.control(variances, equal)),
+        table={"equation 4 of the proof as printed": apart(literal, slope(equal)).measured},
     )
 
 
@@ -131,14 +146,16 @@ def jensen_bound(trial: Trial) -> Evidence:
     mixture = GaussianMixture(log_weight, locations, variances[:, None, None])
     divergence = (log_weight.exp() * (log_weight - share)).sum(-1)
     sums = (1.8, 0.54)
+
+    def gap(bound: Tensor) -> Gap:
+        return widest(
+            above(bound, log_z), apart(log_z - bound, divergence), apart(mixture.log_normalizer(natural), log_z)
+        )
+
     return Evidence(
         printed=widest(*(above(c * bound, log_z + math.log(c)) for c in sums)),
-        conditional=widest(
-            above(mixture.lower_bound(natural), log_z),
-            apart(log_z - mixture.lower_bound(natural), divergence),
-            apart(mixture.log_normalizer(natural), log_z),
-        ),
-        control=above(exponents.amax(-1), log_z),
+        conditional=gap(mixture.lower_bound(natural)),
+        control=gap(trial.control(exponents.amax(-1), mixture.lower_bound(natural))),
         table={f"excess for weights of sum {c}": above(c * bound, log_z + math.log(c)).measured for c in sums},
         curve=Curve(
             x=natural[:, 0].tolist(),
@@ -168,11 +185,15 @@ def conjugate_prior(trial: Trial) -> Evidence:
     log_prior = a * log_odds - (a + b) * torch.logaddexp(log_odds, torch.zeros_like(log_odds))
     mean = gradient(lambda tilt: torch.logsumexp(log_prior + tilt * log_odds, -1), x)
     nothing = one(0.0)
-    bayes = torch.cat([prior.observe(each).mean(nothing) for each in x])
+
+    def gap(update: Callable[[Tensor], Measure]) -> Gap:
+        updated = torch.cat([update(each).mean(nothing) for each in x])
+        return widest(apart(prior.mean(x), mean), apart(updated, mean))
+
     example, seen = ConjugatePrior("categorical", statistic=1.8, count=4.1), one(0.7)[0]
     return Evidence(
-        printed=apart(prior.mean(x), mean),
-        control=apart(bayes, mean),
+        printed=gap(prior.tilt),
+        control=gap(trial.control(prior.observe, prior.tilt)),
         table={
             "mean log odds of Beta(1.8, 2.3) tilted by 0.7": float(example.mean(seen[None])),
             "the same after Bayes": float(example.observe(seen).mean(nothing)),

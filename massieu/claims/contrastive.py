@@ -56,7 +56,7 @@ def minimised(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
     expected=Verdict.HOLDS,
 )
 def boosting(trial: Trial) -> Evidence:
-    """Weights after rounds of boosting against the model they built, and E[u] = 0; the control boosts uphill.
+    """Weights after rounds of boosting against the model they built, and E[u] = 0; the control turns its sign.
 
     Boosting goes down the log normaliser of the weights, attention goes up.
     """
@@ -75,9 +75,13 @@ def boosting(trial: Trial) -> Evidence:
             gaps.append(apart(found.alpha, 0.5 * torch.log(right / (1 - right))))
         falls.append(float(found.log_normalizer))
         log_weight, model = found.log_weight, model + found.alpha * learner
+
+    def gap(sign: float) -> Gap:
+        return widest(apart(log_weight, torch.log_softmax(sign * label * model, -1)), *gaps)
+
     return Evidence(
-        printed=widest(apart(log_weight, torch.log_softmax(-label * model, -1)), *gaps),
-        control=apart(log_weight, torch.log_softmax(label * model, -1)),
+        printed=gap(-1.0),
+        control=gap(trial.control(1.0, -1.0)),
         table={"log Z after three rounds": sum(falls), "largest fall": min(falls)},
     )
 
@@ -103,18 +107,24 @@ def neighbours(trial: Trial) -> Evidence:
     same = labels[:, None] == labels
     total = closeness.sum(-1, keepdim=True)
     strangers = (closeness / closeness.masked_fill(same, 0.0).sum(-1, keepdim=True)).sum(-1)
-    found = neighbour_probabilities(points, transform)
     loss = -((closeness / total) * same).sum(-1).log()
-    without = apart(neighbour_probabilities(points, transform, carrier=False), found)
-    return Evidence(
-        printed=apart(strangers, torch.ones_like(strangers)),
-        corrected=widest(
+
+    def gap(carrier: bool) -> Gap:
+        found = neighbour_probabilities(points, transform, carrier=carrier)
+        return widest(
             apart(found, closeness / total),
             apart(found.sum(-1), torch.ones_like(strangers)),
             apart(nca(points, labels, transform, reduction="none"), loss),
-        ),
-        control=without,
-        table={"probabilities as printed add up to": float(strangers.max()), "without the carrier": without.measured},
+        )
+
+    return Evidence(
+        printed=apart(strangers, torch.ones_like(strangers)),
+        corrected=gap(carrier=True),
+        control=gap(carrier=trial.control(False, True)),
+        table={
+            "probabilities as printed add up to": float(strangers.max()),
+            "without the carrier": gap(carrier=False).measured,
+        },
     )
 
 
@@ -134,11 +144,18 @@ def words(trial: Trial) -> Evidence:
     count, dim = trial.size(30, 1000), trial.size(6, 64)
     vectors, context = normal(count, dim), normal(8, dim)
     targets = torch.arange(8)
-    slope = gradient(lambda c: skip_gram(c, vectors, targets, reduction="sum"), context)
     pull = attend(context, vectors, vectors, scale=1.0).output - vectors[targets]
     negatives = vectors[8:13].expand(8, 5, dim)
-    sampled = gradient(lambda c: negative_sampling(c, vectors[targets], negatives, reduction="sum"), context)
     written = -torch.log_softmax(context @ vectors.T, -1)[targets, targets]
+
+    def whole(c: Tensor) -> Tensor:
+        return skip_gram(c, vectors, targets, reduction="none")
+
+    def sampled(c: Tensor) -> Tensor:
+        return negative_sampling(c, vectors[targets], negatives, reduction="none")
+
+    def gap(loss: Callable[[Tensor], Tensor]) -> Gap:
+        return widest(apart(gradient(lambda c: loss(c).sum(), context), pull), apart(loss(context), written))
 
     drawn = candidates(torch.softmax(normal(20), -1).reshape(4, 5))
 
@@ -148,8 +165,8 @@ def words(trial: Trial) -> Evidence:
 
     slope_there = gradient(expected_loss, drawn.information - math.log(2))
     return Evidence(
-        printed=widest(apart(slope, pull), apart(skip_gram(context, vectors, targets, reduction="none"), written)),
-        control=apart(sampled, pull),
+        printed=gap(whole),
+        control=gap(trial.control(sampled, whole)),
         table={"slope of negative sampling at PMI − log 2": float(slope_there.abs().max())},
     )
 
@@ -170,30 +187,31 @@ def several_examples(trial: Trial) -> Evidence:
     joint = torch.softmax(normal(trial.size(20, 96)), -1).reshape(4, -1)
     conditional, marginal = joint / joint.sum(1, keepdim=True), joint.sum(0)
     scores = candidates(joint).information + normal(4, 1)
+    other = torch.softmax(normal(len(marginal)), -1)
 
     def expected_loss(scores: Tensor, noise: Tensor) -> Tensor:
         drawn = candidates(joint, noise)
         loss = info_nce(scores[drawn.query], drawn.positive, drawn.negatives, reduction="none")
         return drawn.weight @ loss
 
-    def term_by_term(scores: Tensor) -> Tensor:
-        drawn = candidates(joint)
+    def term_by_term(scores: Tensor, noise: Tensor) -> Tensor:
+        drawn = candidates(joint, noise)
         three = torch.cat([drawn.positive[:, None], drawn.negatives], 1) @ scores[drawn.query][..., None]
         return -(drawn.weight @ torch.log_softmax(three[..., 0], -1)[:, 0])
 
-    def slope(noise: Tensor) -> Gap:
-        found = gradient(lambda each: expected_loss(each, noise), scores)
-        return apart(found, torch.zeros_like(found))
+    def gap(noise: Tensor) -> Gap:
+        slope = gradient(lambda each: expected_loss(each, noise), scores)
+        tilted = Points(torch.eye(len(noise), dtype=torch.float64), noise.log()).probabilities(scores)
+        return widest(
+            apart(slope, torch.zeros_like(slope)),
+            apart(tilted, conditional),
+            apart(expected_loss(scores, noise), term_by_term(scores, noise)),
+        )
 
-    tilted = Points(torch.eye(len(marginal), dtype=torch.float64), marginal.log()).probabilities(scores)
     information = (joint * candidates(joint).information).sum()
     return Evidence(
-        printed=widest(
-            slope(marginal),
-            apart(tilted, conditional),
-            apart(expected_loss(scores, marginal), term_by_term(scores)),
-        ),
-        control=slope(torch.softmax(normal(len(marginal)), -1)),
+        printed=gap(marginal),
+        control=gap(trial.control(other, marginal)),
         table={
             "log 3 − L": float(mutual_information_bound(expected_loss(scores, marginal), 3)),
             "mutual information": float(information),
@@ -213,7 +231,7 @@ def noise_contrast(trial: Trial) -> Evidence:
     normal = normals(trial)
     counts, noise = (torch.randint(5, 60, (5,), generator=trial.generator) for _ in range(2))
     support = normal(5, 4)  # with the constant, as many parameters as states: the minimum is exact
-    log_noise = (noise / noise.sum()).double().log()
+    log_noise, wrong = (noise / noise.sum()).double().log(), torch.log_softmax(normal(5), -1)
     data, drawn = (torch.repeat_interleave(torch.arange(5), each) for each in (counts, noise))
     frequency = (counts / counts.sum()).double()
 
@@ -235,7 +253,7 @@ def noise_contrast(trial: Trial) -> Evidence:
     found = fitted(log_noise)
     return Evidence(
         printed=gap(found),
-        control=gap(fitted(torch.log_softmax(normal(5), -1))),
+        control=gap(fitted(trial.control(wrong, log_noise))),
         table={
             "c": float(found[4]),
             "log Z": float(Points(support).log_normalizer(found[None, :4])),
@@ -259,21 +277,24 @@ def scaling(trial: Trial) -> Evidence:
     normal = normals(trial)
     points = normal(trial.size(20, 200), 5) * torch.tensor([2.0, 1.5, 1.0, 0.8, 0.6])
     distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
-    principal, classical = pca(points, 2), classical_mds(distances, 2)
-    whole, centred = classical_mds(distances, 5).points, points - points.mean(0)
+    principal, centred = pca(points, 2), points - points.mean(0)
     stressed = least_stress(distances, principal.points)
+
+    def gap(distances: Tensor) -> Gap:
+        classical, whole = classical_mds(distances, 2), classical_mds(distances, 5).points
+        return widest(
+            apart(classical.points, principal.points),
+            apart(classical.eigenvalues[:5], principal.eigenvalues),
+            apart(whole @ whole.T, centred @ centred.T),
+        )
 
     def stress(found: Tensor) -> float:
         return float((torch.pdist(found) - torch.pdist(points)).square().sum().sqrt())
 
     return Evidence(
         printed=apart(torch.pdist(stressed), torch.pdist(principal.points)),
-        conditional=widest(
-            apart(classical.points, principal.points),
-            apart(classical.eigenvalues[:5], principal.eigenvalues),
-            apart(whole @ whole.T, centred @ centred.T),
-        ),
-        control=apart(classical_mds(torch.cdist(points, points, p=1.0), 2).points, principal.points),
+        conditional=gap(distances),
+        control=gap(trial.control(torch.cdist(points, points, p=1.0), distances)),
         table={"stress of principal components": stress(principal.points), "least stress": stress(stressed)},
     )
 

@@ -82,7 +82,7 @@ def laplace_transform(trial: Trial) -> Evidence:
     return Evidence(
         printed=gap(1.0, shape),
         corrected=gap(-1.0, shape),
-        control=gap(-1.0, shape + 0.1),
+        control=gap(-1.0, trial.control(shape + 0.1, shape)),
         table={
             "finite below 1 / scale": float(inside),
             "finite above": float(outside),
@@ -107,9 +107,13 @@ def uniform_measure(trial: Trial) -> Evidence:
     total = torch.tensor([math.log(math.fsum(map(math.exp, row))) for row in rows], dtype=torch.float64)
     counting = Points(support)
     probability = Points(support, torch.full((atoms,), -math.log(atoms), dtype=torch.float64))
+
+    def gap(measure: Points) -> Gap:
+        return apart(measure.log_normalizer(natural), total)
+
     return Evidence(
-        printed=apart(counting.log_normalizer(natural), total),
-        control=apart(probability.log_normalizer(natural), total),
+        printed=gap(counting),
+        control=gap(trial.control(probability, counting)),
         table={
             "log N": math.log(atoms),
             "log Z, shift": float((probability.log_normalizer(natural) - total).mean()),
@@ -137,16 +141,17 @@ def attention_weights(trial: Trial) -> Evidence:
     def cosine_weights(query: Tensor) -> Tensor:
         return weights(torch.nn.functional.normalize(query, dim=-1))
 
-    def additive(of: Callable[[Tensor], Tensor]) -> Gap:
-        odds, more, both = (of(query).log().diff(dim=-1) for query in (first, second, first + second))
-        return apart(odds + more, both)
-
     exponential = (first @ keys.T).exp()
+
+    def gap(of: Callable[[Tensor], Tensor]) -> Gap:
+        odds, more, both = (of(query).log().diff(dim=-1) for query in (first, second, first + second))
+        return widest(apart(of(first), exponential / exponential.sum(-1, keepdim=True)), apart(odds + more, both))
+
     beta = 6**-0.5
     slope = gradient(lambda query: row_statistics(query, keys, scale=beta).log_normalizer, first)
     return Evidence(
-        printed=widest(apart(weights(first), exponential / exponential.sum(-1, keepdim=True)), additive(weights)),
-        control=additive(cosine_weights),
+        printed=gap(weights),
+        control=gap(trial.control(cosine_weights, weights)),
         table={"∇log Z_β less β times attention": apart(slope, beta * weights(first, beta) @ keys).measured},
     )
 
@@ -160,7 +165,9 @@ def attention_weights(trial: Trial) -> Evidence:
     expected=Verdict.CONDITIONAL,
 )
 def one_to_one(trial: Trial) -> Evidence:
-    """How far the mean moves when η moves by 3: along the null directions of 8 keys, and with keys that span."""
+    """How far the mean moves when η moves by 3: along a null direction of 8 keys, and with keys that span; the control
+    has as many of these, in a plane across the motion.
+    """
     normal = normals(trial)
     few, many, natural = normal(8, 16), normal(64, 16), normal(1, 16)
     null = torch.linalg.svd(few[1:] - few[:1]).Vh[-1:]
@@ -170,11 +177,14 @@ def one_to_one(trial: Trial) -> Evidence:
         moved = Points(keys).mean(natural + 3 * null) - Points(keys).mean(natural)
         return Gap(1e-6 / max(float(moved.norm()), 1e-18), 1.0)
 
-    slope = gradient(lambda eta: torch.logsumexp(eta @ many.T, -1), natural)
+    def gap(keys: Tensor) -> Gap:
+        slope = gradient(lambda eta: torch.logsumexp(eta @ keys.T, -1), natural)
+        return widest(still(keys), apart(Points(keys).mean(natural), slope))
+
     return Evidence(
-        printed=still(few),
-        conditional=widest(still(many), apart(Points(many).mean(natural), slope)),
-        control=still(many[:1]),
+        printed=gap(few),
+        conditional=gap(many),
+        control=gap(trial.control(many - many @ null.T * null, many)),
         table={
             "null directions of 8 keys in 16 dimensions": 16.0
             - float(torch.linalg.matrix_rank(Points(few).affine_span()[0]))
@@ -203,15 +213,21 @@ def source_field(trial: Trial) -> Evidence:
 
     pair = Points(torch.cat([keys, values], -1))
     still = torch.cat([query, torch.zeros(3, value_dim, dtype=torch.float64)], -1)
-    response = jacobian(lambda q: attend(q, keys, values, scale=1.0).output, query)
+
+    def gap(scale: float) -> Gap:
+        def attention(q: Tensor) -> Tensor:
+            return attend(q, keys, values, scale=scale).output
+
+        return widest(
+            apart(attend(query, keys, keys, scale=scale).output, slope),
+            apart(attention(query), pair.mean(still)[..., dim:]),
+            apart(jacobian(attention, query), pair.fisher(still)[..., dim:, :dim]),
+        )
+
     return Evidence(
         printed=apart(attend(query, keys, free, scale=1.0).output, slope),
-        conditional=widest(
-            apart(attend(query, keys, keys, scale=1.0).output, slope),
-            apart(attend(query, keys, values, scale=1.0).output, pair.mean(still)[..., dim:]),
-            apart(response, pair.fisher(still)[..., dim:, :dim]),
-        ),
-        control=apart(attend(query, keys, keys).output, slope),
+        conditional=gap(1.0),
+        control=gap(trial.control(dim**-0.5, 1.0)),
     )
 
 
@@ -229,11 +245,15 @@ def softmax_average(trial: Trial) -> Evidence:
     support, log_weight, natural = normal(9, dim), normal(9), normal(4, dim)
     plain = gradient(lambda eta: (eta @ support.T).exp().sum(-1).log(), natural)
     weighted = gradient(lambda eta: ((eta @ support.T).exp() * log_weight.exp()).sum(-1).log(), natural)
-    return Evidence(
-        printed=widest(
+
+    def gap(log_weight: Tensor) -> Gap:
+        return widest(
             apart(Points(support).mean(natural), plain), apart(Points(support, log_weight).mean(natural), weighted)
-        ),
-        control=apart(Points(support).mean(natural), weighted),
+        )
+
+    return Evidence(
+        printed=gap(log_weight),
+        control=gap(trial.control(torch.zeros_like(log_weight), log_weight)),
     )
 
 
@@ -256,13 +276,13 @@ def log_sum_exp(trial: Trial) -> Evidence:
 
     total = torch.tensor([term_by_term(row) for row in (query @ keys.T).tolist()], dtype=torch.float64)
 
-    def log_z(scale: float | None) -> Tensor:
-        statistics = attend(query, keys, keys, scale=scale).statistics
-        assert statistics is not None
-        return statistics.log_normalizer
+    def gap(scale: float) -> Gap:
+        found, rows = attend(query, keys, keys, scale=scale).statistics, row_statistics(query, keys, scale=scale)
+        assert found is not None
+        return widest(apart(found.log_normalizer, total), apart(rows.log_normalizer, total))
 
     return Evidence(
-        printed=widest(apart(log_z(1.0), total), apart(row_statistics(query, keys).log_normalizer, total)),
-        control=apart(log_z(None), total),
+        printed=gap(1.0),
+        control=gap(trial.control(dim**-0.5, 1.0)),
         table={"largest score": float((query @ keys.T).max())},
     )

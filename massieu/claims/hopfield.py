@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -30,9 +31,9 @@ def collapse(trial: Trial) -> Evidence:
     """Diameters under attention alone, patterns fixed and moving; the control keeps the residual connection."""
     normal = normals(trial)
     sphere = torch.nn.functional.normalize(normal(12, 3), dim=-1)
-    rounds = trial.size(60, 2000)
+    few, many = 30, trial.size(60, 2000)
 
-    def run(radius: float, *, fixed: bool = False, residual: bool = False) -> tuple[Tensor, Tensor]:
+    def run(radius: float, rounds: int, *, fixed: bool = False, residual: bool = False) -> tuple[Tensor, Tensor]:
         cloud = radius * sphere
         keys = cloud if fixed else None
         found = evolve(cloud, steps=rounds, keys=keys, residual=residual, observe=["max_distance"])
@@ -41,23 +42,29 @@ def collapse(trial: Trial) -> Evidence:
     def left(diameters: Tensor) -> Gap:
         return Gap(float(diameters[-1] / diameters[0]), 1e-6)
 
-    moving = {radius: run(radius)[0] for radius in (0.5, 1.0, 2.0, 3.0)}
-    bounds = [above(seen[1:], -math.expm1(-2 * radius**2) * seen[:-1]) for radius, seen in moving.items()]
-    fixed, state = run(5.0, fixed=True)
+    def seen(residual: bool) -> dict[float, Tensor]:
+        return {radius: run(radius, few, residual=residual)[0] for radius in (0.5, 1.0, 2.0, 3.0)}
+
+    def gap(moving: dict[float, Tensor]) -> Gap:
+        bounds = [above(each[1:], -math.expm1(-2 * radius**2) * each[:-1]) for radius, each in moving.items()]
+        return widest(left(moving[0.5]), left(moving[1.0]), *bounds)
+
+    moving = seen(residual=False)
+    fixed, state = run(5.0, many, fixed=True)
     return Evidence(
         printed=left(fixed),
-        conditional=widest(left(moving[0.5]), left(moving[1.0]), *bounds),
-        control=left(run(0.5, residual=True)[0][:12]),
+        conditional=gap(moving),
+        control=gap(seen(residual=trial.control(True, False))),
         table={
             "fixed points of 12 fixed patterns": float(clusters(state, 1e-3)),
             "blocks to 1e-6 of the diameter, radius 0.5": float((moving[0.5] > 1e-6 * moving[0.5][0]).sum()),
             "radius 1": float((moving[1.0] > 1e-6 * moving[1.0][0]).sum()),
-            f"diameter left after {rounds} blocks, radius 3": float(moving[3.0][-1] / moving[3.0][0]),
+            f"diameter left after {many} blocks, radius 3": left(run(3.0, many)[0]).measured,
         },
         curve=Curve(
-            list(range(31)),
-            {f"moving, radius {r:g}": x[:31].clamp(min=1e-16).tolist() for r, x in moving.items()}
-            | {"fixed, radius 5": fixed[:31].tolist()},
+            list(range(few + 1)),
+            {f"moving, radius {r:g}": x.clamp(min=1e-16).tolist() for r, x in moving.items()}
+            | {"fixed, radius 5": fixed[: few + 1].tolist()},
             x_label="blocks",
             y_label="diameter",
             log_y=True,
@@ -82,31 +89,33 @@ def quadratic_term(trial: Trial) -> Evidence:
     def energy(xi: Tensor, quadratic: float = 0.5) -> Tensor:
         return quadratic * xi.square().sum(-1) - torch.logsumexp(xi @ patterns.T, -1)
 
-    def integral(quadratic: float) -> Tensor:
-        return torch.logsumexp(-energy(plane, quadratic), -1) + 2 * torch.log(line[1] - line[0])
-
-    closed = math.log(2 * math.pi) + torch.logsumexp(patterns.square().sum(-1) / 2, -1)
-    square = gradient(energy, state).square().sum(-1)
-    falls, dictionary = [], []
-    for tau in (0.1, 0.5, 1.0, 1.5, 1.9):
-        moved = hopfield_step(state, patterns, tau=tau)
-        falls.append(above(energy(moved), energy(state) - tau * (1 - tau / 2) * square))
-    for step in (0.1, 1.0, 10.0):
+    def same(step: float) -> Gap:
         inner = hopfield_step(state, patterns, tau=hopfield_time(step))
-        dictionary.append(apart((1 + step) * inner, ascend(state, patterns, step=step)))
+        return apart((1 + step) * inner, ascend(state, patterns, step=step))
+
+    def fall(tau: float, quadratic: float) -> Gap:
+        square = gradient(lambda xi: energy(xi, quadratic), state).square().sum(-1)
+        moved = hopfield_step(state, patterns, tau=tau)
+        return above(energy(moved, quadratic), energy(state, quadratic) - tau * (1 - tau / 2) * square)
+
+    def gap(quadratic: float) -> Gap:
+        integral = torch.logsumexp(-energy(plane, quadratic), -1) + 2 * torch.log(line[1] - line[0])
+        closed = math.log(2 * math.pi) + torch.logsumexp(patterns.square().sum(-1) / 2, -1)
+        falls = [fall(tau, quadratic) for tau in (0.1, 0.5, 1.0, 1.5, 1.9)]
+        return widest(apart(integral, closed), *falls, *(same(step) for step in (0.1, 1.0, 10.0)))
 
     rise = energy(ascend(state, patterns)) > energy(state)
     return Evidence(
-        printed=widest(apart(integral(0.5), closed), *falls, *dictionary),
-        control=apart(integral(0.0), closed),
+        printed=gap(0.5),
+        control=gap(trial.control(0.0, 0.5)),
         table={"share of states whose energy rises by residual attention": float(rise.double().mean())},
     )
 
 
 @claim(
     "X10",
-    source=f"{PAPER}, appendix B",
-    statement="Residual attention is a step of a Hopfield memory: after a layer norm they are the same.",
+    source="mathematics of this project, on appendix B of the paper",
+    statement="After a layer norm, residual attention of any step is a step of a Hopfield memory, of another length.",
     formula="LN(η + s m(η)) = LN((1 − τ) η + τ m(η)), τ = s / (1 + s + sσ^2)",
     expected=Verdict.HOLDS,
 )
@@ -117,19 +126,21 @@ def hopfield_dictionary(trial: Trial) -> Evidence:
     patterns, state = normal(atoms, dim), normal(30, dim)
     steps = (0.01, 0.1, 1.0, 10.0, 100.0)
 
-    def gap(step: float, tau: float) -> Gap:
-        memory = layer_norm(hopfield_step(state, patterns, tau=tau))
-        return apart(layer_norm(ascend(state, patterns, step=step)), memory)
-
     spread = 0.7
     around = spread * torch.eye(dim, dtype=torch.float64).expand(atoms, dim, dim)
     smooth = GaussianMixture(torch.zeros(atoms, dtype=torch.float64), patterns, around)
-    memory = layer_norm(hopfield_step(state, patterns, tau=hopfield_time(2.0, spread)))
+
+    def gap(time: Callable[[float, float], float]) -> Gap:
+        def off(moved: Tensor, tau: float) -> Gap:
+            return apart(layer_norm(moved), layer_norm(hopfield_step(state, patterns, tau=tau)))
+
+        return widest(
+            off(state + 2.0 * smooth.mean(state), time(2.0, spread)),
+            *(off(ascend(state, patterns, step=step), time(step, 0.0)) for step in steps),
+        )
+
     return Evidence(
-        printed=widest(
-            apart(layer_norm(state + 2.0 * smooth.mean(state)), memory),
-            *(gap(step, hopfield_time(step)) for step in steps),
-        ),
-        control=gap(0.5, 0.5),
+        printed=gap(hopfield_time),
+        control=gap(trial.control(lambda step, _: step, hopfield_time)),
         table={f"τ for s = {step:g}": hopfield_time(step) for step in steps},
     )

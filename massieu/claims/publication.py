@@ -38,7 +38,8 @@ def markdown(results: Sequence[Result]) -> str:
         "",
         "Written by `massieu verify --out DIR`. Measured is the gap that decides the verdict, in units of what is"
         " allowed; the control is the same measurement with one thing changed, so that it must break, in units of the"
-        " same bound. In italics: the condition, the correction, or what is true instead.",
+        " same bound. In italics: the condition, the correction, or what is true instead. Of the ledger's rows, C43 is"
+        " a definition and C49 cannot be tested here.",
         "",
         "| claim | statement | place | verdict | measured | control | experiment |",
         "|---|---|---|---|---|---|---|",

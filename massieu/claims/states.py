@@ -12,7 +12,7 @@ from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
 from massieu.claims.families import PAPER
 from massieu.claims.models import BAND, QUESTION, over_band
 from massieu.claims.registry import claim
-from massieu.inspection.anatomy import block_input, read_anatomy
+from massieu.inspection.anatomy import block_input, read_anatomy, with_input
 from massieu.inspection.loading import load
 
 LENGTH = 64  # tokens of a passage
@@ -95,10 +95,7 @@ def hidden_states(model: nn.Module, tokens: Tensor, first: Tensor | None = None)
         stream = block_input(args, kwargs)
         assert stream is not None
         place, usual = stream
-        state = usual if first is None else first.to(usual).view_as(usual)
-        if isinstance(place, int):
-            return (*args[:place], state, *args[place + 1 :]), kwargs
-        return args, {**kwargs, place: state}
+        return with_input(args, kwargs, place, usual if first is None else first.to(usual).view_as(usual))
 
     hook = block.register_forward_pre_hook(replace, with_kwargs=True)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from massieu.claims.claim import Curve, Evidence, Trial, Verdict
+from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
 from massieu.claims.families import PAPER, above, apart, jacobian, linspace, normals, widest
 from massieu.claims.registry import claim
 from massieu.measures import Hypercube, Points
@@ -29,25 +29,37 @@ def free_energy(trial: Trial) -> Evidence:
     levels = -(keys @ query[0])
     beta = torch.logspace(-1.5, 1.5, 31, dtype=torch.float64)[:, None]
 
-    def energy(beta: Tensor) -> Tensor:
-        return (torch.softmax(-beta * levels, -1) * levels).sum(-1)
-
-    log_p = torch.log_softmax(-beta * levels, -1)
-    entropy = -(log_p.exp() * log_p).sum(-1)
-    inverse, internal = beta[:, 0], energy(beta)
-    free = internal - entropy / inverse
-    capacity = -inverse.square() * gradient(energy, beta)[:, 0]  # dU/dT
-    found = row_statistics(beta * query, keys)
+    inverse, found = beta[:, 0], row_statistics(beta * query, keys)
     assert found.score_variance is not None
-    return Evidence(
-        printed=apart(found.log_normalizer, free),
-        corrected=widest(
-            apart(-found.log_normalizer / inverse, free),
+    variance = found.score_variance
+
+    def log_occupation(beta: Tensor, bias: float) -> Tensor:
+        """Of Boltzmann's law for bias 1; all keys alike for 0."""
+        return torch.log_softmax(-bias * beta * levels, -1)
+
+    def energy(beta: Tensor, bias: float = 1.0) -> Tensor:
+        return log_occupation(beta, bias).exp() @ levels
+
+    def disorder(bias: float = 1.0) -> Tensor:
+        log_p = log_occupation(beta, bias)
+        return -(log_p.exp() * log_p).sum(-1)
+
+    def gap(bias: float) -> Gap:
+        internal, entropy = energy(beta, bias), disorder(bias)
+        capacity = -inverse.square() * gradient(lambda each: energy(each, bias), beta)[:, 0]  # dU/dT
+        return widest(
+            apart(-found.log_normalizer / inverse, internal - entropy / inverse),
             apart(found.log_normalizer, entropy - inverse * internal),
             apart(found.entropy, entropy),
-            apart(found.score_variance, capacity),
-        ),
-        control=apart(-found.log_normalizer / inverse, levels.mean() - levels.new_tensor(atoms).log() / inverse),
+            apart(variance, capacity),
+        )
+
+    entropy = disorder()
+    free = energy(beta) - entropy / inverse
+    return Evidence(
+        printed=apart(found.log_normalizer, free),
+        corrected=gap(1.0),
+        control=gap(trial.control(0.0, 1.0)),
         curve=Curve(
             x=inverse.tolist(),
             series={"log Z": found.log_normalizer.tolist(), "F": free.tolist(), "S": entropy.tolist()},
@@ -85,12 +97,16 @@ def evidence_bound(trial: Trial) -> Evidence:
 
     evidence = Points(states, pairs).log_normalizer(field)
     log_q, posterior = mean_field(), torch.log_softmax(local + pairs, -1)
-    divergence, bound = (log_q.exp() * (log_q - posterior)).sum(-1), elbo(log_q)
-    strengths = linspace(0.0, 2.0, 21).tolist()
+    bound, strengths = elbo(log_q), linspace(0.0, 2.0, 21).tolist()
+
+    def gap(posterior: Tensor) -> Gap:
+        divergence = (log_q.exp() * (log_q - posterior)).sum(-1)
+        return widest(above(bound, evidence), apart(evidence - bound, divergence), apart(evidence, elbo(posterior)))
+
     return Evidence(
         printed=apart(evidence, bound),
-        instead=widest(above(bound, evidence), apart(evidence - bound, divergence), apart(evidence, elbo(posterior))),
-        control=apart(evidence, elbo(torch.log_softmax(pairs - local, -1))),
+        instead=gap(posterior),
+        control=gap(trial.control(torch.log_softmax(pairs - local, -1), posterior)),
         table={"log evidence": float(evidence), "ELBO of the mean field": float(bound)},
         curve=Curve(
             x=strengths,
@@ -132,15 +148,18 @@ def ising(trial: Trial) -> Evidence:
     exact = attention.mean(betas[:, None, None] * natural) - centre
     linear = betas[:, None, None] * natural @ centred_hebb
     error = ((exact - linear).norm(dim=(1, 2)) / exact.norm(dim=(1, 2))).tolist()
+    hidden_units = widest(
+        apart(_gaussian_units(overlap), 0.5 * overlap.square().sum(-1)),
+        apart(one_hot.log_normalizer(two @ patterns.T), attention.log_normalizer(two)),
+    )
+
+    def gap(states: Tensor) -> Gap:
+        return widest(apart(Points(states).mean(natural), mean_field), apart(slope, centred_hebb), hidden_units)
+
     return Evidence(
         printed=apart(slope, hebb),
-        corrected=widest(
-            apart(Points(two).mean(natural), mean_field),
-            apart(slope, centred_hebb),
-            apart(_gaussian_units(overlap), 0.5 * overlap.square().sum(-1)),
-            apart(one_hot.log_normalizer(two @ patterns.T), attention.log_normalizer(two)),
-        ),
-        control=apart(Points(three).mean(natural), mean_field),
+        corrected=gap(two),
+        control=gap(trial.control(three, two)),
         table={f"error of the linear part at β = {10.0**-i:g}": error[12 - 4 * i] for i in range(3)},
         curve=Curve(
             x=betas.tolist(), series={"relative error of the linear part": error}, x_label="β", log_x=True, log_y=True

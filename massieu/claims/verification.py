@@ -163,7 +163,8 @@ def _side_by_side(parts: Sequence[Sequence[Claim]], options: dict[str, Any], wor
                     by_key = {claim.key: claim for claim in jobs[job]}
                     yield [Result(by_key[key], *rest) for key, *rest in rows]
             except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
+                for process in list((pool._processes or {}).values()):
+                    process.terminate()  # otherwise leaving would wait for what they work on
                 raise
         if again and broken:
             # One at a time, in order: the first of them is the one that ended its process.

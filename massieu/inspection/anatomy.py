@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from massieu.taps import AttentionCall, tap
 
-__all__ = ["Anatomy", "Block", "Place", "Sublayer", "block_input", "hidden_tensors", "read_anatomy"]
+__all__ = ["Anatomy", "Block", "Place", "Sublayer", "block_input", "hidden_tensors", "read_anatomy", "with_input"]
 
 ENTRIES = 4096
 """How many entries of a tensor are kept to recognise it: sums are sums in every entry."""
@@ -141,6 +141,15 @@ def block_input(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int | s
     named: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
     tensors = ((key, value) for key, value in named if isinstance(value, Tensor))
     return next(((key, value) for key, value in tensors if value.is_floating_point() and value.dim() >= 2), None)
+
+
+def with_input(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], place: int | str, state: Tensor
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a block with another stream at the place that :func:`block_input` found."""
+    if isinstance(place, int):
+        return (*args[:place], state, *args[place + 1 :]), dict(kwargs)
+    return args, {**kwargs, place: state}
 
 
 @dataclass

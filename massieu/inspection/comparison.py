@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from massieu.inspection.quantities import QUANTITIES
 from massieu.inspection.result import written_together
+from massieu.report import changes
 from massieu.report.pages import distinct_names
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["compare_heads", "compare_means", "reservations", "save_comparison"]
 
 KEYS = ["stack", "layer", "head"]
-DIFFERENT_TEXTS = "These runs read different texts, so a difference may come from the text and not from the model."
 
 
 def compare_heads(inspections: Sequence[Inspection]) -> pandas.DataFrame:
@@ -53,8 +53,7 @@ def compare_means(inspections: Sequence[Inspection]) -> pandas.DataFrame:
 
 def reservations(inspections: Sequence[Inspection]) -> list[str]:
     """What a reader of the comparison has to keep in mind."""
-    texts = {inspection.facts["text"]["sha256"] for inspection in inspections}
-    return [DIFFERENT_TEXTS] if len(texts) > 1 else []
+    return changes.reservations([{"facts": inspection.facts} for inspection in inspections])
 
 
 def save_comparison(inspections: Sequence[Inspection], folder: Path) -> Path:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from massieu.inspection.anatomy import Anatomy, Block, Place, block_input, hidden_tensors
+from massieu.inspection.anatomy import Anatomy, Block, Place, block_input, hidden_tensors, with_input
 from massieu.inspection.jacobians import field_test
 from massieu.inspection.moments import token_hash
 from massieu.inspection.response import linear_response, response_r2
@@ -112,9 +112,7 @@ def _play(
             first = any(getattr(part, "batch_first", True) is False for part in module.modules())
             scenes[key] = _Scene(block, state, first)
             open_scenes.append(scenes[key])
-            if isinstance(place, int):
-                return (*args[:place], state, *args[place + 1 :]), kwargs
-            return args, {**kwargs, place: state}
+            return with_input(args, kwargs, place, state)
 
         return hook
 

@@ -308,7 +308,10 @@ def _between(table: pandas.DataFrame | None, prediction: _Prediction) -> str | N
     name = "control" if len(controls) else "by chance"
     share = (value - control) / (1 - control) if control < 1 else 0.0
     verdict = prediction.holds if share >= NEAR else prediction.partly if share >= FAR else prediction.fails
-    return f"{verdict} ({prediction.figure} {_figure(value)}, {name} {_figure(control)}, theory 1)"
+    low, high = _figure(known[prediction.column].min()), _figure(known[prediction.column].max())
+    span = f", from {low} to {high}" if low != high else ""
+    where = "median " if len(known) > 1 else ""
+    return f"{verdict} ({where}{prediction.figure} {_figure(value)}{span}, {name} {_figure(control)}, theory 1)"
 
 
 def _whitened(heads: pandas.DataFrame, facts: dict[str, Any]) -> str | None:

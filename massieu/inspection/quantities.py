@@ -144,7 +144,8 @@ def _thermodynamics() -> Iterator[Quantity]:
         "min H",
         "min over rows of H",
         "nats",
-        "The entropy of the sharpest row that was seen. A collapsed head shows here before the mean moves.",
+        "The entropy of the sharpest row that was seen, among those with two tokens or more to choose from. A"
+        " collapsed head shows here before the mean moves.",
     )
 
 

@@ -269,7 +269,7 @@ def _tried(model: nn.Module, inputs: dict[str, Any]) -> Any:
         text = " ".join(str(error).split())[:160] or type(error).__name__
         raise ValueError(
             f"the model cannot be run on {', '.join(inputs)} ({text});"
-            " one that reads more than text takes inputs= in Python"
+            " one that reads more than text takes inputs= in Python, with every argument that it needs"
         ) from error
 
 

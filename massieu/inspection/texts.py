@@ -12,15 +12,15 @@ from pathlib import Path
 __all__ = ["read_dataset", "read_documents"]
 
 
-def read_documents(paths: Sequence[str | Path]) -> list[str]:
+def read_documents(paths: Sequence[str | Path], column: str = "text") -> list[str]:
     """The documents in text files: what lies between blank lines, or one line each in ``.jsonl``; "-" is stdin.
 
-    A line of ``.jsonl`` is a string, or an object with the field ``text``.
+    A line of ``.jsonl`` is a string, or an object that holds the text in the field ``column``.
     """
     documents = []
     for path in paths:
         text = _read(path)
-        found = _lines(path, text) if str(path).endswith(".jsonl") else _paragraphs(text)
+        found = _lines(path, text, column) if str(path).endswith(".jsonl") else _paragraphs(text)
         if not found:
             raise ValueError(f"{path} must hold some text, and it is empty; pass a file with at least one sentence")
         documents += found
@@ -60,7 +60,7 @@ def _paragraphs(text: str) -> list[str]:
     return [part.strip() for part in re.split(r"\n\s*\n", text.replace("\r\n", "\n")) if part.strip()]
 
 
-def _lines(path: str | Path, text: str) -> list[str]:
+def _lines(path: str | Path, text: str, column: str) -> list[str]:
     found = []
     for number, line in enumerate(text.split("\n"), 1):  # other line ends may stand inside a JSON string
         if not line.strip():
@@ -69,9 +69,12 @@ def _lines(path: str | Path, text: str) -> list[str]:
             value = json.loads(line)
         except ValueError:
             raise ValueError(f"{path} must hold one JSON value a line, and line {number} is none; check it") from None
-        value = value.get("text") if isinstance(value, dict) else value
+        value = value.get(column) if isinstance(value, dict) else value
         if not isinstance(value, str):
-            raise ValueError(f'{path} must hold strings or objects with a field "text", and line {number} does not')
+            raise ValueError(
+                f'{path} must hold strings or objects with a field "{column}", and line {number} does not;'
+                " name the field with --column"
+            )
         if value.strip():
             found.append(value)
     return found

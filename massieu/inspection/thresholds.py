@@ -53,12 +53,15 @@ def parse_threshold(expression: str) -> Threshold:
             f"--fail-on must be a column, <, <=, > or >=, and a number, got {expression!r}; write entropy_min<0.1"
         ) from None
     _check_column(match[1], QUANTITIES)
+    if match[1] in QUANTITIES and QUANTITIES[match[1]].scale == "class":
+        raise ValueError(f"--fail-on compares numbers, and {match[1]} is a class; name a column of numbers")
     return Threshold(match[1], match[2], float(match[3]))
 
 
 def _check_column(column: str, known: Iterable[str], exactly: bool = False) -> None:
     if column not in known and (exactly or column.removesuffix("_se") not in known):
-        names = ", ".join(sorted(name for name in known if not name.endswith("_se")))
+        usable = (name for name in known if not name.endswith("_se") and name != "head_class")
+        names = ", ".join(sorted(usable))
         raise ValueError(f"--fail-on names the column {column}, which no table has; choose one of {names}")
 
 

@@ -5,11 +5,12 @@ statistics), ``backward`` (gradients by recomputation) and ``mass_count``. It kn
 """
 
 from massieu.kernels.blocks import LN2, LOG2E, hidden
-from massieu.kernels.results import Found, Gradients, Moments, Slope
+from massieu.kernels.results import Best, Found, Gradients, Moments, Slope
 from massieu.kernels.rows import Inputs, Plan, Rows, arrange
 from massieu.kernels.selection import backend, backward, forward, mass_count, reason, retrieve
 
 __all__ = [
+    "Best",
     "Found",
     "Gradients",
     "Inputs",

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from massieu.kernels.blocks import masked_log_weight
-from massieu.kernels.results import Found, Gradients, Moments, Slope
+from massieu.kernels.results import Best, Found, Gradients, Moments, Slope
 from massieu.kernels.rows import Inputs, Plan
 
 __all__ = ["Library", "serves"]
@@ -48,7 +48,12 @@ class _Rows(ctypes.Structure):
 
 
 class _Forward(ctypes.Structure):
-    _fields_ = [("rows", _Rows), ("output", c_void_p), ("statistics", c_void_p)]
+    _fields_ = [
+        ("rows", _Rows),
+        *((name, c_void_p) for name in ("output", "statistics")),
+        ("top", c_int64),
+        *((name, c_void_p) for name in ("top_score", "top_atom")),
+    ]
 
 
 class _Backward(ctypes.Structure):
@@ -99,12 +104,17 @@ class Library:
         self.build: str = name.decode()
         self._library = library
 
-    def forward(self, inputs: Inputs, level: int, *, split_atoms: bool = False) -> Found:
-        """Output and statistics; with ``split_atoms`` threads share the atoms instead of the rows."""
+    def forward(self, inputs: Inputs, level: int, *, split_atoms: bool = False, top: int = 0) -> Found:
+        """Output and statistics; with ``split_atoms`` threads share the atoms, and the best of them can be had too."""
         call, value = _Call(inputs), inputs.value
         output = None if value is None else call.empty(*call.shape, value.shape[-1])
         statistics = call.empty(9, *call.shape, exact=True)
-        fields = (_pointer(output), _pointer(statistics))
+        fields = [_pointer(output), _pointer(statistics)]
+        best = None
+        if top:
+            score = torch.empty(*call.shape, top, dtype=torch.float64, device="cpu")
+            best = Best(score, torch.empty_like(score, dtype=torch.int64))
+            fields += [top, *map(_pointer, best)]
         self._call("retrieve" if split_atoms else "forward", _Forward(call.rows, *fields))
         log_z, mean, entropy, variance, peak, collision, *moments = statistics
         light, full = level >= 1, level >= 2
@@ -116,7 +126,7 @@ class Library:
             peak,
             collision if full else None,
         )
-        return Found(output, found, Moments(*moments))
+        return Found(output, found, Moments(*moments), best)
 
     def backward(
         self,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-__all__ = ["Found", "Gradients", "Moments", "Slope"]
+__all__ = ["Best", "Found", "Gradients", "Moments", "Slope"]
 
 
 class Moments(NamedTuple):
@@ -20,12 +20,27 @@ class Moments(NamedTuple):
     offset: Tensor | None
 
 
+class Best(NamedTuple):
+    """The highest scores of every row, best first, and their atoms, each ``(batch, groups, queries, top)``.
+
+    Of equal scores the earlier atom comes first. Scores are float64; where a row has fewer atoms they are minus
+    infinity, and the atom is -1.
+    """
+
+    score: Tensor
+    atom: Tensor
+
+
 class Found(NamedTuple):
-    """Output ``(batch, groups, queries, value_dim)``, the fields of ``RowStatistics`` in order, and the moments."""
+    """Output ``(batch, groups, queries, value_dim)``, the fields of ``RowStatistics`` in order, and the moments.
+
+    The best atoms are there if they were asked for.
+    """
 
     output: Tensor | None
     statistics: tuple[Tensor | None, ...]
     moments: Moments
+    best: Best | None = None
 
 
 class Slope(NamedTuple):

@@ -83,8 +83,11 @@ def _answers(library: Library, inputs: Inputs) -> Iterator[tuple[Tensor, Tensor]
     """What the library and the tiles say: output and statistics by rows and by atoms, gradients, mass counts."""
     theirs = tiles.forward(inputs, 2)
     assert theirs.output is not None
-    for ours in (library.forward(inputs, 2), library.forward(inputs, 2, split_atoms=True)):
+    for ours in (library.forward(inputs, 2), (split := library.forward(inputs, 2, split_atoms=True, top=3))):
         yield from zip(_all(ours.output, *ours.statistics), _all(theirs.output, *theirs.statistics), strict=True)
+    # Scores alone: of two that are almost equal either atom may come first.
+    assert split.best is not None
+    yield split.best.score, tiles.best(inputs, 3).score
     statistic = theirs.statistics[0]
     slope = Slope(statistic, statistic, statistic, statistic)
     coming = torch.arange(theirs.output.numel(), device="cpu").float().cos().view_as(theirs.output).to(inputs.query)
@@ -121,14 +124,19 @@ def forward(inputs: Inputs, level: int) -> Found:
     return found
 
 
-def retrieve(inputs: Inputs, level: int) -> Found:
+def retrieve(inputs: Inputs, level: int, top: int = 0) -> Found:
     """As :func:`forward`, for few queries over very many atoms: threads share the atoms and merge what they found.
+
+    The atoms of the ``top`` highest scores of every row are found on the way.
 
     The last digits depend on the number of threads. Scores are computed in double if the largest of a row exceeds 1000,
     not if they might: the norms of very many atoms would have to be read first.
     """
     kernel = _kernel(inputs)
-    return kernel.forward(inputs, level, split_atoms=True) if isinstance(kernel, Library) else forward(inputs, level)
+    if isinstance(kernel, Library):
+        return kernel.forward(inputs, level, split_atoms=True, top=top)
+    found = forward(inputs, level)
+    return found._replace(best=tiles.best(inputs, top)) if top else found
 
 
 def backward(

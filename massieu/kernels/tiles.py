@@ -28,10 +28,10 @@ from massieu.kernels.blocks import (
     slices,
     tile_shape,
 )
-from massieu.kernels.results import Found, Gradients, Moments, Slope
+from massieu.kernels.results import Best, Found, Gradients, Moments, Slope
 from massieu.kernels.rows import Inputs, Plan
 
-__all__ = ["backward", "forward", "mass_count"]
+__all__ = ["backward", "best", "forward", "mass_count"]
 
 
 def forward(inputs: Inputs, level: int) -> Found:
@@ -281,6 +281,41 @@ def _add_weight_gradient(grad: Tensor, slopes: Tensor, plan: Plan, block: Block,
         if grad.shape[axis] == 1:
             tile = tile.sum(axis, keepdim=True)
     own.index_add_(0, torch.tensor(plan.weight_index[block.batch], device=grad.device), tile)
+
+
+def best(inputs: Inputs, top: int) -> Best:
+    """The atoms of the ``top`` highest scores of every row; the sink is none of them."""
+    (query, key, _), (log_weight, _, plan) = inputs.flat(), inputs[3:]
+    dtype = compute_dtype(query, key, plan)
+    score = query.new_full((*query.shape[:3], top), -torch.inf, dtype=torch.float64)
+    atom = torch.full_like(score, -1, dtype=torch.int64)
+    for part, own, weights, visible in group_parts(query, log_weight, plan, TILE_ROWS):
+        _best(own, key, weights, visible, dtype, score[:, part], atom[:, part])
+    return Best(score, atom)
+
+
+def _best(
+    query: Tensor, key: Tensor, log_weight: Tensor | None, plan: Plan, dtype: torch.dtype, score: Tensor, atom: Tensor
+) -> None:
+    top = score.shape[-1]
+    height, width, depth = tile_shape(query, key, plan, dtype)
+    for entries in slices(0, query.shape[0], depth):
+        for block in blocks(query, key, plan, entries, height):
+            cut = (entries, slice(None), block.queries)
+            scaled = scaled_queries(query, plan, block, dtype)
+            held, of = score[cut].flatten(1, 2), atom[cut].flatten(1, 2)
+            for atoms in slices(block.first_atom, block.last_atom, width):
+                tile = torch.bmm(scaled, transposed(key[entries, atoms], dtype))
+                add_log_weights(tile, log_weight, plan, block, atoms, query, key)
+                tile = tile.double().mul_(LN2).masked_fill_(tile < 0.5 * ABSENT, -torch.inf)
+                index = torch.arange(atoms.start, atoms.stop, device=key.device).expand_as(tile)
+                index = index.masked_fill(tile == -torch.inf, -1)
+                # Stable, and earlier atoms first: of equal scores they win.
+                held, order = torch.cat([held, tile], -1).sort(dim=-1, descending=True, stable=True)
+                held, order = held[..., :top], order[..., :top]
+                of = torch.cat([of, index], -1).gather(-1, order)
+            for whole, own in ((score, held), (atom, of)):
+                whole[cut].copy_(own.reshape(whole[cut].shape))
 
 
 def mass_count(inputs: Inputs, mass: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""Associative memories, from Hopfield's to softmax and entmax, with certificates and capacities."""
+"""Associative memories, from Hopfield's to softmax and entmax: certificates, capacities, retrieval at scale."""
 
 from massieu.memory.capacities import CapacityRow, capacity, measure_capacity, wilson_interval
 from massieu.memory.certificates import (
@@ -17,6 +17,7 @@ from massieu.memory.continuous import Continuous
 from massieu.memory.dense import Dense, Exponential
 from massieu.memory.density import denoise, log_density
 from massieu.memory.memory import Memory, Retrieval
+from massieu.memory.scale import Retrieved, retrieve_at_scale
 from massieu.memory.similarity import Kernel
 from massieu.memory.sparse import Sparse
 from massieu.memory.tsallis import entmax, tsallis_entropy
@@ -32,6 +33,7 @@ __all__ = [
     "Kernel",
     "Memory",
     "Retrieval",
+    "Retrieved",
     "Sparse",
     "Storage",
     "capacity",
@@ -45,6 +47,7 @@ __all__ = [
     "log_density",
     "measure_capacity",
     "one_step_bound",
+    "retrieve_at_scale",
     "tsallis_entropy",
     "wilson_interval",
 ]

@@ -107,8 +107,6 @@ class Kernel(Soft):
                     "observed must leave one coordinate in each row, got a row without any; nothing could be compared"
                 )
             conditions["observed"] = mask
-            # What was not observed may hold anything, and must not even change the last digits.
-            rows = torch.where(mask, rows, 0.0)
         return rows, shape, conditions
 
     def _energy(self, rows: Tensor, **conditions: Tensor) -> Tensor:
@@ -152,8 +150,10 @@ class Kernel(Soft):
         offsets, observed = self._weights(rows, conditions), conditions.get("observed")
         patterns, compare, found = self.patterns.to(rows), SIMILARITIES[self.similarity], []
         for chunk in row_chunks(max(1, len(rows)), len(patterns)):
-            seen = None if observed is None else observed[chunk].to(rows)
-            scores = beta[chunk] * compare(rows[chunk], patterns, seen)
+            own, seen = rows[chunk], None if observed is None else observed[chunk].to(rows)
+            if observed is not None:  # what was not observed may hold anything, even what overflows in a square
+                own = torch.where(observed[chunk], own, 0.0)
+            scores = beta[chunk] * compare(own, patterns, seen)
             if offsets is not None:
                 scores = scores + (offsets if offsets.dim() == 1 else offsets[chunk])
             found.append(reduce(scores, chunk))

@@ -10,9 +10,11 @@ from typing import Any
 
 from markupsafe import Markup
 
-__all__ = ["Change", "course", "sentences", "table"]
+__all__ = ["Change", "course", "reservations", "sentences", "table"]
 
 Document = Mapping[str, Any]
+DIFFERENT_TEXTS = "These runs read different texts, so a difference may come from the text and not from the model."
+COMMON = 0.75  # of the heads or layers that must change in the direction of the mean before it is news
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,12 @@ def _error(run: Document, which: str, name: str) -> float | None:
     return fmean(errors.values()) if errors else None
 
 
+def reservations(runs: Sequence[Document]) -> list[str]:
+    """What a reader of the comparison has to keep in mind."""
+    different = len({run["facts"]["text"]["sha256"] for run in runs}) > 1
+    return [DIFFERENT_TEXTS] if different else []
+
+
 def sentences(runs: Sequence[Document]) -> list[tuple[str, str, str]]:
     """Title, sentence and quantity of what a reader of checkpoints asks first; nothing where nothing changed."""
     changes = {change.quantity: change for change in table(runs)}
@@ -93,7 +101,7 @@ def sentences(runs: Sequence[Document]) -> list[tuple[str, str, str]]:
         ("effective_rank", "Tokens lose directions", "Tokens gain directions", "the mean effective rank of the tokens"),
     ):
         change = changes.get(name)
-        if change is None or abs(change.size) < 0.1:
+        if change is None or abs(change.size) < 0.1 or not _is_common(change):
             continue
         facts = next(run["quantities"][name] for run in runs if name in run["quantities"])
         unit = f" {facts['unit']}" if facts["unit"] else ""
@@ -101,6 +109,11 @@ def sentences(runs: Sequence[Document]) -> list[tuple[str, str, str]]:
         sentence = f"{words[0].upper()}{words[1:]} goes {path}{unit}{_paired(change, facts['table'])}."
         found.append((risen if change.change > 0 else fallen, sentence, name))
     return found
+
+
+def _is_common(change: Change) -> bool:
+    """Whether most heads or layers change in the direction of the mean."""
+    return change.risen is None or (change.risen if change.change > 0 else 1 - change.risen) >= COMMON
 
 
 def _paired(change: Change, which: str) -> str:

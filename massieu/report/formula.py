@@ -10,7 +10,7 @@ from markupsafe import Markup
 __all__ = ["typeset"]
 
 # A letter alone is a variable; "a" before a word is the article, and I a class or the identity: both upright.
-_VARIABLE = re.compile(r"(?<![^\W_])([A-HJ-Zb-zα-ωΛ]\u0304?|a(?! [a-z]))(?![^\W\d_])")
+_VARIABLE = re.compile(r"(?<![^\W_])([B-HJ-Zb-zα-ωΛ]\u0304?|[aA](?! [A-Za-z]{2}))(?![^\W\d_])")
 
 
 def typeset(formula: str) -> Markup:

@@ -45,7 +45,7 @@ def compare(inspections: Sequence[Document]) -> str:
     for inspection in inspections:
         _check(inspection)
     found = {"rows": changes.table(inspections), "sentences": changes.sentences(inspections)}
-    return _page("comparison.html", inspections, **found)
+    return _page("comparison.html", inspections, **found, reservations=changes.reservations(inspections))
 
 
 def _check(inspection: Document) -> None:
@@ -85,8 +85,11 @@ def page(template: str, **values: Any) -> str:
 
 
 def distinct_names(inspections: Sequence[Document]) -> list[str]:
-    """The names of the models, numbered where they repeat."""
+    """The names of the models; where they repeat, with the folders of their runs, or numbered."""
     names = [str(run["facts"]["model"].get("name") or "unnamed model") for run in inspections]
+    folders = [run["facts"].get("run") for run in inspections]
+    if len(set(names)) < len(names) and len(set(folders)) == len(folders) and all(folders):
+        return [f"{name} ({folder})" for name, folder in zip(names, folders, strict=True)]
     return [f"{name} ({names[: i + 1].count(name)})" if names.count(name) > 1 else name for i, name in enumerate(names)]
 
 

@@ -59,7 +59,7 @@ def show_comparison(rows: Sequence[Mapping[str, Any]], console: Any) -> None:
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     for i, name in enumerate(rows[0] if rows else ()):
-        table.add_column(str(name), justify="left" if i < 2 else "right", overflow="fold")
+        table.add_column(str(name), justify="left" if i < 2 else "right", overflow="fold", no_wrap=i < 2)
     for row in rows:
         table.add_row(*(value if isinstance(value, str) else _number(value, 3) for value in row.values()))
     console.print(table)

@@ -28,7 +28,7 @@ class Attention(torch.autograd.Function):
         plan: Plan,
         level: int,
     ) -> tuple[Tensor | None, ...]:
-        output, fields, moments = kernels.forward(Inputs(query, key, value, log_weight, sink, plan), level)
+        output, fields, moments, _ = kernels.forward(Inputs(query, key, value, log_weight, sink, plan), level)
         exposed = torch.promote_types(query.dtype, torch.float32)
         fields = tuple(None if x is None else x.to(exposed) for x in fields)
         return (None if output is None else output.to(query.dtype), *fields, *moments)

@@ -1,6 +1,5 @@
 """The claims about the operator, its equilibrium, samples and contrastive losses: their verdicts, and that these can go wrong."""
 
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -14,12 +13,11 @@ from massieu.claims import (
     examine,
     families,
     hopfield,
-    judge,
     operator,
     sampling,
     select,
 )
-from massieu.dynamics import evolution
+from massieu.dynamics import evolution, maps
 from massieu.measures import Gaussian, Points, Sphere
 
 OPERATOR = ["C11", "C12", "C21", "C23", "C41", "C48"]
@@ -27,26 +25,31 @@ HOPFIELD = ["C20", "C38", "X10"]
 SAMPLING = ["C27", "C40", "X9"]
 EQUILIBRIUM = ["C24", "C25", "C26", "C45", "X8", "X11"]
 CONTRASTIVE = ["C29", "C30", "C31", "C32", "C33", "C34"]
-KEYS = [*OPERATOR, *HOPFIELD, *SAMPLING, *EQUILIBRIUM, *CONTRASTIVE, "X12"]
+KEYS = [*OPERATOR, *HOPFIELD, *SAMPLING, *EQUILIBRIUM, *CONTRASTIVE]
+
+# Questions and predictions of our own, which the paper does not state.
+OURS = {"C48", "X8", "X9", "X10", "X11"}
 
 # Bounds that are sampling errors, or shares of a limit.
 WIDE = {"C27", "C40", "C41", "C45", "X8", "X9", "X11"}
 
 # Where the code breaks, by which factor too large, and which claims must notice.
 BREAKS = [
-    (operator, "ascend", 1 + 1e-6, ["C11", "C12", "C23", "C48"]),
+    (operator, "ascend", 1 + 1e-6, ["C11", "C12", "C23"]),
+    (operator, "attend", 1 + 1e-6, ["C48"]),
     (operator, "ascend", 1.01, ["C41"]),
-    (operator, "ascend", 0.5, ["C21"]),  # an inequality with room
+    (operator, "attend", -0.1, ["C21"]),  # an inequality with room
     (hopfield, "hopfield_step", 1 + 1e-6, ["C38"]),
     (hopfield, "ascend", 1 + 1e-6, ["C38"]),
     (hopfield, "hopfield_time", 1 + 1e-6, ["C38", "X10"]),
     (operator, "prox", 1 + 1e-6, ["C48"]),
     (sampling, "resample", 1.1, ["C40"]),
     (evolution, "attend", 3.0, ["C20"]),
-    (evolution, "ascend", 1e-3, ["C45", "X11"]),  # tokens so short that attention is affine
+    (evolution, "ascend", 1e-3, ["X11"]),  # tokens so short that attention is affine
+    (maps, "attend", 1e-3, ["C45"]),  # layer normalisation undoes the former
     (Points, "fisher", 1 + 1e-6, ["C23"]),
     (Points, "fisher", 1.1, ["C40"]),
-    (Points, "mean", 1.1, ["C40", "X8", "X12"]),
+    (Points, "mean", 1.1, ["C40", "X8"]),
     (Points, "probabilities", 1 + 1e-6, ["C32"]),
     (Points, "log_normalizer", 1.001, ["C33"]),
     (Gaussian, "mean", 1 + 1e-6, ["C25"]),
@@ -82,18 +85,25 @@ def test_the_verdict_is_the_expected_one(key, seed):
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_a_control_that_does_not_break_leaves_the_claim_undecided(key):
-    evidence = result(key, 0).evidence
-    harmless = [gap for name, gap in evidence.gaps.items() if name != "control" and gap.within]
-    assert harmless
-    assert judge(replace(evidence, control=harmless[0])) is Verdict.UNDECIDED
+def test_a_control_that_is_the_real_case_leaves_the_claim_undecided(key):
+    (claim,) = select([key])
+    found = examine(claim, harmless=True)
+    assert found.verdict is Verdict.UNDECIDED
+    assert "the control did not break" in found.reason
+    usual, real = result(key, 0).evidence.gaps, found.evidence.gaps
+    within = {Verdict.HOLDS_CORRECTED: "corrected", Verdict.CONDITIONAL: "conditional", Verdict.FAILS: "instead"}
+    assert {name: gap for name, gap in real.items() if name != "control"} == {
+        name: gap for name, gap in usual.items() if name != "control"
+    }
+    assert real["control"].share <= real[within.get(claim.expected, "printed")].share
 
 
 @pytest.mark.parametrize("key", KEYS)
 def test_a_claim_says_what_is_claimed_where_and_what_is_true_instead(key):
     claim = result(key, 0).claim
     assert claim.statement.endswith(".")
-    assert families.PAPER in claim.source
+    assert claim.source.startswith("mathematics of this project, on ") == (key in OURS)
+    assert key in OURS or families.PAPER in claim.source
     assert claim.formula
     assert bool(claim.correction) == (claim.expected is not Verdict.HOLDS)
 
@@ -114,7 +124,7 @@ def test_steps_in_the_wrong_direction_change_the_verdicts_of_those_who_take_them
     for owner in (operator, hopfield, evolution):
         monkeypatch.setattr(owner, "ascend", lambda x, *keys, step=1.0, **more: ascend(x, *keys, step=-step, **more))
     surprised = {claim.key for claim in select([*OPERATOR, *HOPFIELD]) if examine(claim).surprises}
-    assert surprised == {"C11", "C12", "C21", "C23", "C38", "C41", "C48", "X10"}
+    assert surprised == {"C11", "C12", "C23", "C38", "C41", "X10"}
 
 
 @pytest.mark.parametrize("key", ["C20", "C27", "C41", "X8", "X9"])

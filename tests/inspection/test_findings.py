@@ -114,7 +114,7 @@ def test_nearly_linear_layers_are_counted():
 @pytest.mark.parametrize(
     ("symmetry", "words"),
     [
-        (0.97, "nearly a gradient (symmetry 0.97, control 0.50, theory 1)"),
+        (0.97, "nearly a gradient (median symmetry 0.97, control 0.50, theory 1)"),
         (0.75, "part of the way to a gradient"),
         (0.52, "hardly nearer to a gradient than its control"),
     ],
@@ -195,3 +195,9 @@ def test_an_expansion_within_its_error_is_not_clear():
 def test_layers_of_one_temperature_are_not_compared():
     assert titled("Cold and warm layers", heads(entropy=[2.83, 2.83, 2.84, 2.83]), None, FACTS) is None
     assert titled("Cold and warm layers", heads(entropy=[2.83, 2.83, 3.84, 2.83]), None, FACTS) is not None
+
+
+def test_layers_that_differ_are_not_hidden_behind_their_median():
+    table = layers(field_symmetry=[0.9, 0.51, 0.5], field_symmetry_control=[0.5] * 3)
+    sentence = titled("What the theory predicts", heads(entropy=[1.0]), table, FACTS).sentence
+    assert "(median symmetry 0.51, from 0.50 to 0.90, control 0.50, theory 1)" in sentence

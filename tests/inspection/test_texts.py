@@ -50,3 +50,11 @@ def test_a_file_that_is_not_there_or_a_folder_is_refused(tmp_path):
         read_documents([tmp_path / "missing.txt"])
     with pytest.raises(ValueError, match="cannot be read: Is a directory"):
         read_documents([tmp_path])
+
+
+def test_the_field_of_a_line_has_a_name(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"body": "Call me"}\n"Ishmael"\n')
+    assert read_documents([file], column="body") == ["Call me", "Ishmael"]
+    with pytest.raises(ValueError, match='a field "text", and line 1 does not; name the field with --column'):
+        read_documents([file])

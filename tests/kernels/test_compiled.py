@@ -21,6 +21,7 @@ from agreement import (
 )
 from dense import dense
 from torch import Tensor
+from torch.testing import assert_close
 
 from massieu import Attended, RowStatistics, attend, kernels, mass_count, row_statistics
 from massieu.kernels import selection
@@ -434,6 +435,39 @@ def test_retrieval_in_other_precisions_agrees_with_the_dense_reference(dtype):
         found = retrieve(query, key, value)
     worst = forward_excess(Attended(found.output.to(dtype), found.statistics), dense(query, key, value))
     assert max(worst.values()) <= 1.0, worst
+
+
+def best(query: Tensor, key: Tensor, log_weight: Tensor | None = None, *, top: int, **options) -> kernels.Best:
+    rest = {"scale": 0.3, "causal": False, "window": None, "lengths": None, "sink": None} | options
+    rows = kernels.arrange(query, key, None, log_weight, **rest)
+    return kernels.Best(*(rows.restore(x) for x in kernels.retrieve(rows.inputs, 2, top).best))
+
+
+@pytest.mark.parametrize("queries", [1, 3, 17, 128])
+@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize("size", [1.0, 1e4])
+def test_the_best_atoms_are_those_of_a_sorted_row(queries, number, size):
+    query, key, _ = inputs(queries, 1237, batch=2, heads=2, key_heads=1, dim=20)
+    key[:, :, 700:] = key[:, :, :537].clone()  # ties, in other tiles and on other threads
+    log_weight = torch.zeros(1237).masked_fill(torch.arange(1237) % 7 == 0, -torch.inf)
+    with threads(number):
+        found = best(query, key, log_weight, top=9, scale=size / 16, lengths=torch.tensor([1237, 5]), sink=50.0)
+    scores = (query.double() @ key[:, :, :700].double().mT) * (size / 16)
+    scores = torch.cat([scores, scores[..., :537]], -1) + log_weight  # ties to the last bit here too
+    scores[1, :, :, 5:] = -torch.inf
+    expected, order = scores.sort(dim=-1, descending=True, stable=True)
+    assert torch.equal(found.atom, order[..., :9].masked_fill(expected[..., :9] == -torch.inf, -1))
+    assert_close(found.score, expected[..., :9], rtol=1e-6, atol=1e-6)
+    assert bool((found.atom[1, ..., 4:] == -1).all())  # four of five atoms are present there
+
+
+def test_more_best_atoms_than_one_tile_holds():
+    query, key, _ = inputs(5, 1237, batch=1, heads=1, key_heads=1, dtype=torch.float64)
+    with threads(2):
+        found = best(query, key, top=1000)
+    expected, order = (0.3 * query @ key.mT).sort(dim=-1, descending=True, stable=True)
+    assert torch.equal(found.atom, order[..., :1000])
+    assert_close(found.score, expected[..., :1000], rtol=0, atol=1e-13)
 
 
 def test_retrieval_of_rows_without_atoms_and_without_values():

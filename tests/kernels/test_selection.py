@@ -155,6 +155,8 @@ class Wrong(Library):
         wrong = {"retrieve": options.get("split_atoms"), "few rows": few, "half": half}.get(self.place)
         if wrong:
             found.statistics[0].mul_(1.01)
+        if self.place == "best" and found.best is not None:
+            found.best.score[0, 0, -1, 1] += 1e-2
         return found
 
     def mass_count(self, *arguments):
@@ -170,7 +172,7 @@ class Wrong(Library):
 @needs_library
 @pytest.mark.parametrize(
     "place",
-    ["output", "nan", "retrieve", "few rows", "half", "count", *FIELDS, *(("gradient", i) for i in range(4))],
+    ["output", "nan", "retrieve", "few rows", "half", "count", "best", *FIELDS, *(("gradient", i) for i in range(4))],
     ids=str,
 )
 def test_a_library_that_gives_wrong_numbers_is_refused_with_one_warning(monkeypatch, place):

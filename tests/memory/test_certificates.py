@@ -207,6 +207,9 @@ def test_the_function_of_lambert():
 
 def test_single_patterns_duplicates_masks_and_heads():
     single = certificate(Continuous(randn(0, 1, 3), 2.0))
+    assert single.separation.tolist() == [math.inf]
+    opposite = certificate(Continuous(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]).double(), 2.0))
+    assert opposite.separation.tolist() == [2.0, 2.0]
     assert single.radius.tolist() == [math.inf]
     assert single.bound.tolist() == [0.0]
     assert single.certified.all()

@@ -339,9 +339,11 @@ def test_what_was_not_observed_has_no_influence(similarity):
     observed[:, 0] = True
     memory = Kernel(patterns, similarity, 3.0)
     found = memory.retrieve(cue, observed=observed, steps=300)
-    other = memory.retrieve(torch.where(observed, cue, 1e6), observed=observed, steps=300)
+    other = memory.retrieve(torch.where(observed, cue, 1e200), observed=observed, steps=300)
     assert torch.equal(found.state, other.state)
     assert torch.equal(found.energy, other.energy)
+    kept = memory.retrieve(cue, observed=observed, clamp=~observed, steps=300).state
+    assert torch.equal(kept[~observed], cue[~observed])
     # Written out for every row: a memory of the observed coordinates, whose values are all coordinates.
     for row in range(5):
         kept = observed[row]

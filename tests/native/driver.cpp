@@ -252,7 +252,11 @@ void check_forward(const Case<T>& c, int64_t (*function)(const Forward*), Array<
     using K = Kind<T>;
     const int64_t n = c.num_rows(), dim = c.rows.value_dim;
     output = Array<T>(n * dim), statistics = Array<typename K::Single>(STATISTICS * n);
-    const Forward call{c.rows, output.get(), statistics.get()};
+    Forward call{c.rows, output.get(), statistics.get()};
+    const int64_t top = function == massieu_retrieve ? 5 : 0;
+    Array<double> top_score(n * top);
+    Array<int64_t> top_atom(n * top);
+    call.top = top, call.top_score = top_score.get(), call.top_atom = top_atom.get();
     require(function(&call) == DONE, "the call is done");
     for (int64_t b = 0; b < c.rows.batch; b++)
         for (int64_t g = 0; g < c.rows.groups; g++)
@@ -265,6 +269,17 @@ void check_forward(const Case<T>& c, int64_t (*function)(const Forward*), Array<
                 for (int s = 0; s < 6; s++)
                     compare("statistic", statistics[s * n + at], expected[s],
                             2 * (K::RELATIVE * std::fabs(expected[s]) + floor));
+                std::vector<double> scores;
+                for (size_t a = 0; top && a < row.atom.size(); a++)
+                    if (row.atom[a] < c.rows.atoms) scores.push_back(row.score[a]);
+                std::sort(scores.begin(), scores.end(), std::greater<double>());
+                for (int64_t k = 0; k < top; k++) {
+                    const bool there = k < int64_t(scores.size());
+                    require((top_atom[at * top + k] >= 0) == there, "there are as many best atoms as atoms");
+                    if (there)
+                        compare("best score", top_score[at * top + k], scores[k],
+                                2 * K::RELATIVE * std::fabs(scores[k]) + 2 * floor);
+                }
                 for (int64_t k = 0; k < dim; k++) {
                     double sum = 0, largest = 1;
                     for (size_t a = 0; a < row.atom.size(); a++)
@@ -416,6 +431,9 @@ static void check_refusals() {
     require(status([](Rows& r) { r.atoms = -1; }) == BAD_ARGUMENT, "a negative number of atoms");
     require(status([](Rows& r) { r.atoms = INT32_MAX; }) == BAD_ARGUMENT, "more atoms than 32 bits count");
     require(status([](Rows& r) { r.window = -1; }) == BAD_ARGUMENT, "a negative window");
+    Forward best{c.rows, output.get(), statistics.get()};
+    best.top = 1;
+    require(massieu_retrieve(&best) == BAD_ARGUMENT, "best atoms with nowhere to write them");
     require(!c.rows.value || status([](Rows& r) { r.value_dim = 0; }) == BAD_ARGUMENT, "values without columns");
 }
 

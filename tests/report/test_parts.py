@@ -114,3 +114,20 @@ def test_changes_are_the_differences_of_the_means():
 def test_models_of_different_shape_are_compared_by_their_means_alone():
     rows = changes.table([inspection(2, 2), inspection(3, 2)])
     assert {row.risen for row in rows if row.quantity == "entropy"} == {None}
+
+
+def test_runs_of_one_model_are_told_apart_by_their_folders():
+    from massieu.report.pages import distinct_names
+
+    def run(name, folder=None):
+        return {"facts": {"model": {"name": name}, **({"run": folder} if folder else {})}}
+
+    assert distinct_names([run("a", "x"), run("a", "y")]) == ["a (x)", "a (y)"]
+    assert distinct_names([run("a", "x"), run("b", "y")]) == ["a", "b"]
+    assert distinct_names([run("a", "x"), run("a", "x")]) == ["a (1)", "a (2)"]
+    assert distinct_names([run("a"), run("a")]) == ["a (1)", "a (2)"]
+
+
+def test_the_article_is_no_variable():
+    assert "<i>" not in str(typeset("A head of a Hopfield memory"))
+    assert "<i>A</i>" in str(typeset("A_h x"))

@@ -76,6 +76,8 @@ __attribute__((visibility("default"))) int64_t massieu_count(const massieu::Coun
     return massieu::current && massieu::sound(call->rows) ? massieu::current->count(*call) : massieu::BAD_ARGUMENT;
 }
 __attribute__((visibility("default"))) int64_t massieu_retrieve(const massieu::Forward* call) {
-    return massieu::current && massieu::sound(call->rows) ? massieu::current->retrieve(*call) : massieu::BAD_ARGUMENT;
+    const bool sound =
+        massieu::sound(call->rows) && call->top >= 0 && (!call->top || (call->top_score && call->top_atom));
+    return massieu::current && sound ? massieu::current->retrieve(*call) : massieu::BAD_ARGUMENT;
 }
 }

@@ -4,6 +4,7 @@
 #include <new>
 #include <type_traits>
 
+#include "best.h"
 #include "parallel.h"
 #include "rows.h"
 
@@ -121,11 +122,12 @@ class RowBlock {
   public:
     static constexpr int64_t L = Lanes<Real>::COUNT, MOST_PANELS = BLOCK_VECTORS;
 
-    RowBlock(const Rows& call, Arena& arena)
+    RowBlock(const Rows& call, Arena& arena, int64_t top = 0)
         : call_(call),
           width_(ceil_div(call.dim, L) * L),
           value_width_(call.value ? ceil_div(call.value_dim, L) * L : 0),
-          row_tile_(larger(L, smaller(TILE * MOST_LANES, ROW_TILE / larger(width_, value_width_)) / L * L)) {
+          row_tile_(larger(L, smaller(TILE * MOST_LANES, ROW_TILE / larger(width_, value_width_)) / L * L)),
+          best_(top, arena) {
         const int64_t lanes = BLOCK_VECTORS * L;
         panels_ = arena.take<Panel<Real>>(MOST_PANELS);
         sums_ = arena.take<RowSums<Real>>(MOST_PANELS);
@@ -139,6 +141,7 @@ class RowBlock {
     void start(const Span& span) {
         count_ = 0, first_atom_ = call_.atoms, last_atom_ = 0;
         one_row_ = span.count <= FEW_ROWS;
+        best_.start();
         const int64_t vectors = ceil_div(span.count, L);
         wide_ = one_row_ ? 1 : ceil_div(vectors, ceil_div(vectors, WIDEST)) * L;
         for (int64_t done = 0; done < span.count; done += wide_, count_++) {
@@ -184,6 +187,7 @@ class RowBlock {
     RowSums<Real>& sums(int64_t p) { return sums_[p]; }
     Real* output(int64_t p) { return output_ + p * wide_ * value_width_; }
     int64_t value_width() const { return value_width_; }
+    Best& best(int64_t p, int64_t lane) { return best_[p * wide_ + lane]; }
 
   private:
     void tile(int64_t p, Tile<Real> keys, Tile<Real> values, int64_t from, int64_t count) {
@@ -193,9 +197,11 @@ class RowBlock {
         bool moved = false;
         if (one_row_) {
             row_scores<Input, Real>(call_, panel, queries(p), keys, from, count, score_);
+            best_.absorb_row(p, score_, from, count);
             moved = absorb<Real, true>(sums_[p], 0, ceil_div(count, L), L, score_, decay);
         } else {
             tile_scores<Input, Real>(call_, panel, queries(p), keys, from, count, score_);
+            best_.absorb(p * wide_, panel.rows, lanes, score_, from, count);
             for (int64_t lane = 0; lane < lanes; lane += L)
                 moved = absorb<Real, false>(sums_[p], lane, count, lanes, score_ + lane, decay + lane) || moved;
         }
@@ -216,6 +222,7 @@ class RowBlock {
     const Rows& call_;
     bool one_row_ = false;  // panels of one row, whose lanes are atoms
     int64_t width_, value_width_, row_tile_, count_ = 0, wide_ = 0, first_atom_ = 0, last_atom_ = 0;
+    BestOfRows<Real> best_;
     Panel<Real>* panels_;
     RowSums<Real>* sums_;
     Real *queries_, *score_, *output_, *keys_, *values_;

@@ -44,6 +44,10 @@ struct Forward {
     Rows rows;
     void* output;      // (batch, groups, queries, value_dim), dense, of the type of the inputs
     void* statistics;  // (STATISTICS, batch, groups, queries)
+    // What only the retrieval gives: the atoms of the highest scores, best first, (batch, groups, queries, top).
+    int64_t top = 0;
+    double* top_score = nullptr;
+    int64_t* top_atom = nullptr;
 };
 
 // Gradient of a loss in the scores: ds_j = p_j (g . (v_j - o) + constant + linear c_j + quadratic c_j^2 + weight p_j)

@@ -27,7 +27,7 @@ bool retrieve_span(const Forward& call, const Rows* rows, const Span& span, char
     const int64_t parts = call.rows.threads, size = ceil_div(call.rows.atoms, parts * TILE) * TILE;
     in_parallel(parts, parts, [&](int64_t part, int64_t) {
         Arena arena(memory + part * bytes);
-        auto* block = new (arena.take<RowBlock<Input, Real>>(1)) RowBlock<Input, Real>(rows[part > 0], arena);
+        auto* block = new (arena.take<RowBlock<Input, Real>>(1)) RowBlock<Input, Real>(rows[part > 0], arena, call.top);
         block->start(span);
         block->absorb_atoms(part * size, smaller((part + 1) * size, call.rows.atoms));
         block->finish();
@@ -48,6 +48,13 @@ bool retrieve_span(const Forward& call, const Rows* rows, const Span& span, char
             fits = fits && !(std::fabs(maximum) > LARGE_SCORE * LOG2E && maximum > 0.5 * ABSENT);
             finish_row<Input, Real>(call, block.sums(p), lane, block.output(p) + lane * block.value_width(),
                                     first + lane);
+            if (!call.top) continue;
+            Best& best = block.best(p, lane);
+            for (int64_t part = 1; part < parts; part++) {
+                const Best& other = block_of(part).best(p, lane);
+                for (int64_t i = 0; i < other.count; i++) best.offer(other.heap[i]);
+            }
+            write_best(best, call.top_score + (first + lane) * call.top, call.top_atom + (first + lane) * call.top);
         }
     }
     return fits;
@@ -61,7 +68,7 @@ int64_t retrieve_of(const Forward& call) {
     rows[1].sink = nullptr;
     Arena usual, wide;
     usual.take<RowBlock<Input, Usual>>(1), wide.take<RowBlock<Input, double>>(1);
-    RowBlock<Input, Usual>(call.rows, usual), RowBlock<Input, double>(call.rows, wide);
+    RowBlock<Input, Usual>(call.rows, usual, call.top), RowBlock<Input, double>(call.rows, wide, call.top);
     const int64_t bytes = larger(usual.used(), wide.used());
     Memory memory(bytes * call.rows.threads);
     if (!memory.start()) return NO_MEMORY;

@@ -463,7 +463,7 @@
     draw();
     const box = html("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": capital(which) },
       html("table", { class: "plain" }, html("thead", {}, html("tr", {}, ...headings)), body));
-    const hint = html("span", {}, "Press a heading to sort. " + (which === "heads" ? "± is a standard error." : "ctrl is the control, ± a sampling band."));
+    const hint = html("span", {}, "Press a heading to sort. " + (which === "heads" ? "± is a standard error." : "ctrl is the control, ± a standard error, or the sampling band of Gaussianity."));
     parent.append(html("div", { class: "tablebar" }, hint, more), box);
     const absent = Object.keys(QUANTITIES).filter((name) => QUANTITIES[name].table === which && !column(run, which, name).some(known) && QUANTITIES[name].group !== "Controls");
     if (absent.length) parent.append(html("p", { class: "note" }, `Without a value in this inspection, because they do not apply or were not asked for: ${absent.map((name) => QUANTITIES[name].title).join("; ")}.`));

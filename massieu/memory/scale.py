@@ -1,0 +1,194 @@
+"""Retrieval over very many patterns in one pass, from memory or from a file larger than memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from massieu import kernels
+from massieu.kernels.rows import check_floating
+from massieu.memory.storage import Stored, open_stored
+
+__all__ = ["Retrieved", "retrieve_at_scale"]
+
+TILE_BYTES = 16 << 20
+"""What is read and converted at a time: long enough to pay for the call, short enough not to matter in memory."""
+
+
+@dataclass(frozen=True)
+class Retrieved:
+    r"""What one update of a Hopfield memory found, for every query.
+
+    With scores :math:`s_j = \beta \langle x_j, \xi \rangle` and weights :math:`p_j = e^{s_j} / Z`.
+
+    Attributes:
+        state: :math:`\sum_j p_j v_j`, the next state, shape ``(..., queries, value_dim)``.
+        log_normalizer: :math:`\log Z`, shape ``(..., queries)``.
+        entropy: of the weights, in nats, shape ``(..., queries)``.
+        scores: the highest scores, best first, shape ``(..., queries, top)``. Their weights are
+            ``(scores - log_normalizer[..., None]).exp()``.
+        index: which patterns these are, int64, shape ``(..., queries, top)``; of equal scores the earlier comes first.
+    """
+
+    state: Tensor
+    log_normalizer: Tensor
+    entropy: Tensor
+    scores: Tensor
+    index: Tensor
+
+
+def retrieve_at_scale(
+    queries: Tensor,
+    patterns: Tensor | np.ndarray[Any, Any] | str | PathLike[str] | Any,
+    *,
+    beta: float,
+    top: int = 1,
+    values: Tensor | np.ndarray[Any, Any] | str | PathLike[str] | Any = None,
+    tile: int | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> Retrieved:
+    r"""One update of a continuous Hopfield memory over very many patterns, in one pass over them.
+
+    .. math:: f(\xi) = \sum_j p_j v_j, \qquad p_j \propto e^{\beta \langle x_j, \xi \rangle}
+
+    Patterns in memory are read where they lie, on all threads. Others go through a tile of a few megabytes, so that
+    a file may be larger than memory. Everything is computed in float32 at least, in float64 for scores beyond 1000, and
+    sums are carried in float64. There are no derivatives: :func:`massieu.attend` has them.
+
+    Args:
+        queries: :math:`\xi`, shape ``(..., queries, dim)``.
+        patterns: :math:`x`, shape ``(atoms, dim)``: a tensor, an array, a ``np.memmap``, the path of a safetensors file
+            that holds one tensor, or a slice of one (``safe_open(path, "pt").get_slice(key)``); float64, float32,
+            float16 or, except for numpy, bfloat16.
+        beta: inverse temperature :math:`\beta`, positive.
+        top: how many of the best patterns to name.
+        values: :math:`v`, shape ``(atoms, value_dim)``, stored like the patterns; the patterns themselves if None.
+        tile: patterns to take at a time. By default all, where they lie in memory in the precision in which they are
+            computed and nobody watches.
+        progress: called after every tile with the number of patterns seen, and of all.
+
+    Returns:
+        The states, log normalizers, entropies and best patterns.
+
+    Source:
+        Ramsauer et al. 2020, eq. 3.
+
+    Example:
+        >>> found = retrieve_at_scale(torch.tensor([[0.9, 0.2]]), torch.eye(2), beta=20.0, top=2)
+        >>> found.state, found.index
+        (tensor([[1.0000e+00, 8.3153e-07]]), tensor([[0, 1]]))
+    """
+    beta = _positive(beta)
+    stored = open_stored(patterns, "patterns")
+    worth = None if values is None else open_stored(values, "values")
+    _check_queries(queries, patterns, stored)
+    atoms, dim = stored.shape
+    if worth is not None and worth.shape[0] != atoms:
+        raise ValueError(f"values must have one row for each of the {atoms} patterns, got {worth.shape[0]}; match them")
+    _check_whole(top, "top", 0, atoms, "name at most as many patterns as there are")
+    held = [stored] if worth is None else [stored, worth]
+    wide = torch.float64 in (queries.dtype, *(each.dtype for each in held))
+    dtype = torch.float64 if wide else torch.float32
+    if tile is None:
+        whole = progress is None and all(each.resident and each.dtype == dtype for each in held)
+        tile = atoms if whole else max(1, TILE_BYTES // (dtype.itemsize * max(each.shape[1] for each in held)))
+    _check_whole(tile, "tile", 1, None, "it is the number of patterns taken at a time")
+    flat = queries.detach().reshape(-1, dim).to(dtype)
+    takes = [_converting(each, flat, tile) for each in held]
+    merged = _Merged(flat, held[-1].shape[1], top)
+    for start in range(0, atoms, tile):
+        stop = min(start + tile, atoms)
+        key, *rest = (take(start, stop) for take in takes)
+        value = rest[0] if rest else key
+        rows = kernels.arrange(flat, key, value, None, scale=beta, sink=None, causal=False, window=None, lengths=None)
+        merged.add(kernels.retrieve(rows.inputs, 1, min(top, stop - start)), start)
+        if progress is not None:
+            progress(stop, atoms)
+    return merged.result(queries.shape[:-1], dtype)
+
+
+def _converting(stored: Stored, like: Tensor, tile: int) -> Callable[[int, int], Tensor]:
+    """Reads tiles in the precision of the queries. One buffer for all of them: fresh memory costs more than reading."""
+    if stored.dtype == like.dtype:
+        return lambda start, stop: stored.read(start, stop).to(like.device)
+    buffer = like.new_empty(min(tile, stored.shape[0]), stored.shape[1])
+    return lambda start, stop: buffer[: stop - start].copy_(stored.read(start, stop))
+
+
+class _Merged:
+    """What the tiles so far found together, in float64."""
+
+    def __init__(self, queries: Tensor, width: int, top: int) -> None:
+        self.top = top
+        count = len(queries)
+        zeros = queries.new_zeros(count, dtype=torch.float64)
+        self.log_z, self.entropy, self.state = zeros - torch.inf, zeros, zeros.new_zeros(count, width)
+        self.scores = zeros.new_zeros(count, 0)
+        self.index = torch.zeros_like(self.scores, dtype=torch.int64)
+
+    def add(self, found: kernels.Found, start: int) -> None:
+        """Mix in one more tile; the entropy of a mixture is the mean of entropies and that of the choice."""
+        assert found.output is not None
+        assert found.statistics[2] is not None
+        maximum, total, _ = (None if x is None else x.reshape(-1).double() for x in found.moments)
+        assert maximum is not None
+        assert total is not None
+        # From the moments: a log normalizer in float32 near 10,000 is too coarse for weights.
+        own = kernels.LN2 * maximum + total.log()
+        log_z = torch.logaddexp(self.log_z, own)
+        before, now = (self.log_z - log_z).exp(), (own - log_z).exp()
+        choice = -torch.xlogy(before, before) - torch.xlogy(now, now)
+        self.entropy = before * self.entropy + now * found.statistics[2].reshape(-1).double() + choice
+        output = found.output.reshape(self.state.shape).double()
+        self.state = before[:, None] * self.state + now[:, None] * output
+        self.log_z = log_z
+        if found.best is None:
+            return
+        score, atom = (x.flatten(0, 2) for x in found.best)
+        atom = torch.where(atom < 0, atom, atom + start)
+        # Stable: of equal scores the earlier pattern stays in front.
+        scores, order = torch.cat([self.scores, score], -1).sort(dim=-1, descending=True, stable=True)
+        self.scores = scores[:, : self.top]
+        self.index = torch.cat([self.index, atom], -1).gather(-1, order[:, : self.top])
+
+    def result(self, lead: torch.Size, dtype: torch.dtype) -> Retrieved:
+        """Everything in the shape of the queries."""
+        fields = (x.to(dtype) for x in (self.state, self.log_z, self.entropy, self.scores))
+        return Retrieved(*(x.reshape(*lead, *x.shape[1:]) for x in (*fields, self.index)))
+
+
+def _check_queries(queries: Tensor, patterns: Any, stored: Stored) -> None:
+    check_floating(queries, "queries")
+    if queries.dim() < 2 or queries.shape[-1] != stored.shape[1]:
+        remedy = "for a single vector pass queries[None]" if queries.dim() == 1 else "queries live among the patterns"
+        raise ValueError(
+            f"queries must have shape (..., queries, {stored.shape[1]}), got {tuple(queries.shape)}; {remedy}"
+        )
+    followed = queries.requires_grad or (isinstance(patterns, Tensor) and patterns.requires_grad)
+    if followed and torch.is_grad_enabled():
+        raise ValueError(
+            "retrieve_at_scale has no derivatives, got a tensor that requires them;"
+            " use massieu.attend, or call it under torch.no_grad()"
+        )
+
+
+def _check_whole(value: Any, name: str, least: int, most: int | None, remedy: str) -> None:
+    fits = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not fits or value < least or (most is not None and value > most):
+        bound = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise ValueError(f"{name} must be a whole number {bound}, got {value!r}; {remedy}")
+
+
+def _positive(beta: Any) -> float:
+    if isinstance(beta, bool) or not isinstance(beta, (int, float, np.number)):
+        raise TypeError(f"beta must be a number, got {type(beta).__name__}; convert a tensor with .item()")
+    if not math.isfinite(beta) or beta <= 0:
+        raise ValueError(f"beta must be positive and finite, got {beta}; it is an inverse temperature")
+    return float(beta)
