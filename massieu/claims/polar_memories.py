@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -63,7 +63,8 @@ def stored_patterns(trial: Trial) -> Evidence:
     few = int(capacity("classical", dim, "all_fixed"))
 
     def gap(number: int, states: Tensor, diagonal: bool = False) -> Gap:
-        return Gap(moved(Classical(patterns[:number], diagonal=diagonal), states[:number]), 0.05)
+        looked = states[: min(number, 64)]
+        return Gap(moved(Classical(patterns[:number], diagonal=diagonal), looked), 0.05)
 
     smallest = torch.tensor([[-1.0, -1, -1, -1], [-1, -1, -1, 1], [-1, -1, 1, -1]])
     return Evidence(
@@ -159,7 +160,7 @@ def diagonal_trap(trial: Trial) -> Evidence:
 )
 def lost_sign(trial: Trial) -> Evidence:
     """Rises of the energy, from random states and where it should rest; the control mixes up the bias."""
-    dim = trial.size(64, 512)
+    dim = trial.size(64, 256)
     patterns, states = signs(trial, 5, dim), signs(trial, 100, dim)
     bias = dim / 2 * normals(trial)(dim)
     memory = Classical(patterns, bias=bias)
@@ -188,10 +189,10 @@ def vanishing_basins(trial: Trial) -> Evidence:
     looked = trial.size(250, 1024)
     cues, long_cues = flipped(trial, patterns[:looked], 2), flipped(trial, longer, 3)
 
-    def gap(memory: type[Any], stored: Tensor, states: Tensor) -> Gap:
+    def gap(memory: Callable[[Tensor], Polar], stored: Tensor, states: Tensor) -> Gap:
         return Gap(lost(memory(stored), states, stored[: len(states)]), 0.1)
 
-    def both(memory: type[Any]) -> Gap:
+    def both(memory: Callable[[Tensor], Polar]) -> Gap:
         return widest(gap(memory, patterns, patterns[:looked]), gap(memory, longer, long_cues))
 
     return Evidence(
@@ -220,20 +221,49 @@ def correlated_data(trial: Trial) -> Evidence:
     order = torch.randperm(len(images), generator=trial.generator)
     groups = [images[order[start : start + 20]] for start in range(0, trial.size(200, 1780), 20)]
 
-    def gap(memory: type[Any], hidden: int, *power: int) -> Gap:
+    def power(exponent: int) -> Callable[[Tensor], Polar]:
+        return lambda patterns: Dense(patterns, exponent)
+
+    def gap(memory: Callable[[Tensor], Polar], hidden: int) -> Gap:
         shares = []
         for patterns in groups:
             cues = patterns.clone()
             cues[:, 64 - hidden :] = -1
-            shares.append(lost(memory(patterns, *power), cues, patterns))
+            shares.append(lost(memory(patterns), cues, patterns))
         return Gap(sum(shares) / len(shares), 0.1)
 
     return Evidence(
         printed=gap(Exponential, 32),
         conditional=gap(Exponential, 0),
-        control=gap(*trial.control((Dense, 0, 3), (Exponential, 0))),
+        control=gap(trial.control(power(3), Exponential), 0),
         table={
-            "lost from half, rectified tenth power": gap(Dense, 32, 10).measured,
+            "lost from half, rectified tenth power": gap(power(10), 32).measured,
             "moved, classical": gap(Classical, 0).measured,
         },
+    )
+
+
+@claim(
+    "M14",
+    source=f"{SLIDES}, classical Hopfield networks",
+    statement="The picture of Homer, 64 pixels wide and high, is a state of 64 coordinates.",
+    formula="x_Homer ∈ {−1, 1}^64, W = x_Homer x_Homer^T",
+    correction="Of 64 · 64 = 4096 coordinates, one for each pixel.",
+    expected=Verdict.HOLDS_CORRECTED,
+)
+def picture_size(trial: Trial) -> Evidence:
+    """Coordinates of the memory of a picture, which must come back from noise; the control has another width."""
+    picture = signs(trial, 64, 64)
+    noisy = flipped(trial, picture, 3)
+
+    def gap(width: int, dim: int) -> Gap:
+        pattern, cue = (each[:, :width].reshape(1, -1) for each in (picture, noisy))
+        memory = Classical(pattern)
+        return widest(Gap(abs(memory.dim - dim), 0.5), Gap(lost(memory, cue, pattern), 0.5))
+
+    return Evidence(
+        printed=gap(64, 64),
+        corrected=gap(64, 4096),
+        control=gap(trial.control(32, 64), 4096),
+        table={f"d / (2 ln d) for d = {dim}": capacity("classical", dim, "most_fixed") for dim in (64, 4096)},
     )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from statistics import NormalDist
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -98,40 +99,48 @@ def fixed_points(trial: Trial) -> Evidence:
 @claim(
     "P3",
     source=f"{SLIDES}, modern Hopfield networks (Krotov and Hopfield 2016)",
-    statement="Of d^{n−1} / (2 (2n − 3)!! ln d) patterns nearly every one is a fixed point of the memory with power n.",
-    formula="P(fixed) = (1 − Q(√(d^{n−1} / (N (2n − 3)!!))))^d",
-    correction="With z^n as it is. Rectified it holds more: over 97 % of them are fixed, where the formula says 88 %.",
+    statement="Signal and noise of power n give the share of fixed patterns, so d^{n−1} / (2 (2n − 3)!! ln d) of them.",
+    formula="P(fixed) = (1 − Q(√(d^{n−1} / ((N − 1) (2n − 3)!!))))^d",
+    correction=(
+        "For z^n as it is. Rectified it holds more: over 97 % of so many patterns are fixed, where the formula says"
+        " 88 %, and over 70 % of twice as many, where it says 26 %."
+    ),
     expected=Verdict.CONDITIONAL,
 )
 def polynomial_capacity(trial: Trial) -> Evidence:
-    """Shares of fixed patterns, d = 64, against the formula; the control stores three times as many."""
-    numbers = {power: int(capacity("dense", 64, "most_fixed", power=power)) for power in (2, 3, 4)}
+    """Shares of fixed patterns, d = 64, as many and twice as many; the control stores twice as many as it says."""
+    numbers = {power: round(capacity("dense", 64, "most_fixed", power=power)) for power in (2, 3, 4)}
     looked, odd = trial.size(300, 2000), {2: 1, 3: 3, 4: 15}
     stored = {
-        power: [signs(trial, 3 * number, 64) for _ in range(-(-looked // number))] for power, number in numbers.items()
+        power: [signs(trial, 4 * number, 64) for _ in range(-(-looked // number))] for power, number in numbers.items()
     }
 
     @functools.cache
     def share(power: int, rectified: bool, times: int = 1) -> float:
-        taken = [each[: times * numbers[power]] for each in stored[power]]
-        found = [moved(Dense(each, power, rectified=rectified), each[:looked]) for each in taken]
-        return 1 - sum(found) / len(found)
+        found = []
+        for each in stored[power]:
+            memory = Dense(each[: times * numbers[power]], power, rectified=rectified)
+            found.append((memory.flip_cost(each[: min(looked, numbers[power])]) >= 0).all(-1).double().mean())
+        return float(torch.stack(found).mean())
 
-    def predicted(power: int) -> float:
-        return NormalDist().cdf(math.sqrt(64.0 ** (power - 1) / (numbers[power] * odd[power]))) ** 64
+    def predicted(power: int, times: int = 1) -> float:
+        noise = (times * numbers[power] - 1) * odd[power]
+        return NormalDist().cdf(math.sqrt(64.0 ** (power - 1) / noise)) ** 64
 
-    def gap(rectified: bool, times: int = 1) -> Gap:
-        return widest(*(Gap(abs(share(power, rectified, times) - predicted(power)), 0.1) for power in numbers))
+    def gap(rectified: bool, more: int = 1) -> Gap:
+        cases = [(power, times) for power in numbers for times in (1, 2)]
+        return widest(*(Gap(abs(share(p, rectified, more * times) - predicted(p, times)), 0.12) for p, times in cases))
 
-    more = widest(*(Gap(1 - share(power, True), 0.03) for power in numbers))
+    above_formula = widest(*(Gap(1 - share(power, True), 0.03) for power in numbers))
     return Evidence(
         printed=gap(True),
-        conditional=widest(gap(False), more),
-        control=widest(gap(False, trial.control(3, 1)), more),
+        conditional=widest(gap(False), above_formula),
+        control=widest(gap(False, trial.control(2, 1)), above_formula),
         table={f"patterns for power {power}": float(number) for power, number in numbers.items()}
         | {f"fixed, power {power}": share(power, False) for power in numbers}
         | {f"by the formula, power {power}": predicted(power) for power in numbers}
-        | {f"fixed, rectified power {power}": share(power, True) for power in numbers},
+        | {f"fixed, rectified power {power}": share(power, True) for power in numbers}
+        | {f"fixed of twice as many, rectified power {power}": share(power, True, 2) for power in numbers},
     )
 
 
@@ -154,7 +163,8 @@ def exponential_basins(trial: Trial) -> Evidence:
         seen = {0: 0.995, 1: 0.85, 2: 0.27, 4: 0.0}
         return widest(*(Gap(abs(back(flips + more) - before), 0.08) for flips, before in seen.items()))
 
-    asynchronous = 1 - lost(memory, flipped(trial, patterns, 2), patterns)
+    some = patterns[:250]
+    asynchronous = 1 - lost(memory, flipped(trial, some, 2), some)
     return Evidence(
         printed=gap(0), control=gap(trial.control(1, 0)), table={"from 2 flips, one bit at a time": asynchronous}
     )
@@ -176,26 +186,26 @@ def similarities(trial: Trial) -> Evidence:
     """Digits found by the most similar one, half hidden or noisy; in the control L2 knows what is hidden."""
     number = trial.size(100, 1797)
     before = (0.041, 0.087, 0.467, 0.387) if trial.full else (0.22, 0.26, 0.69, 0.85)
-    images = digits()[torch.as_tensor(np.random.default_rng(0).permutation(1797))][:number]
+    images = shuffled_digits()[:number].float()
     known = (torch.arange(64) < 32).expand(number, 64)
-    noise = torch.as_tensor(np.random.default_rng(1).standard_normal((number, 64)))
+    noise = torch.as_tensor(np.random.default_rng(1).standard_normal((number, 64))).float()
     states = {"hidden": torch.where(known, images, 0.0), "noisy": images + 0.5 * noise}
+    cold = 1e4
 
     @functools.cache
     def found(kind: Literal["l1", "l2", "dot"], cue: str, aware: bool = False) -> float:
         if kind == "dot":
-            index = (states[cue] @ images.T).argmax(-1)
+            state = Continuous(images, cold).update(states[cue])
         else:
-            observed = known if aware else None
-            index = Kernel(images, kind, 1.0).retrieve(states[cue], steps=0, observed=observed).index
-        return float((index == torch.arange(number)).double().mean())
+            state = Kernel(images, kind, cold).update(states[cue], observed=known if aware else None)
+        return float(((state - images).abs().amax(-1) < 1e-3).double().mean())
 
     def behind(cue: str, aware: bool = False) -> Gap:
         others = max(found("dot", cue), found("l2", cue, aware))
         return Gap(max(0.0, others - found("l1", cue)), 0.02)
 
     shares = [found("dot", "hidden"), found("l2", "hidden"), found("l1", "hidden"), found("l2", "noisy")]
-    again = apart(torch.tensor(shares), torch.tensor(before), 0.006)
+    again = apart(torch.tensor(shares), torch.tensor(before), 0.02)  # ties between images went to the first before
     return Evidence(
         printed=behind("noisy"),
         conditional=widest(behind("hidden"), again),
@@ -209,33 +219,52 @@ def similarities(trial: Trial) -> Evidence:
     "P6",
     source=f"{SLIDES}, summary; scikit-learn's digits, black and white",
     statement="Of 5 to 50 digits a classical memory keeps hardly any, an exponential one all, and half from halves.",
-    formula="fixed .20 .10 0 0 (quadratic), 1 1 1 1 (exponential); from half .60 .60 .60 .52 in one step",
+    formula=(
+        "fixed .2 .1 0 0 (z^2), .6 .1 .05 0 (relu^3), .8 .7 .85 .86 (relu^10), 1 1 1 1 (e^z); from half .8 .6 .6 .52"
+        " (e^z, pixel after pixel)"
+    ),
     expected=Verdict.HOLDS,
     trials=1,
 )
 def black_and_white(trial: Trial) -> Evidence:
     """Shares of fixed and recovered digits against those seen before; the control has another threshold."""
-    images = digits()[torch.as_tensor(np.random.default_rng(0).permutation(1797))]
-    numbers = (5, 10, 20, 50)
-    before = [[0.2, 0.1, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0], [0.6, 0.6, 0.6, 0.52]]
+    images, numbers = shuffled_digits(), (5, 10, 20, 50)
+    before = {
+        "z^2": [0.2, 0.1, 0.0, 0.0],
+        "relu^3": [0.6, 0.1, 0.05, 0.0],
+        "relu^10": [0.8, 0.7, 0.85, 0.86],
+        "e^z": [1.0, 1.0, 1.0, 1.0],
+        "e^z, from half": [0.8, 0.6, 0.6, 0.52],
+    }
+    memories: list[Callable[[Tensor], Polar]] = [
+        Classical,
+        lambda patterns: Dense(patterns, 3),
+        lambda patterns: Dense(patterns, 10),
+        Exponential,
+    ]
 
     def shares(threshold: float) -> Tensor:
         patterns = torch.where(images >= threshold, 1.0, -1.0)
         cues = torch.cat([patterns[:, :32], -torch.ones_like(patterns[:, 32:])], -1)
 
-        def rested(memory: type[Any]) -> list[float]:
-            return [1 - moved(memory(patterns[:number]), patterns[:number]) for number in numbers]
-
-        back = [at_once(Exponential(patterns[:n]), cues[:n], patterns[:n]) for n in numbers]
-        return torch.tensor([rested(Classical), rested(Exponential), back])
+        rested = [[1 - moved(memory(patterns[:n]), patterns[:n]) for n in numbers] for memory in memories]
+        back = [in_order(Exponential(patterns[:n]), cues[:n], patterns[:n]) for n in numbers]
+        return torch.tensor([*rested, back])
 
     def gap(threshold: float) -> Gap:
-        return apart(shares(threshold), torch.tensor(before), 0.03)
+        return apart(shares(threshold), torch.tensor(list(before.values())), 0.005)
 
+    patterns = torch.where(images[:5] >= 0.5, 1.0, -1.0)
+    cues = torch.cat([patterns[:, :32], -torch.ones_like(patterns[:, 32:])], -1)
     return Evidence(
         printed=gap(0.5),
         control=gap(trial.control(0.1, 0.5)),
-        table={f"from half of {number}": float(x) for number, x in zip(numbers, shares(0.5)[2], strict=True)},
+        table={
+            f"{name}, {number} digits": float(value)
+            for name, row in zip(before, shares(0.5), strict=True)
+            for number, value in zip(numbers, row, strict=True)
+        }
+        | {"e^z, from half, 5 digits, all pixels at once": at_once(Exponential(patterns), cues, patterns)},
     )
 
 
@@ -280,7 +309,7 @@ def certified_radius(trial: Trial) -> Evidence:
     normal = normals(trial)
 
     def sphere(number: int, dim: int) -> Tensor:
-        return dim**0.5 * torch.nn.functional.normalize(normal(number, dim), dim=-1)
+        return math.sqrt(dim) * torch.nn.functional.normalize(normal(number, dim), dim=-1)
 
     memory, wide = Continuous(sphere(10, 20), 1.0), Continuous(sphere(100, 64), 0.25)
     known, far = certificate(memory), certificate(wide)
@@ -343,6 +372,22 @@ def at_once(memory: Polar, cues: Tensor, patterns: Tensor) -> float:
     """The share of patterns that are back when each coordinate of a cue has made its choice, all at the same time."""
     found = torch.where(memory.flip_cost(cues) < 0, -cues, cues)
     return float((found == patterns).all(-1).double().mean())
+
+
+def in_order(memory: Polar, cues: Tensor, patterns: Tensor) -> float:
+    """The share of patterns that are back when coordinate after coordinate made its choice, until none moves."""
+    state, before = cues.clone(), torch.zeros_like(cues)
+    while not torch.equal(state, before):  # an energy falls with every flip
+        before = state.clone()
+        for place in range(state.shape[-1]):
+            flips = memory.flip_cost(state)[:, place] < 0
+            state[flips, place] *= -1
+    return float((state == patterns).all(-1).double().mean())
+
+
+def shuffled_digits() -> Tensor:
+    """The digits in the order in which the figures were first computed."""
+    return digits()[torch.as_tensor(np.random.default_rng(0).permutation(1797))]
 
 
 def _unstable(number: int, dim: int) -> float:
