@@ -63,7 +63,7 @@ def stored_patterns(trial: Trial) -> Evidence:
     few = int(capacity("classical", dim, "all_fixed"))
 
     def gap(number: int, states: Tensor, diagonal: bool = False) -> Gap:
-        looked = states[: min(number, 64)]
+        looked = states[: min(number, 48)]
         return Gap(moved(Classical(patterns[:number], diagonal=diagonal), looked), 0.05)
 
     smallest = torch.tensor([[-1.0, -1, -1, -1], [-1, -1, -1, 1], [-1, -1, 1, -1]])
@@ -92,7 +92,7 @@ def stored_patterns(trial: Trial) -> Evidence:
 )
 def two_capacities(trial: Trial) -> Evidence:
     """How often each criterion fails below its own capacity; the control takes the other number for the first."""
-    dim, draws = trial.size(512, 1024), trial.size(40, 100)
+    dim, draws = trial.size(512, 1024), trial.size(40, 60)
     most, errors = int(capacity("classical", dim, "most_fixed")), int(capacity("classical", dim, "small_errors"))
 
     def failing(criterion: str, number: int) -> Gap:
@@ -186,7 +186,7 @@ def lost_sign(trial: Trial) -> Evidence:
 def vanishing_basins(trial: Trial) -> Evidence:
     """Share of patterns lost from 0 and from 10 % flips; the control has the quadratic interaction."""
     patterns, longer = signs(trial, 1024, 20), signs(trial, 249, 30)
-    looked = trial.size(250, 1024)
+    looked = trial.size(200, 500)
     cues, long_cues = flipped(trial, patterns[:looked], 2), flipped(trial, longer, 3)
 
     def gap(memory: Callable[[Tensor], Polar], stored: Tensor, states: Tensor) -> Gap:
@@ -219,7 +219,7 @@ def correlated_data(trial: Trial) -> Evidence:
     """Share of binary digits that move, and that are lost from their upper half; the control is cubic."""
     images = torch.where(digits() >= 0.5, 1.0, -1.0)
     order = torch.randperm(len(images), generator=trial.generator)
-    groups = [images[order[start : start + 20]] for start in range(0, trial.size(200, 1780), 20)]
+    groups = [images[order[start : start + 20]] for start in range(0, trial.size(100, 300), 20)]
 
     def power(exponent: int) -> Callable[[Tensor], Polar]:
         return lambda patterns: Dense(patterns, exponent)

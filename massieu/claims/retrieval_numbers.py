@@ -41,13 +41,14 @@ from massieu.memory.polar import Polar
 def overlap_transition(trial: Trial) -> Evidence:
     """Overlaps after retrieval from the patterns themselves, far below and above; the control is above."""
     dim = trial.size(400, 1000)
-    shares = (0.06, 0.1, 0.12, 0.138, 0.17, 0.2, 0.25) if trial.full else (0.1, 0.138, 0.25)
+    shares = (0.06, 0.1, 0.138, 0.17, 0.2, 0.25) if trial.full else (0.1, 0.138, 0.25)
     patterns = signs(trial, int(0.25 * dim), dim)
 
+    @functools.cache
     def overlap(share: float) -> float:
         stored = patterns[: round(share * dim)]
-        found = Classical(stored, seed=trial.seed).retrieve(stored[:20], steps=30).state
-        return float((found * stored[:20]).mean())
+        found = Classical(stored, seed=trial.seed).retrieve(stored[:15], steps=30).state
+        return float((found * stored[:15]).mean())
 
     def gap(share: float) -> Gap:
         return Gap(1 - overlap(share), 0.1)
@@ -110,7 +111,7 @@ def fixed_points(trial: Trial) -> Evidence:
 def polynomial_capacity(trial: Trial) -> Evidence:
     """Shares of fixed patterns, d = 64, as many and twice as many; the control stores twice as many as it says."""
     numbers = {power: round(capacity("dense", 64, "most_fixed", power=power)) for power in (2, 3, 4)}
-    looked, odd = trial.size(300, 2000), {2: 1, 3: 3, 4: 15}
+    looked, odd = trial.size(300, 800), {2: 1, 3: 3, 4: 15}
     stored = {
         power: [signs(trial, 4 * number, 64) for _ in range(-(-looked // number))] for power, number in numbers.items()
     }
@@ -348,6 +349,7 @@ def pitchfork(trial: Trial) -> Evidence:
     x = torch.nn.functional.normalize(normals(trial)(1, 5), dim=-1)
     products = (0.5, 0.8, 0.95, 1.05, 1.21, 2.0, 4.0)
 
+    @functools.cache
     def end(product: float) -> float:
         memory = Continuous(torch.cat([x, -x]), product)
         return float((memory.retrieve(x, steps=20_000).state * x).sum())

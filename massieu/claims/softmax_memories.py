@@ -80,7 +80,7 @@ def stationary_points(trial: Trial) -> Evidence:
 def exponential_storage(trial: Trial) -> Evidence:
     """Share of patterns without a fixed point of their own, up to as many as guaranteed; the control is warm."""
     normal = normals(trial)
-    sizes = {20: 7, 64: trial.size(1000, 10_000)}
+    sizes = {20: 7, 64: trial.size(1000, 4000)}
     draws = {dim: torch.nn.functional.normalize(normal(number, dim), dim=-1) for dim, number in sizes.items()}
 
     def missing(dim: int, radius: float, beta: float) -> Gap:
@@ -268,10 +268,9 @@ def tweedie(trial: Trial) -> Evidence:
         memory = Continuous(patterns, beta)
         law = mixture(patterns, 1 / noise, 1.0)
         slope = gradient(law.log_prob, state)
-        likelihood = (-torch.cdist(state, patterns).square() / (2 * noise)).exp()
-        posterior = torch.nn.functional.normalize(likelihood * law.mixture_distribution.probs, p=1.0, dim=-1)
-        near = (-torch.cdist(state, level).square() / (2 * noise)).exp()
-        shifted = torch.nn.functional.normalize(near, p=1.0, dim=-1) @ level
+        likelihood = -torch.cdist(state, patterns).square() / (2 * noise)
+        posterior = torch.softmax(likelihood + law.mixture_distribution.logits, -1)
+        shifted = torch.softmax(-torch.cdist(state, level).square() / (2 * noise), -1) @ level
         return widest(
             apart(denoise(memory, state), state + noise * slope),
             apart(memory.update(state), posterior @ patterns),
@@ -328,7 +327,7 @@ def fixed_patterns(trial: Trial) -> Evidence:
 
     def gap(moving: bool) -> Gap:
         state = patterns
-        for _ in range(trial.size(200, 2000)):
+        for _ in range(trial.size(200, 500)):
             state = Continuous(state if moving else patterns, beta=1.0).update(state)
         return above((state - patterns).norm(dim=-1), known.bound)
 
