@@ -133,7 +133,7 @@ def layer_profile(layers: pandas.DataFrame, quantity: Described) -> Figure:
             axis.axhline(level, linestyle=":", color=MARK, linewidth=1.2, label=label)
         _finish(axis, quantity.title + (f", {stack}" if len(stacks) > 1 else ""), "layer", quantity.unit)
         axis.set_xticks(_few(list(x)))
-        axis.legend(frameon=False, fontsize=8, labelcolor=SOFT)
+        _legend(axis)
     return figure
 
 
@@ -169,11 +169,11 @@ def trajectory(runs: Mapping[str, pandas.DataFrame], quantity: Described) -> Fig
     )
     _finish(axis, quantity.title, "", quantity.unit)
     if len(places) <= 8:
-        axis.legend(frameon=False, fontsize=7, labelcolor=SOFT)
+        _legend(axis, size=7)
     return figure
 
 
-def energy_landscape(memory: Continuous | Sparse, *, points: int = 121, margin: float = 0.6) -> Figure:
+def energy_landscape(memory: Continuous | Sparse, *, points: int = 161, margin: float = 0.6) -> Figure:
     """Energy of a memory of the plane as contours, basins as colours, and the certified ball around each pattern.
 
     Args:
@@ -187,6 +187,7 @@ def energy_landscape(memory: Continuous | Sparse, *, points: int = 121, margin: 
         2
     """
     import torch
+    from matplotlib.colors import ListedColormap
 
     from massieu.memory import certificate
 
@@ -202,17 +203,20 @@ def energy_landscape(memory: Continuous | Sparse, *, points: int = 121, margin: 
         basin = memory.retrieve(grid, steps=1000, tolerance=1e-6).index.reshape(points, points).T
     figure = _figure(5.0, 4.4)
     axis = figure.subplots()
-    shades = colours.lines()
     _, place = basin.unique(return_inverse=True)
-    tint = torch.tensor([[int(shade[i : i + 2], 16) for i in (1, 3, 5)] for shade in shades])[place % len(shades)]
+    shades = ListedColormap(colours.lines())
     extent = (float(across[0]), float(across[-1]), float(up[0]), float(up[-1]))
-    axis.imshow(tint.numpy().astype("uint8"), extent=extent, origin="lower", alpha=0.3, interpolation="nearest")
-    axis.contour(across.numpy(), up.numpy(), energy.numpy(), levels=18, colors=SOFT, linewidths=0.6)
-    axis.plot(patterns[:, 0].numpy(), patterns[:, 1].numpy(), "o", color=INK, markersize=4, linestyle="none")
+    picture: dict[str, Any] = {"extent": extent, "origin": "lower", "alpha": 0.3, "interpolation": "nearest"}
+    axis.imshow((place % shades.N).numpy(), cmap=shades, vmin=-0.5, vmax=shades.N - 0.5, **picture)
+    # Close together where the energy is low: the walls would take most of them.
+    levels = energy.min() + (energy.max() - energy.min()) * torch.linspace(0, 1, 20)[1:] ** 2
+    axis.contour(across.numpy(), up.numpy(), energy.numpy(), levels=levels.numpy(), colors=SOFT, linewidths=0.6)
+    axis.plot(patterns[:, 0].numpy(), patterns[:, 1].numpy(), "o", color=INK, markersize=4, label="pattern")
     _balls(axis, patterns, certificate(memory).radius)
     _finish(axis, "Energy, basins and certified balls", "", "")
     axis.grid(False)
     axis.set_aspect("equal")
+    _legend(axis, loc="upper left", bbox_to_anchor=(0, -0.06), ncols=2, borderpad=0)
     return figure
 
 
@@ -258,17 +262,14 @@ def capacity_curve(measured: Sequence[CapacityRow], formula: float | None = None
         raise ValueError("measured must have a row, got none; measure_capacity gives one for every number")
     rows = sorted(measured, key=lambda row: row.number)
     numbers, rates = [row.number for row in rows], [row.rate for row in rows]
-    figure = _figure(4.8, 2.9)
-    axis = figure.subplots()
+    figure, axis = _shares("Capacity", "patterns", "share of draws")
     reach = [[row.rate - row.low for row in rows], [row.high - row.rate for row in rows]]
     axis.errorbar(
         numbers, rates, yerr=reach, marker="o", markersize=3.5, capsize=2, color=colours.lines()[0], label="measured"
     )
     if formula is not None:
-        axis.axvline(formula, linestyle=":", color=MARK, linewidth=1.2, label="formula")
-    axis.set_ylim(-0.04, 1.04)
-    _finish(axis, "Capacity", "patterns", "share of draws")
-    axis.legend(frameon=False, fontsize=8, labelcolor=SOFT)
+        _mark(axis, formula, "formula")
+    _legend(axis)
     return figure
 
 
@@ -285,15 +286,12 @@ def overlap_transition(shares: Sequence[float], overlaps: Mapping[str, Sequence[
                 f"overlaps must have {len(shares)} values each, as many as shares, got {len(values)} for {name};"
                 " measure every share"
             )
-    figure = _figure(4.8, 2.9)
-    axis = figure.subplots()
+    figure, axis = _shares("Overlap after retrieval", "patterns / dimension", "overlap")
     for number, (name, values) in enumerate(overlaps.items()):
         shade = colours.lines()[number % len(colours.lines())]
         axis.plot(shares, values, marker="o", markersize=3.5, color=shade, label=name)
-    axis.axvline(0.138, linestyle=":", color=MARK, linewidth=1.2, label="0.138")
-    axis.set_ylim(-0.04, 1.04)
-    _finish(axis, "Overlap after retrieval", "patterns / dimension", "overlap")
-    axis.legend(frameon=False, fontsize=8, labelcolor=SOFT)
+    _mark(axis, 0.138, "0.138")
+    _legend(axis)
     return figure
 
 
@@ -334,9 +332,12 @@ def save_figures(inspection: Mapping[str, Any], folder: str | Path) -> list[Path
 def _balls(axis: Axes, centres: Tensor, radii: Tensor) -> None:
     from matplotlib.patches import Circle
 
+    name = "certified: every start inside is retrieved"
     for centre, radius in zip(centres.tolist(), radii.reshape(-1).tolist(), strict=True):
         if 0 < radius < math.inf:
-            axis.add_patch(Circle((centre[0], centre[1]), radius, fill=False, color=MARK, linewidth=1.2))
+            ball = Circle((centre[0], centre[1]), radius, fill=False, color=MARK, linewidth=1.2, label=name)
+            axis.add_patch(ball)
+            name = ""
 
 
 def _figure(width: float, height: float) -> Figure:
@@ -422,6 +423,24 @@ def _finish(axis: Axes, title: str, across: str, up: str) -> None:
     for side in ("top", "right", "left"):
         axis.spines[side].set_visible(False)
     axis.spines["bottom"].set_color(RULE)
+
+
+def _legend(axis: Axes, size: int = 8, **place: Any) -> None:
+    axis.legend(frameon=False, fontsize=size, labelcolor=SOFT, **place)
+
+
+def _shares(title: str, across: str, up: str) -> tuple[Figure, Axes]:
+    """A figure of something between 0 and 1."""
+    figure = _figure(4.8, 2.9)
+    axis = figure.subplots()
+    axis.set_ylim(-0.04, 1.04)
+    _finish(axis, title, across, up)
+    return figure, axis
+
+
+def _mark(axis: Axes, place: float, name: str) -> None:
+    """A vertical line that no series has the colour of."""
+    axis.axvline(place, linestyle=":", color=INK, linewidth=1.2, label=name)
 
 
 def _few(numbers: list[int]) -> list[int]:
