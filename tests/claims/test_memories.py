@@ -41,10 +41,9 @@ LOOSE = {
 # Where the code breaks, by which factor too large, and which claims must notice.
 BREAKS = [
     (Classical, "update", -1.0, ["M1", "M4"]),
-    (Classical, "retrieve", -1.0, ["M14", "P1"]),
+    (Classical, "retrieve", -1.0, ["M2", "M14", "P1"]),
     (Classical, "energy", -1.0, ["M3"]),
     (Classical, "flip_cost", -1.0, ["P2"]),
-    (polar_memories, "capacity", 3.0, ["M2"]),
     (Exponential, "retrieve", -1.0, ["M6", "M9"]),
     (Exponential, "flip_cost", -1.0, ["P4", "P6"]),
     (Dense, "flip_cost", -1.0, ["P3"]),
