@@ -104,7 +104,7 @@ def fixed_points(trial: Trial) -> Evidence:
     formula="P(fixed) = (1 − Q(√(d^{n−1} / ((N − 1) (2n − 3)!!))))^d",
     correction=(
         "For z^n as it is. Rectified it holds more: over 97 % of so many patterns are fixed, where the formula says"
-        " 88 %, and over 70 % of twice as many, where it says 26 %."
+        " 88 to 92 %, and over 70 % of twice as many, where it says 26 to 29 %."
     ),
     expected=Verdict.CONDITIONAL,
 )
@@ -177,7 +177,7 @@ def exponential_basins(trial: Trial) -> Evidence:
     statement="Comparing by the L1 distance retrieves more images than the L2 distance or the inner product.",
     formula="argmax_i −‖ξ − x_i‖_1",
     correction=(
-        "Where hidden pixels are filled with zeros: .69 against .26 and .22 of 100 digits. Under Gaussian noise L2"
+        "Where hidden pixels are filled with zeros: .68 against .25 and .22 of 100 digits. Under Gaussian noise L2"
         " wins, .85 against .73, and comparing observed pixels alone finds all."
     ),
     expected=Verdict.CONDITIONAL,
