@@ -1,9 +1,21 @@
 import pandas
 import pytest
+import torch
 from report.sample import inspection
 
-from massieu.figures import SAVED, head_map, layer_profile, save_figures, trajectory
+from massieu.figures import (
+    SAVED,
+    capacity_curve,
+    energy_landscape,
+    head_map,
+    layer_profile,
+    overlap_transition,
+    retrieved_images,
+    save_figures,
+    trajectory,
+)
 from massieu.inspection.quantities import QUANTITIES
+from massieu.memory import Continuous, certificate, measure_capacity
 
 
 def tables(*arguments, **options):
@@ -108,3 +120,53 @@ def test_files_are_the_same_from_run_to_run(tmp_path):
 
 def test_tables_that_are_empty_give_no_files(tmp_path):
     assert save_figures({"heads": [], "layers": []}, tmp_path) == []
+
+
+def test_a_landscape_has_the_certified_ball_of_every_pattern_and_basins_around_them():
+    memory = Continuous(3 * torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]).double(), beta=2.0)
+    axis = energy_landscape(memory, points=21).axes[0]
+    assert [patch.get_radius() for patch in axis.patches] == pytest.approx(certificate(memory).radius.tolist())
+    assert len(set(axis.images[0].get_array().ravel().tolist())) == 3
+    assert len(axis.get_legend().get_texts()) == 2
+
+
+def test_a_landscape_is_of_the_plane():
+    with pytest.raises(ValueError, match="memory must have patterns in the plane, got dimension 3; project them first"):
+        energy_landscape(Continuous(torch.eye(3), beta=1.0))
+
+
+def test_images_stand_below_their_cues():
+    before, after, truth = torch.rand(3, 4, 64, generator=torch.Generator().manual_seed(0))
+    axes = retrieved_images(before, after, truth).axes
+    assert [axis.get_ylabel() for axis in axes[::4]] == ["cue", "retrieved", "stored"]
+    assert torch.equal(torch.as_tensor(axes[5].images[0].get_array().data), after[1].reshape(8, 8))
+
+
+def test_images_that_do_not_fit_are_refused():
+    image = torch.zeros(1, 64)
+    with pytest.raises(
+        ValueError, match=r"must have one shape \(images, pixels\), got \(1, 64\), \(1, 64\) and \(2, 64\)"
+    ):
+        retrieved_images(image, image, torch.zeros(2, 64))
+    with pytest.raises(ValueError, match="width must divide the 64 pixels, got 7; give that of the images"):
+        retrieved_images(image, image, image, width=7)
+
+
+def test_a_capacity_curve_has_rates_intervals_and_the_formula():
+    rows = measure_capacity("classical", 32, [8, 2], criterion="most_fixed", trials=20)
+    axis = capacity_curve(rows, 4.6).axes[0]
+    assert list(axis.lines[0].get_xdata()) == [2, 8]
+    assert list(axis.lines[0].get_ydata()) == [rows[1].rate, rows[0].rate]
+    (bars,) = axis.collections
+    assert bars.get_segments()[1][:, 1].tolist() == pytest.approx([rows[0].low, rows[0].high])
+    assert axis.lines[-1].get_xdata()[0] == 4.6
+    with pytest.raises(ValueError, match="measured must have a row, got none"):
+        capacity_curve([])
+
+
+def test_a_transition_is_marked_at_its_share():
+    axis = overlap_transition([0.1, 0.2], {"d = 100": [0.99, 0.4]}).axes[0]
+    assert list(axis.lines[0].get_ydata()) == [0.99, 0.4]
+    assert axis.lines[-1].get_xdata()[0] == 0.138
+    with pytest.raises(ValueError, match="overlaps must have 2 values each, as many as shares, got 1 for d = 9"):
+        overlap_transition([0.1, 0.2], {"d = 9": [1.0]})

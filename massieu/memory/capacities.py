@@ -23,6 +23,9 @@ __all__ = ["CapacityRow", "capacity", "measure_capacity", "wilson_interval"]
 OVERLAP = 0.95
 """A state with this overlap has a small fraction of wrong bits."""
 
+LARGEST_EXPONENT = 709.0
+"""The exponential of more overflows."""
+
 TASK_TRIALS = 10
 """Trials that a worker makes at a time."""
 
@@ -99,6 +102,7 @@ def capacity(
     held = float(dim) ** (power - 1) / double
     a = 1 - 2 * corruption
     rate = 0.5 * ((1 + a) * math.log1p(a) + (0.0 if a == 1 else (1 - a) * math.log1p(-a)))
+    exponent = 0.5 * dim * rate
     formulas = {
         ("classical", "all_fixed"): dim / (4 * math.log(dim)),
         ("classical", "most_fixed"): dim / (2 * math.log(dim)),
@@ -106,7 +110,7 @@ def capacity(
         ("dense", "all_fixed"): held / (2 * power * math.log(dim)),
         ("dense", "most_fixed"): held / (2 * math.log(dim)),
         ("dense", "small_errors"): held / NormalDist().inv_cdf(error) ** 2,
-        ("exponential", "all_recovered"): math.exp(0.5 * dim * rate),
+        ("exponential", "all_recovered"): math.exp(exponent) if exponent < LARGEST_EXPONENT else math.inf,
     }
     if (kind, criterion) not in formulas:
         choices = ", ".join(f"{first} with {second}" for first, second in formulas)

@@ -15,6 +15,11 @@ def test_formulas_differ_by_criterion():
     assert capacity("classical", 37, "most_fixed") == pytest.approx(capacity("classical", 37, "small_errors"), rel=0.02)
 
 
+def test_more_patterns_than_a_float_can_count_are_infinitely_many():
+    assert capacity("exponential", 4096, "all_recovered") == math.inf
+    assert capacity("classical", 4096, "most_fixed") == pytest.approx(246.2, abs=0.1)
+
+
 @pytest.mark.parametrize("criterion", ["all_fixed", "most_fixed"])
 def test_the_second_power_is_the_classical_memory(criterion):
     assert capacity("dense", 100, criterion, power=2) == pytest.approx(capacity("classical", 100, criterion))

@@ -4,6 +4,8 @@ import inspect
 import re
 from pathlib import Path
 
+import pytest
+
 import massieu.memory
 import massieu.nn
 
@@ -14,6 +16,19 @@ def test_the_example_prints_what_the_page_says(capsys):
     ((block, printed),) = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE, flags=re.DOTALL)
     exec(compile(block, "memory.md", "exec"), {"__name__": "__main__"})
     assert capsys.readouterr().out == printed
+
+
+@pytest.mark.parametrize("name", ["energy_landscape", "retrieved_images", "capacity_curve", "overlap_transition"])
+def test_every_figure_can_be_drawn_as_the_page_says(name, tmp_path, monkeypatch):
+    (block,) = [
+        each for each in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL) if f"import {name}\n" in each
+    ]
+    if "sklearn" in block:
+        pytest.importorskip("sklearn")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(block, "memory.md", "exec"), {"__name__": "__main__"})
+    (picture,) = tmp_path.glob("*.png")
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_page_names_everything():

@@ -1,0 +1,167 @@
+"""The claims about associative memories: their verdicts, and that these can go wrong."""
+
+from functools import cache
+
+import pytest
+import torch
+
+from massieu.claims import Result, Verdict, examine, polar_memories, retrieval_numbers, select, softmax_memories
+from massieu.memory import Classical, Continuous, Dense, Exponential, Kernel
+
+POLAR = ["M1", "M2", "M3", "M4", "M6", "M9", "M14"]
+SOFTMAX = ["M5", "M7", "M8", "M10", "M11", "M12", "M13", "M15", "M16"]
+NUMBERS = ["P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P9"]
+KEYS = [*POLAR, *SOFTMAX, *NUMBERS]
+DIGITS = {"M9", "P5", "P6"}
+
+# Identities and bounds, where the gap of the control is not a share of something.
+TIGHT = {"M4", "M5", "M10", "M11", "M12", "M13", "M15", "M16", "P8", "P9"}
+
+# Statements of the slides and the paper that are loose or wrong, and the claim about each.
+LOOSE = {
+    "all stored patterns are fixed points": "M1",
+    "capacity d / (2 log d), about 0.14 d": "M2",
+    "diagonal kept": "M3",
+    "sgn(W ξ b)": "M4",
+    "Homer in 64 dimensions": "M14",
+    "continuous energy of Krotov and Hopfield": "M15",
+    "convergence to a local minimum": "M5",
+    "capacity 2^{d/2}": "M6",
+    "exponential storage capacity": "M7",
+    "convergence after one update": "M8",
+    "no interference from correlated data": "M9",
+    "V = K W_V is attention": "M10",
+    "quadratic term models the skip": "M11",
+    "Hessian of log Z is a second moment": "C18",
+    "order of the Kullback-Leibler divergence": "C14",
+    "ascent increases entropy": "C23",
+    "proofs apply for fixed patterns": "M16",
+}
+
+# Where the code breaks, by which factor too large, and which claims must notice.
+BREAKS = [
+    (Classical, "update", -1.0, ["M1", "M4"]),
+    (Classical, "retrieve", -1.0, ["M2", "M14", "P1"]),
+    (Classical, "energy", -1.0, ["M3"]),
+    (Classical, "flip_cost", -1.0, ["P2"]),
+    (Exponential, "retrieve", -1.0, ["M6", "M9"]),
+    (Exponential, "flip_cost", -1.0, ["P4", "P6"]),
+    (Dense, "flip_cost", -1.0, ["P3"]),
+    (Continuous, "update", 1 + 1e-6, ["M10", "M11", "M13"]),
+    (Continuous, "retrieve", 1 + 1e-3, ["M5", "P9"]),
+    (Continuous, "retrieve", 1.1, ["P8"]),
+    (Continuous, "retrieve", -1.0, ["M7"]),
+    (Continuous, "update", 1.01, ["M8", "M16"]),
+    (Continuous, "energy", 1 + 1e-6, ["M15"]),
+    (Kernel, "update", -1.0, ["P5"]),
+    (softmax_memories, "log_density", 1 + 1e-6, ["M12"]),
+    (softmax_memories, "denoise", 1 + 1e-6, ["M13"]),
+    (softmax_memories, "guaranteed_storage", 0.5, ["M7"]),
+    (retrieval_numbers, "guaranteed_storage", 1.001, ["P7"]),
+]
+
+
+@cache
+def result(key: str, seed: int) -> Result:
+    needs_digits([key])
+    (claim,) = select([key])
+    return examine(claim, seed=seed)
+
+
+def needs_digits(keys) -> None:
+    if DIGITS & set(keys):
+        pytest.importorskip("sklearn")
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("key", KEYS)
+def test_the_verdict_is_the_expected_one(key, seed):
+    found = result(key, seed)
+    assert found.verdict is found.claim.expected, (found.reason, found.evidence)
+    assert found.evidence.gaps["control"].share > (1e3 if key in TIGHT else 1.5)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_control_that_is_the_real_case_leaves_the_claim_undecided(key):
+    needs_digits([key])
+    (claim,) = select([key])
+    found = examine(claim, harmless=True)
+    assert found.verdict is Verdict.UNDECIDED
+    assert "the control did not break" in found.reason
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_claim_says_what_is_claimed_where_and_what_is_true_instead(key):
+    (claim,) = select([key])
+    assert claim.statement.endswith(".")
+    assert claim.source
+    assert claim.formula
+    assert bool(claim.correction) == (claim.expected is not Verdict.HOLDS)
+
+
+def test_every_loose_statement_has_a_claim_that_does_not_simply_repeat_it():
+    found = {claim.key: claim for claim in select(LOOSE.values())}
+    assert set(found) == set(LOOSE.values())
+    assert [key for key, claim in found.items() if claim.expected is Verdict.HOLDS] == ["M16"]
+
+
+def test_every_claim_has_a_break_that_it_notices():
+    assert {key for *_, keys in BREAKS for key in keys} == set(KEYS)
+
+
+@pytest.mark.parametrize(("owner", "name", "factor", "keys"), BREAKS)
+def test_code_that_is_wrong_changes_a_verdict(owner, name, factor, keys, monkeypatch):
+    needs_digits(keys)
+    original = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *args, **options: stretched(original(*args, **options), factor))
+    assert [claim.key for claim in select(keys) if not examine(claim).surprises] == []
+
+
+@pytest.mark.parametrize("key", ["P1", "P9"])
+def test_a_curve_has_a_value_for_every_point(key):
+    curve = result(key, 0).evidence.curve
+    assert {len(values) for values in curve.series.values()} == {len(curve.x)}
+    assert torch.tensor([list(values) for values in curve.series.values()]).isfinite().all()
+
+
+def test_figures_of_the_notes_come_out():
+    figures = {name: value for key in KEYS for name, value in result(key, 0).evidence.table.items()}
+    assert figures["share moved of 3 patterns in 4 dimensions"] == pytest.approx(2 / 3)
+    assert figures["patterns for ρ = 0.1, d = 20"] == pytest.approx(39.67, abs=0.01)
+    assert figures["its least curvature"] == pytest.approx(-3)
+    assert figures["after the update"] == pytest.approx(0.7382, abs=1e-4)
+    assert figures["after the update added to the state"] == pytest.approx(1.0432, abs=1e-4)
+    assert figures["guaranteed, d = 64"] == pytest.approx(1.66e6, rel=1e-2)
+    assert figures["patterns, d = 75, K = 1"] == pytest.approx(10.97, abs=0.01)
+    assert figures["observed pixels alone"] == 1
+    assert figures["patterns for power 2"] == 8
+    assert figures["e^z, from half, 5 digits"] == pytest.approx(0.8)
+    assert figures["relu^10, 50 digits"] == pytest.approx(0.86)
+    assert figures["m at β ‖x‖^2 = 1.21"] == pytest.approx(0.66993, abs=1e-5)
+
+
+def test_digits_without_scikit_learn_say_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "sklearn.datasets", None)
+    with pytest.raises(
+        ImportError, match=r"need scikit-learn, which is not installed; pip install 'massieu\[verify\]'"
+    ):
+        polar_memories.digits()
+
+
+def stretched(found, factor):
+    """Every number in a result times a factor."""
+    if isinstance(found, torch.Tensor):
+        return found * factor
+    if isinstance(found, tuple):
+        parts = [stretched(each, factor) for each in found]
+        return type(found)(*parts) if hasattr(found, "_fields") else tuple(parts)
+    if isinstance(found, (bool, int, float)):
+        return found * factor
+    return _with(found, factor)
+
+
+def _with(found, factor):
+    """A retrieval whose state is wrong."""
+    from dataclasses import replace
+
+    return replace(found, state=found.state * factor)
