@@ -65,7 +65,8 @@ def settle(
 
     What else is in the batch changes no row. ``"unroll"`` differentiates every step. ``"implicit"`` differentiates the
     fixed point: :math:`d\xi = (I - J)^{-1} \partial f` for rows that converged, in the memory of one step, and those
-    no longer depend on their start; a row that did not converge is differentiated through one more step.
+    no longer depend on their start. A row that did not converge has no fixed point to differentiate: every step of it
+    is, as if unrolled.
 
     Args:
         update: f, a map of states whose Jacobian in every row is symmetric, as that of a Hopfield memory is.
@@ -78,9 +79,13 @@ def settle(
         return _iterate(update, start, steps, tolerance)
     with torch.no_grad():
         settled = _iterate(update, start, steps, tolerance)
-    state = _attach(update, settled.state, settled.converged)
+    if not torch.is_grad_enabled():
+        return settled
+    whole = bool(settled.converged.all())
     # The start keeps its place in the graph, with derivative zero: a parameter without any upsets distributed training.
-    return settled._replace(state=torch.where(torch.ones_like(state, dtype=torch.bool), state, start))
+    other = start if whole else _iterate(update, start, steps, tolerance).state
+    at_rest = _attach(update, settled.state, settled.converged)
+    return settled._replace(state=torch.where(settled.converged[..., None], at_rest, other))
 
 
 def _iterate(update: Callable[[Tensor], Tensor], state: Tensor, steps: int, tolerance: float) -> Settled:
@@ -100,8 +105,6 @@ def _iterate(update: Callable[[Tensor], Tensor], state: Tensor, steps: int, tole
 
 def _attach(update: Callable[[Tensor], Tensor], state: Tensor, converged: Tensor) -> Tensor:
     """The state with the derivative of the fixed point, in whatever the update depends on."""
-    if not torch.is_grad_enabled():
-        return state
     outer = update(state)
     if not outer.requires_grad:
         return state
@@ -120,7 +123,7 @@ def _attach(update: Callable[[Tensor], Tensor], state: Tensor, converged: Tensor
             (pulled,) = torch.autograd.grad(image, point, vector, retain_graph=True)
             return vector - pulled
 
-        return torch.where(mask, _conjugate_gradients(pull, torch.where(mask, slope, 0.0)), slope)
+        return _conjugate_gradients(pull, torch.where(mask, slope, 0.0))
 
     outer.register_hook(solve)
     # The value is the state itself; only the derivative is that of the image.

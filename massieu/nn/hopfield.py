@@ -68,7 +68,7 @@ class Hopfield(nn.Module):
         update_steps_max: updates of the state before the last association, at most; None to go on until all rest.
         update_steps_eps: what counts as rest.
         gradient: ``"unroll"`` differentiates every update, ``"implicit"`` the fixed point: in the memory of one update,
-            and a state that converged has no derivative in where it started.
+            and a state that converged has no derivative in where it started. One that did not is unrolled.
         normalize_stored_pattern, normalize_state_pattern, normalize_pattern_projection: whether a layer norm comes
             first.
         normalize_hopfield_space: whether states and keys go through a layer norm in the association space, one for
@@ -148,6 +148,16 @@ class Hopfield(nn.Module):
     ) -> None:
         super().__init__()
         check_count(num_heads, "num_heads", "it is the number of heads")
+        sizes = {
+            "input_size": input_size,
+            "output_size": output_size,
+            "pattern_size": pattern_size,
+            "stored_pattern_size": stored_pattern_size,
+            "pattern_projection_size": pattern_projection_size,
+        }
+        for name, size in sizes.items():
+            if size is not None:
+                check_count(size, name, "it is the size of a pattern")
         if gradient not in get_args(Gradient):
             unknown("gradient", get_args(Gradient), gradient)
         if association_activation not in (None, *get_args(Pointwise)):

@@ -37,8 +37,9 @@ def build_scaling(
         kept = scaling if same else nn.Parameter(flat.clone(), scaling.requires_grad)
         owner.register_parameter("scaling", kept)
         return kept
-    owner.register_buffer("scaling", flat.clone())
-    return flat
+    own = flat.clone()
+    owner.register_buffer("scaling", own)
+    return own
 
 
 def log_weight_of(
