@@ -111,6 +111,10 @@ def retrieve_at_scale(
         merged.add(kernels.retrieve(rows.inputs, 1, min(top, stop - start)), start)
         if progress is not None:
             progress(stop, atoms)
+    if merged.highest > HIGHEST and not wide:
+        exact = retrieve_at_scale(queries.double(), patterns, beta=beta, top=top, values=values, progress=progress)
+        fields = (exact.state, exact.log_normalizer, exact.entropy, exact.scores)
+        return Retrieved(*(x.to(dtype) for x in fields), exact.index)
     return merged.result(queries.shape[:-1], dtype)
 
 
@@ -120,6 +124,10 @@ def _converting(stored: Stored, like: Tensor, tile: int) -> Callable[[int, int],
         return lambda start, stop: stored.read(start, stop).to(like.device)
     buffer = like.new_empty(min(tile, stored.shape[0]), stored.shape[1])
     return lambda start, stop: buffer[: stop - start].copy_(stored.read(start, stop))
+
+
+HIGHEST = 2.0**30
+"""Beyond this, what float32 rounds off a score in base 2 overflows as an exponent."""
 
 
 class _Merged:
@@ -132,6 +140,7 @@ class _Merged:
         self.log_z, self.entropy, self.state = zeros - torch.inf, zeros, zeros.new_zeros(count, width)
         self.scores = zeros.new_zeros(count, 0)
         self.index = torch.zeros_like(self.scores, dtype=torch.int64)
+        self.highest = 0.0  # score in base 2, by its absolute value
 
     def add(self, found: kernels.Found, start: int) -> None:
         """Mix in one more tile; the entropy of a mixture is the mean of entropies and that of the choice."""
@@ -140,6 +149,7 @@ class _Merged:
         maximum, total, _ = (None if x is None else x.reshape(-1).double() for x in found.moments)
         assert maximum is not None
         assert total is not None
+        self.highest = max(self.highest, float(maximum.abs().amax()) if len(maximum) else 0.0)
         # From the moments: a log normalizer in float32 near 10,000 is too coarse for weights.
         own = kernels.LN2 * maximum + total.log()
         log_z = torch.logaddexp(self.log_z, own)

@@ -301,3 +301,14 @@ def test_files_that_do_not_serve_end_in_one_sentence(tmp_path):
     path = save(tmp_path / "short", x=randn(3, 4))
     path.write_bytes(path.read_bytes()[:-8])
     refused(path, "patterns must hold 3 patterns, got a file that ends earlier; write it again")
+
+
+@pytest.mark.parametrize("beta", [1e8, 1e9, 1e12, 1e20])
+def test_scores_beyond_what_float32_resolves_choose_the_best_pattern(beta):
+    generator = torch.Generator().manual_seed(0)
+    stored, queries = torch.randn(1000, 16, generator=generator), torch.randn(7, 16, generator=generator)
+    found = retrieve_at_scale(queries, stored, beta=beta, top=1)
+    best = (queries.double() @ stored.double().mT).max(-1)
+    assert found.index[:, 0].tolist() == best.indices.tolist()
+    torch.testing.assert_close(found.state, stored[best.indices])
+    torch.testing.assert_close(found.log_normalizer, (beta * best.values).float())
