@@ -113,8 +113,10 @@ def retrieve_at_scale(
             progress(stop, atoms)
     if merged.highest > HIGHEST and not wide:
         exact = retrieve_at_scale(queries.double(), patterns, beta=beta, top=top, values=values, progress=progress)
-        fields = (exact.state, exact.log_normalizer, exact.entropy, exact.scores)
-        return Retrieved(*(x.to(dtype) for x in fields), exact.index)
+        state, log_z, entropy, scores = (
+            x.to(dtype) for x in (exact.state, exact.log_normalizer, exact.entropy, exact.scores)
+        )
+        return Retrieved(state, log_z, entropy, scores, exact.index)
     return merged.result(queries.shape[:-1], dtype)
 
 

@@ -310,5 +310,5 @@ def test_scores_beyond_what_float32_resolves_choose_the_best_pattern(beta):
     found = retrieve_at_scale(queries, stored, beta=beta, top=1)
     best = (queries.double() @ stored.double().mT).max(-1)
     assert found.index[:, 0].tolist() == best.indices.tolist()
-    torch.testing.assert_close(found.state, stored[best.indices])
-    torch.testing.assert_close(found.log_normalizer, (beta * best.values).float())
+    assert_close(found.state, stored[best.indices])
+    assert_close(found.log_normalizer, (beta * best.values).float())
