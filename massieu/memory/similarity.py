@@ -145,7 +145,8 @@ class Kernel(Soft):
                 patterns, root = self.patterns[kept].double(), own[kept, None].sqrt()
                 slope = slopes(torch.where(seen, state.double(), 0.0), torch.where(seen, patterns, 0.0))
                 first, second = ((root * (x - (root.square() * x).sum(0)))[:, free] for x in (patterns, slope))
-                found[place] = beta[chunk][place] * _radius(first, second, beta[chunk][place])
+                warmth = beta[chunk][place].sqrt()
+                found[place] = _radius(warmth * first, warmth * second)
             return found
 
         return self._by_weights(rows, conditions, growth)
@@ -201,13 +202,19 @@ def _quotient(x: Tensor, function: Callable[[Tensor], Tensor], first: float, sec
     return torch.where(small, 1 + x * (first + second * x), function(safe) / safe)
 
 
-def _radius(first: Tensor, second: Tensor, beta: Tensor) -> Tensor:
-    """The largest modulus of an eigenvalue of a product of matrices (atoms, dim); or a bound that is low enough."""
+def _radius(first: Tensor, second: Tensor) -> Tensor:
+    """The largest modulus of an eigenvalue of a product of matrices (atoms, dim); or a bound, if that is below one."""
     largest: Tensor = first.norm() * second.norm()
-    if beta * largest < 0.99:
+    if largest < 0.99:
         return largest
     # The product has the same eigenvalues in either order, apart from zeros: the smaller one is enough.
     jacobian = second @ first.T if len(first) < first.shape[1] else second.T @ first
+    power = jacobian
+    for doublings in range(4):  # norms of powers are bounds too, and cost less than eigenvalues
+        largest = power.norm() ** 0.5**doublings
+        if largest < 0.99:
+            return largest
+        power = power @ power
     symmetric = torch.equal(first, second)
     largest = torch.linalg.eigvalsh(jacobian)[-1] if symmetric else torch.linalg.eigvals(jacobian).abs().max()
     return largest
