@@ -79,7 +79,7 @@ class Continuous(Soft):
         # A stored pattern has an energy far below its square: the difference is taken in double.
         wide = rows.double()
         query, size = self._query(wide, conditions), self._size(**conditions).double()
-        warm = query.detach().norm(dim=-1) * size.detach() < WARM
+        warm = check_scores(query.detach().norm(dim=-1) * size.detach()) < WARM
         potential = wide.new_zeros(len(rows))
         for part, method in ((~warm, self._potential), (warm, self._mean_score)):
             (own,) = part.nonzero(as_tuple=True)
@@ -113,17 +113,16 @@ class Continuous(Soft):
     def _query(self, rows: Tensor, conditions: Conditions) -> Tensor:
         """States times beta; in double where float32 does not hold their scores."""
         query = rows * self._temperature(rows, conditions)
-        fits = torch.finfo(rows.dtype).max ** 0.9
-        size = self._size(**conditions).detach().double()
-        if rows.numel() and not float((query.detach().double().norm(dim=-1) * size).max()) < fits:
-            query = rows.double() * self._temperature(rows.double(), conditions)
-            check_scores(query.detach().norm(dim=-1) * size)
+        # What is large in the patterns the kernels see for themselves.
+        if rows.numel() and not float(query.detach().abs().max()) < torch.finfo(torch.float32).max ** 0.75:
+            query = check_scores(rows.double() * self._temperature(rows.double(), conditions))
         return query
 
     def _read(self, rows: Tensor, values: Tensor, **conditions: Tensor) -> Tensor:
         query = self._query(rows, conditions)
         patterns, weights = self.patterns.to(query), self._weights(query, conditions)
-        return attend(query, patterns, values.to(query), weights, scale=1.0, statistics=None).output.to(rows.dtype)
+        output = attend(query, patterns, values.to(query), weights, scale=1.0, statistics=None).output
+        return check_scores(output).to(rows.dtype)
 
     def _peak(self, rows: Tensor, **conditions: Tensor) -> Tensor:
         query = self._query(rows, conditions)
