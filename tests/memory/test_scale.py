@@ -189,6 +189,43 @@ def test_a_safetensors_file_is_read_in_any_precision_and_computed_in_single(tmp_
             assert found.state.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
 
 
+@pytest.mark.parametrize("tile", [None, 1, 7, 50])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_log_weights_weigh_and_hide_patterns(tile, dtype):
+    query, patterns = randn(2, 3, 8, dtype=dtype), randn(90, 8, seed=1, dtype=dtype)
+    present = torch.rand(2, 3, 90, generator=torch.Generator().manual_seed(2)) < 0.3
+    present[..., :20] = False  # whole tiles of nothing
+    present[..., 30] = True
+    weights = randn(90, seed=3)
+    for log_weight in (weights, present, weights.masked_fill(~present[0, 0], -torch.inf), weights.float()):
+        own = log_weight.double().log() if log_weight.dtype == torch.bool else log_weight.double()
+        scores = 0.7 * query.double() @ patterns.double().mT + own
+        best, order = scores.sort(dim=-1, descending=True, stable=True)
+        mean, part = scores.softmax(-1) @ patterns.double(), scores.softmax(-1)
+        expected = Retrieved(
+            mean, scores.logsumexp(-1), torch.special.entr(part).sum(-1), best[..., :4], order[..., :4]
+        )
+        found = retrieve_at_scale(query, patterns, beta=0.7, top=4, tile=tile, log_weight=log_weight)
+        assert_same(found, expected, 1e-12 if dtype == torch.float64 else 3e-6)
+    alone = torch.arange(90) == 33
+    found = retrieve_at_scale(query, patterns, beta=0.7, top=3, tile=tile, log_weight=alone)
+    assert_close(found.state, patterns[33].expand(2, 3, 8))
+    assert found.index.reshape(-1, 3).tolist() == [[33, -1, -1]] * 6
+    assert bool(found.scores[..., 1:].isneginf().all())
+
+
+@pytest.mark.parametrize("tile", [None, 2])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_a_number_is_noticed(tile, bad):
+    query, patterns = randn(2, 4), randn(5, 4)
+    spoilt = patterns.clone()
+    spoilt[3, 1] = bad
+    with pytest.raises(ValueError, match="patterns, values and their scores must be finite, got nan or infinity"):
+        retrieve_at_scale(query, spoilt, beta=1.0, tile=tile)
+    with pytest.raises(ValueError, match="patterns, values and their scores must be finite, got nan or infinity"):
+        retrieve_at_scale(query, patterns, beta=1.0, tile=tile, values=spoilt)
+
+
 def test_progress_counts_the_patterns():
     seen = []
     retrieve_at_scale(randn(1, 4), randn(10, 4), beta=1.0, tile=4, progress=lambda *both: seen.append(both))
@@ -270,6 +307,13 @@ def test_patterns_may_be_larger_than_the_memory_there_is(tmp_path, kind):
             {"patterns": np.ones((3, 4), ">f4")},
             "patterns must be an array of native .* got >f4; a raw file of bfloat16",
         ),
+        ({"queries": torch.full((1, 4), torch.nan)}, "queries must be finite, got nan or infinity; fill unknown"),
+        ({"values": randn(3, 2).requires_grad_()}, "retrieve_at_scale has no derivatives, got a tensor that requires"),
+        ({"patterns": np.ones((3, 4))[::-1]}, "patterns must run forwards in memory, got a reversed array; copy it"),
+        ({"log_weight": torch.zeros(3).long()}, "log_weight must be a floating-point tensor, got torch.int64"),
+        ({"log_weight": torch.zeros(2)}, "log_weight must have 3 entries on its last axis"),
+        ({"log_weight": torch.zeros(5, 3)}, r"log_weight must broadcast to the shape \(2, 3\) of queries and patterns"),
+        ({"log_weight": torch.zeros(3) > 0}, "log_weight must leave one component in each row"),
         ({"values": randn(4, 2)}, "values must have one row for each of the 3 patterns, got 4; match them"),
         ({"beta": 0.0}, "beta must be positive and finite, got 0.0; it is an inverse temperature"),
         ({"beta": float("nan")}, "beta must be positive and finite, got nan"),
@@ -289,9 +333,15 @@ def test_files_that_do_not_serve_end_in_one_sentence(tmp_path):
     query = randn(1, 4)
 
     def refused(path: Path, message: str) -> None:
-        with pytest.raises((TypeError, ValueError), match=message):
+        with pytest.raises((TypeError, ValueError, FileNotFoundError), match=message):
             retrieve_at_scale(query, path, beta=1.0)
 
+    refused(tmp_path / "missing", "patterns must be an existing file, got .*missing; check the path")
+    refused(tmp_path, "patterns must be an existing file, got ")
+    for number, header in enumerate((b'{"x":5}', b"[1]", b'{"x":{"shape":[1,1],"dtype":"F32"}}')):
+        path = tmp_path / f"header{number}"
+        path.write_bytes(len(header).to_bytes(8, "little") + header)
+        refused(path, "patterns must be a safetensors file, got header. without its header; open other files")
     (tmp_path / "text").write_text("no header at all")
     refused(tmp_path / "text", "patterns must be a safetensors file, got text without its header; open other files")
     refused(
