@@ -241,10 +241,11 @@ query = torch.ones(1, dim)
 retrieve_at_scale(query, torch.ones(1000, dim), beta=1.0)  # threads and libraries come before the limit
 def status(name):
     return int(open("/proc/self/status").read().split(name + ":")[1].split()[0]) * 1024
-# Private writable memory. A file that is mapped for reading does not count: its pages belong to the system, which takes
-# them back when it needs them. The address space (RLIMIT_AS) would count the map itself.
-limit = status("VmData") + 100_000_000
-resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+# Private writable memory, or the whole address space (ulimit -v). A file that is mapped for reading counts in the second
+# only: its pages belong to the system, which takes them back when it needs them.
+kind, limited = kind.split(", ")
+limit = status({"data": "VmData", "address space": "VmSize"}[limited]) + 100_000_000
+resource.setrlimit(resource.RLIMIT_DATA if limited == "data" else resource.RLIMIT_AS, (limit, limit))
 before = status("RssAnon")
 patterns = np.memmap(path, np.float32, "r", shape=(rows, dim)) if kind != "safetensors" else path
 if kind == "whole":
@@ -259,12 +260,15 @@ print(json.dumps({"index": found.index.tolist(), "log_z": found.log_normalizer.i
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits private memory alone")
-@pytest.mark.parametrize("kind", ["map", "safetensors", "whole"])
+@pytest.mark.parametrize(
+    "kind",
+    ["map, data", "safetensors, data", "whole, data", "safetensors, address space", "map, address space"],
+)
 def test_patterns_may_be_larger_than_the_memory_there_is(tmp_path, kind):
     rows, dim, path = 1_000_000, 64, tmp_path / "patterns"  # 256 MB under a limit of 100 MB
     header = json.dumps({"x": {"dtype": "F32", "shape": [rows, dim], "data_offsets": [0, rows * dim * 4]}}).encode()
     with path.open("wb") as file:
-        if kind == "safetensors":
+        if kind.startswith("safetensors"):
             file.write(len(header).to_bytes(8, "little") + header)
         start = file.tell()
         file.truncate(start + rows * dim * 4)  # zeros that take no room on the disk
@@ -273,7 +277,7 @@ def test_patterns_may_be_larger_than_the_memory_there_is(tmp_path, kind):
             file.write(np.full(dim, size, np.float32).tobytes())
     arguments = [sys.executable, "-c", PROGRAM, str(path), kind, str(rows), str(dim)]
     done = subprocess.run(arguments, capture_output=True, text=True, cwd=ROOT)
-    if kind == "whole":  # the control: the limit is one
+    if kind in ("whole, data", "map, address space"):  # the control: the limit is one
         assert done.returncode != 0
         assert "MemoryError" in done.stderr or "allocate" in done.stderr
         return
