@@ -109,6 +109,7 @@ class TokenSelection:
             total = self.targets.sum(-1)
             if (self.targets < 0).any() or (total - 1).abs().max() > 1e-6:
                 raise ValueError("targets must be distributions: not negative, with sum one over each sequence")
+            self.targets = self.targets / total[:, None]
             self.scores = self.targets
         elif scores is not None:
             self.scores = self._per_token(scores, "scores")
@@ -182,13 +183,17 @@ class TokenSelection:
     def losses(self, attention: Tensor) -> Tensor:
         """Loss of every sequence at given attention maps, shape ``(sequences,)``; differentiable."""
         if self.targets is not None:
-            return -torch.xlogy(self.targets, attention).sum(-1)
+            # An absent token has no mass and no attention: its derivative would be 0 / 0.
+            return -torch.xlogy(self.targets, attention.masked_fill(self.targets == 0, 1.0)).sum(-1)
         if self.linear:
             return LOSSES[self.loss]((attention * self.scores).sum(-1))
         return self._losses_of_head(torch.einsum("nt,ntd->nd", attention, self.tokens))
 
     def objective(self, weights: Tensor) -> Tensor:
         """Mean loss at the weights, a scalar; differentiable."""
+        if self.targets is not None:
+            log_attention = self.logits(weights).log_softmax(-1).masked_fill(self.targets == 0, 0.0)
+            return -(self.targets * log_attention).sum(-1).mean()
         return self.losses(self.attention(weights)).mean()
 
     def selected(self, weights: Tensor) -> Tensor:
