@@ -1,0 +1,129 @@
+"""Least Frobenius norm: L-BFGS-B on the dual, then conjugate gradients on the face that it finds."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from massieu.margin.program import ZERO, Floats, Product, Program, Solved, conjugate_gradient, restricted, scipy_module
+
+__all__ = ["least_frobenius"]
+
+
+def least_frobenius(program: Program, *, tolerance: float, rounds: int) -> Solved:
+    r"""Solve a program for the Frobenius norm.
+
+    The dual has one variable for each constraint, :math:`\max_\lambda 1^\top \lambda - \tfrac12 |A^\top \lambda|^2`
+    with :math:`\lambda \ge 0` where the constraint is an inequality. Any :math:`\lambda` and any W with least margin
+    m(W) > 0 bound the least norm, :math:`1^\top\lambda / |A^\top\lambda| \le |W^*| \le |W| / m(W)`. Where no margin is
+    positive, the point of the constraints' hull nearest to zero is sought instead, which is a problem of the same form:
+    :math:`\min \tfrac12 |A^\top\lambda|^2 + \tfrac12 (1^\top\lambda - 1)^2`.
+    """
+    start = program.products
+    if not program.least.any():
+        return _nothing(program)
+    if program.impossible.any():
+        return _ended(program, program.gather(_first(program.impossible)), tolerance, start)
+    x = np.zeros(len(program.index))
+    best: Solved | None = None
+    for turn in range(rounds):
+        x = _bounded(program, program.gram, x, turn)
+        if program.margin(program.adjoint(program.scatter(x))) > 0:
+            x = _face(program, program.gram, x)
+        else:  # perhaps there is no solution, and the dual without bound: the hull's nearest point always exists
+            x = _hull(program, x, turn)
+        found = _ended(program, x, tolerance, start)
+        if best is None or found.converged or _better(found, best):
+            best = found
+        if best.converged:
+            return best
+        # The best multiple: a nearest point p of the hull becomes p / |p|^2.
+        x = x * float(program.rewards @ x) / max(float(x @ program.gram(x)), 1e-300)
+    assert best is not None
+    return best
+
+
+def _bounded(program: Program, product: Product, x: Floats, turn: int) -> Floats:
+    """L-BFGS-B on half x'Hx - b'x, where inequalities keep their multipliers from being negative."""
+    optimize = scipy_module("optimize")
+
+    def objective(x: Floats) -> tuple[float, Floats]:
+        image = product(x)
+        return 0.5 * float(x @ image) - float(program.rewards @ x), image - program.rewards
+
+    low = np.where(program.free, -np.inf, 0.0)
+    options = {"maxiter": 150 * 2**turn, "maxfun": 400 * 2**turn, "maxcor": 20, "ftol": 0.0}
+    options["gtol"] = 1e-6 * float(program.rewards.max()) * 0.1**turn
+    bounds = optimize.Bounds(low, np.inf)
+    return np.asarray(optimize.minimize(objective, x, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x)
+
+
+def _face(program: Program, product: Product, x: Floats) -> Floats:
+    """Solve Hx = b where x is positive; a variable that would become negative stops the step and leaves."""
+    for _ in range(20):
+        inside = np.flatnonzero((x > 0) | program.free)
+        right = (program.rewards - product(x))[inside]
+        if not right.any():
+            return x
+        step = np.zeros_like(x)
+        steps = min(2 * len(inside), 300) + 20
+        step[inside] = conjugate_gradient(restricted(product, inside, len(x)), right, steps=steps, tolerance=1e-12)
+        blocked = (x + step < 0) & ~program.free
+        if not blocked.any():
+            return x + step
+        reach = np.divide(x, -step, out=np.full_like(x, np.inf), where=blocked)
+        moved = x + reach.min() * step
+        x = np.where(program.free | (moved > 1e-15 * moved.max()), moved, 0.0)
+    return x
+
+
+def _hull(program: Program, x: Floats, turn: int) -> Floats:
+    """Multipliers of sum about one whose combination of the constraints is nearest to zero."""
+
+    def product(x: Floats) -> Floats:
+        return program.gram(x) + program.rewards * float(program.rewards @ x)
+
+    total = float(program.rewards @ x)
+    return _face(program, product, _bounded(program, product, x / total if total > 0 else x, turn))
+
+
+def _nothing(program: Program) -> Solved:
+    """Where nothing is asked for, zero does."""
+    weights = np.zeros((program.rows.shape[-1], program.queries.shape[-1]))
+    return Solved(weights, np.zeros(program.least.shape), 0.0, 0.0, True, None, np.inf, True, 0)
+
+
+def _first(flags: np.ndarray) -> Floats:
+    one = np.zeros(flags.shape)
+    one.ravel()[np.flatnonzero(flags)[0]] = 1.0
+    return one
+
+
+def _better(found: Solved, than: Solved) -> bool:
+    if found.feasible and than.feasible:
+        return found.upper / found.lower < than.upper / than.lower
+    return found.feasible or (not than.feasible and found.eps < than.eps)
+
+
+def _ended(program: Program, x: Floats, tolerance: float, start: int) -> Solved:
+    """What multipliers show: bounds of the least norm, or that no weights have a margin."""
+    multipliers = program.scatter(x)
+    combined = program.adjoint(multipliers)
+    total, norm = program.reward(multipliers), float(np.linalg.norm(combined))
+    eps = norm / total if total > 0 else np.inf
+    weights = program.level(combined)
+    margin = program.margin(weights)
+    feasible = margin > 0 and eps > ZERO * program.size
+    upper = float(np.linalg.norm(weights)) / margin if feasible else np.inf
+    lower = 1.0 / eps if eps > 0 else np.inf
+    shown = eps <= ZERO * program.size
+    return Solved(
+        weights=weights / margin if feasible else weights,
+        multipliers=multipliers * (total / norm**2) if feasible else multipliers,
+        lower=lower,
+        upper=upper,
+        feasible=feasible,
+        farkas=None if feasible else multipliers / total if total > 0 else None,
+        eps=eps,
+        converged=shown or (feasible and upper / lower - 1 <= tolerance),
+        products=program.products - start,
+    )
