@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from massieu.margin.program import ZERO, Floats, Product, Program, Solved, conjugate_gradient, restricted, scipy_module
+from massieu.margin.program import (
+    ZERO,
+    Flags,
+    Floats,
+    Product,
+    Program,
+    Solved,
+    conjugate_gradient,
+    restricted,
+    scipy_module,
+)
 
-__all__ = ["least_frobenius"]
+__all__ = ["bounded", "face", "least_frobenius"]
 
 
 def least_frobenius(program: Program, *, tolerance: float, rounds: int) -> Solved:
@@ -22,15 +32,21 @@ def least_frobenius(program: Program, *, tolerance: float, rounds: int) -> Solve
     if not program.least.any():
         return _nothing(program)
     if program.impossible.any():
-        return _ended(program, program.gather(_first(program.impossible)), tolerance, start)
+        return _ended(program, program.select(_first(program.impossible)), tolerance, start)
     x = np.zeros(len(program.index))
     best: Solved | None = None
+
+    def hull(x: Floats) -> Floats:
+        return program.gram(x) + program.rewards * float(program.rewards @ x)
+
     for turn in range(rounds):
-        x = _bounded(program, program.gram, x, turn)
+        effort = {"steps": 150 * 2**turn, "tolerance": 1e-6 * 0.1**turn * float(program.rewards.max())}
+        x = bounded(program.gram, program.rewards, program.free, x, **effort)
         if program.margin(program.adjoint(program.scatter(x))) > 0:
-            x = _face(program, program.gram, x)
-        else:  # perhaps there is no solution, and the dual without bound: the hull's nearest point always exists
-            x = _hull(program, x, turn)
+            x = face(program.gram, program.rewards, program.free, x)
+        else:  # perhaps the dual has no bound; the point of the hull nearest to zero always exists
+            x = bounded(hull, program.rewards, program.free, x / max(float(program.rewards @ x), 1e-300), **effort)
+            x = face(hull, program.rewards, program.free, x)
         found = _ended(program, x, tolerance, start)
         if best is None or found.converged or _better(found, best):
             best = found
@@ -42,48 +58,36 @@ def least_frobenius(program: Program, *, tolerance: float, rounds: int) -> Solve
     return best
 
 
-def _bounded(program: Program, product: Product, x: Floats, turn: int) -> Floats:
-    """L-BFGS-B on half x'Hx - b'x, where inequalities keep their multipliers from being negative."""
+def bounded(product: Product, right: Floats, free: Flags, x: Floats, *, steps: int, tolerance: float) -> Floats:
+    """L-BFGS-B on half x'Hx - b'x over x that is not negative, except where it is free."""
     optimize = scipy_module("optimize")
 
     def objective(x: Floats) -> tuple[float, Floats]:
         image = product(x)
-        return 0.5 * float(x @ image) - float(program.rewards @ x), image - program.rewards
+        return 0.5 * float(x @ image) - float(right @ x), image - right
 
-    low = np.where(program.free, -np.inf, 0.0)
-    options = {"maxiter": 150 * 2**turn, "maxfun": 400 * 2**turn, "maxcor": 20, "ftol": 0.0}
-    options["gtol"] = 1e-6 * float(program.rewards.max()) * 0.1**turn
-    bounds = optimize.Bounds(low, np.inf)
+    options = {"maxiter": steps, "maxfun": 3 * steps, "maxcor": 20, "ftol": 0.0, "gtol": tolerance}
+    bounds = optimize.Bounds(np.where(free, -np.inf, 0.0), np.inf)
     return np.asarray(optimize.minimize(objective, x, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x)
 
 
-def _face(program: Program, product: Product, x: Floats) -> Floats:
-    """Solve Hx = b where x is positive; a variable that would become negative stops the step and leaves."""
+def face(product: Product, right: Floats, free: Flags, x: Floats) -> Floats:
+    """Solve Hx = b where x is positive or free; a variable that would become negative stops the step and leaves."""
     for _ in range(20):
-        inside = np.flatnonzero((x > 0) | program.free)
-        right = (program.rewards - product(x))[inside]
-        if not right.any():
+        inside = np.flatnonzero((x > 0) | free)
+        rest = (right - product(x))[inside]
+        if not rest.any():
             return x
         step = np.zeros_like(x)
         steps = min(2 * len(inside), 300) + 20
-        step[inside] = conjugate_gradient(restricted(product, inside, len(x)), right, steps=steps, tolerance=1e-12)
-        blocked = (x + step < 0) & ~program.free
+        step[inside] = conjugate_gradient(restricted(product, inside, len(x)), rest, steps=steps, tolerance=1e-12)
+        blocked = (x + step < 0) & ~free
         if not blocked.any():
             return x + step
         reach = np.divide(x, -step, out=np.full_like(x, np.inf), where=blocked)
         moved = x + reach.min() * step
-        x = np.where(program.free | (moved > 1e-15 * moved.max()), moved, 0.0)
+        x = np.where(free | (moved > 1e-15 * moved.max()), moved, 0.0)
     return x
-
-
-def _hull(program: Program, x: Floats, turn: int) -> Floats:
-    """Multipliers of sum about one whose combination of the constraints is nearest to zero."""
-
-    def product(x: Floats) -> Floats:
-        return program.gram(x) + program.rewards * float(program.rewards @ x)
-
-    total = float(program.rewards @ x)
-    return _face(program, product, _bounded(program, product, x / total if total > 0 else x, turn))
 
 
 def _nothing(program: Program) -> Solved:

@@ -91,6 +91,10 @@ class Program:
         multipliers.ravel()[self.index] = x * self.scale
         return multipliers
 
+    def select(self, multipliers: Floats) -> Floats:
+        """Scaled multipliers, one for each constraint: the inverse of ``scatter``."""
+        return np.asarray(multipliers.ravel()[self.index] / self.scale)
+
     def gather(self, values: Floats) -> Floats:
         """Scaled values, one for each constraint."""
         return values.ravel()[self.index] * self.scale

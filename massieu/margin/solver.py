@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from massieu.margin.frobenius import least_frobenius
+from massieu.margin.nuclear import least_nuclear
 from massieu.margin.problem import TokenSelection
 from massieu.margin.program import Program, Solved, one_thread
 
@@ -116,8 +117,8 @@ def max_margin(
         >>> round(found.margin, 4), found.gap < 1e-9, found.support.tolist()
         (1.4142, True, [[False, True]])
     """
-    if norm != "fro":
-        raise ValueError(f"norm must be 'fro', got {norm!r}")
+    if norm not in ("fro", "nuc"):
+        raise ValueError(f"norm must be 'fro' or 'nuc', got {norm!r}")
     if ties not in ("pick", "equal"):
         raise ValueError(f"ties must be 'pick' or 'equal', got {ties!r}")
     tolerance = (1e-10 if norm == "fro" else 1e-6) if tolerance is None else tolerance
@@ -234,7 +235,8 @@ class _Search:
         least = problem.present & ~self.alternatives & ~undecided[:, None]
         arrays = (problem.differences(selection), problem.queries, least, equal)
         program = Program(*(array.numpy() for array in arrays))
-        found = least_frobenius(program, tolerance=self.tolerance, rounds=self.rounds)
+        solver = least_frobenius if self.norm == "fro" else least_nuclear
+        found = solver(program, tolerance=self.tolerance, rounds=self.rounds)
         self.products += found.products
         return found
 
