@@ -322,5 +322,7 @@ def _padded(tokens: Tensor | Sequence[Tensor], lengths: Tensor | None) -> tuple[
             raise ValueError(f"there must be tokens to select from, but sequence {i} has {count}; leave it out")
     rows = [_floats(row, "tokens", 2) for row in rows]
     filled = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    if isinstance(tokens, Tensor):  # scores come in the shape of the tokens, even if no sequence fills it
+        filled = torch.nn.functional.pad(filled, (0, 0, 0, tokens.shape[1] - filled.shape[1]))
     present = torch.tensor([len(row) for row in rows])[:, None]
     return filled, torch.arange(filled.shape[1]) < present
