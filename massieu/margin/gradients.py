@@ -126,7 +126,7 @@ class Landscape:
 
     def __init__(self, problem: TokenSelection) -> None:
         self.problem = problem
-        self.queries_t = problem.queries.mT.contiguous()
+        self.scaled_queries = problem.queries / -len(problem.queries)
         self.absent = ~problem.present if not problem.present.all() else None
         # Scores that are tied up to rounding are equal: at large weights a difference of 1e-17 would drive the descent.
         best = problem.scores.masked_fill(~problem.best, -torch.inf).amax(-1, keepdim=True)
@@ -138,7 +138,7 @@ class Landscape:
 
     def log_attention(self, weights: Tensor) -> Tensor:
         """Logarithms of the attention maps, shape ``(sequences, length)``."""
-        logits = torch.bmm(self.problem.tokens, (weights @ self.queries_t).mT[..., None])[..., 0]
+        logits = torch.bmm(self.problem.tokens, (self.problem.queries @ weights.mT)[..., None])[..., 0]
         if self.absent is not None:
             logits.masked_fill_(self.absent, -torch.inf)
         return logits.log_softmax(-1)
@@ -152,19 +152,17 @@ class Landscape:
             coefficients = sign * torch.exp(log_size - shift)
             coefficients.scatter_add_(1, self.anchor, -coefficients.sum(-1, keepdim=True))
         else:
-            top = log_attention.argmax(-1, keepdim=True)
             rise = self._slopes(log_attention.exp())
-            rise = rise - rise.gather(1, top)
-            log_size = log_attention + rise.abs().log()
-            largest = log_size.amax(-1, keepdim=True)
-            own = torch.where(largest.isfinite(), largest, 0.0)
+            rise = rise - rise.gather(1, log_attention.argmax(-1, keepdim=True))
+            log_size = log_attention + rise.abs().log_()
+            # A sequence without slope has only logarithms of zero, from which nothing infinite may be subtracted.
+            largest = log_size.amax(-1, keepdim=True).clamp_(min=-1e300)
             shift = _finite(largest.amax())
-            sign = rise.sign()
-            mean = (sign * torch.exp(log_size - own)).sum(-1, keepdim=True)
-            coefficients = sign * torch.exp(log_size - shift) - mean * torch.exp(log_attention + largest - shift)
+            parts = torch.exp(log_size - largest).mul_(rise.sign_())
+            mean = parts.sum(-1, keepdim=True)
+            coefficients = parts.sub_(log_attention.exp().mul_(mean)).mul_((largest - shift).exp_())
         pulled = torch.bmm(coefficients[:, None], self.problem.tokens)[:, 0]
-        matrix = (self.queries_t @ pulled).mT
-        return LogGradient(matrix / -len(pulled), float(shift))
+        return LogGradient(pulled.mT @ self.scaled_queries, shift)
 
     def gap(self, weights: Tensor, selection: Tensor | None = None) -> LogGap:
         """As :func:`log_gap`."""
@@ -179,7 +177,7 @@ class Landscape:
         total = float((sign * torch.exp(log_size - shift)).mean())
         if total == 0:
             return LogGap(0, -math.inf)
-        return LogGap(1 if total > 0 else -1, math.log(abs(total)) + float(shift))
+        return LogGap(1 if total > 0 else -1, math.log(abs(total)) + shift)
 
     def _slopes(self, attention: Tensor) -> Tensor:
         """Minus the derivative of every sequence's loss by its attention, up to a constant for each sequence."""
@@ -200,14 +198,17 @@ class Landscape:
         alone = torch.zeros_like(attention).scatter_(1, chosen, 1.0)
         rise = self._slopes((attention + alone) / 2)
         rise = rise.gather(1, chosen) - rise
-        log_size = log_attention + rise.abs().log()
-        shift = torch.where(log_size.isfinite().any(-1), log_size.amax(-1), 0.0)
-        near = (rise.sign() * torch.exp(log_size - shift[:, None])).sum(-1)
-        with torch.no_grad():
-            far = self.problem.losses(attention) - self.problem.losses(alone)
-        off = attention.scatter(1, chosen, 0.0).sum(-1) > NEAR
-        sign = torch.where(off, far.sign(), near.sign())
-        return sign, torch.where(off, far.abs().log(), near.abs().log() + shift)
+        log_size = log_attention + rise.abs().log_()
+        largest = log_size.amax(-1, keepdim=True).clamp_(min=-1e300)
+        near = (rise.sign_() * torch.exp(log_size - largest)).sum(-1)
+        sign, log_size = near.sign(), near.abs().log_() + largest[:, 0]
+        far = attention.scatter(1, chosen, 0.0).sum(-1) > NEAR
+        if far.any():
+            with torch.no_grad():
+                difference = self.problem.losses(attention) - self.problem.losses(alone)
+            sign = torch.where(far, difference.sign(), sign)
+            log_size = torch.where(far, difference.abs().log(), log_size)
+        return sign, log_size
 
     def _excess_of_targets(self, log_attention: Tensor) -> tuple[Tensor, Tensor]:
         """Sign and logarithm of p - s, with nothing at each sequence's anchor, which takes what makes the sum zero."""
@@ -229,5 +230,7 @@ class Landscape:
         return torch.ones_like(log_size), log_size
 
 
-def _finite(shift: Tensor) -> Tensor:
-    return shift if torch.isfinite(shift) else torch.zeros_like(shift)
+def _finite(largest: Tensor) -> float:
+    """A shift, none where there is nothing to shift."""
+    shift = float(largest)
+    return shift if -1e300 < shift < math.inf else 0.0

@@ -1,0 +1,173 @@
+"""The finite part of training: where targets share their mass among tokens, some of the weights converge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from massieu.margin.problem import TokenSelection
+from massieu.margin.solver import MaxMargin, max_margin
+
+__all__ = ["FiniteComponent", "Split", "finite_component"]
+
+RANK = 1e-10
+"""Singular values below this part of the largest count as zero."""
+
+
+@dataclass(frozen=True)
+class Split:
+    r"""Weights as a finite part, a multiple of the max-margin solution, and the rest.
+
+    Attributes:
+        projection: :math:`\Pi W` onto the finite subspace, shape ``(dim, query_dim)``.
+        coefficient: :math:`C = \langle W, W_{mm} \rangle / \|W_{mm}\|^2`.
+        residual: :math:`W - W_{fin} - C W_{mm}`.
+        error: :math:`\|\Pi W - W_{fin}\|`, which goes to zero in training; the residual's norm need not.
+    """
+
+    projection: Tensor
+    coefficient: float
+    residual: Tensor
+    error: float
+
+
+@dataclass(frozen=True)
+class FiniteComponent:
+    r"""The finite subspace, the weights that training approaches within it, and the direction in which it diverges.
+
+    Attributes:
+        basis: orthonormal, shape ``(rank, dim, query_dim)``.
+        weights: :math:`W_{fin}`, shape ``(dim, query_dim)``.
+        attention: the limiting attention :math:`s^*`, shape ``(sequences, length)``.
+        attained: whether :math:`s^*` is the targets themselves, which it is where the equations are independent.
+        solution: the max-margin solution, equal within each tied set, hence orthogonal to the subspace.
+        converged: the gradient within the subspace fell below the tolerance.
+        gradient: norm of that gradient.
+        steps: Newton steps made.
+    """
+
+    basis: Tensor
+    weights: Tensor
+    attention: Tensor
+    attained: bool
+    solution: MaxMargin
+    converged: bool
+    gradient: float
+    steps: int
+
+    def project(self, weights: Tensor) -> Tensor:
+        """Orthogonal projection onto the finite subspace, shape ``(dim, query_dim)``."""
+        coordinates = torch.einsum("rde,de->r", self.basis, weights)
+        return torch.einsum("r,rde->de", coordinates, self.basis)
+
+    def split(self, weights: Tensor) -> Split:
+        """Write weights as finite part, multiple of the max-margin solution, and residual."""
+        if tuple(weights.shape) != tuple(self.weights.shape):
+            raise ValueError(f"weights must have shape {tuple(self.weights.shape)}, got {tuple(weights.shape)}")
+        far = self.solution.weights
+        coefficient = float((weights * far).sum() / far.square().sum())
+        projection = self.project(weights)
+        residual = weights - self.weights - coefficient * far
+        return Split(projection, coefficient, residual, float((projection - self.weights).norm()))
+
+
+def finite_component(
+    problem: TokenSelection,
+    *,
+    tied: Tensor | None = None,
+    solution: MaxMargin | None = None,
+    tolerance: float = 1e-12,
+    steps: int = 100,
+) -> FiniteComponent:
+    r"""The part of the weights that stays finite under cross-entropy with shared targets.
+
+    .. math:: S_{fin} = \mathrm{span}\{(x_{it} - x_{i\tau}) z_i^\top : t, \tau \in O_i\}, \qquad
+        W_{fin} = \arg\min_{W \in S_{fin}} -\frac1n \sum_i \sum_{t \in O_i} p_{it} \log
+        \mathrm{softmax}_{O_i}(X_i W z_i)_t
+
+    with :math:`O_i` the tokens that have mass. The minimiser is found by damped Newton steps in coordinates of an
+    orthonormal basis, which is held densely: rank x dim x query_dim numbers.
+
+    Args:
+        problem: one with targets.
+        tied: :math:`O_i`, boolean, ``(sequences, length)``, where they are not the tokens with mass: for next-token
+            data, the tokens of the label's strongly connected component. Targets must lie within.
+        solution: max-margin solution that belongs to ``tied``; needed if that is given.
+        tolerance: on the norm of the gradient.
+        steps: Newton steps at most.
+
+    Source:
+        The slides' finite component, for which they leave the tied sets and the subspace undefined; for next-token data
+        Li et al. 2024 (by their public code).
+
+    Example:
+        >>> problem = massieu.margin.random_problem(4, 5, 10, kind="soft")
+        >>> finite = finite_component(problem)
+        >>> len(finite.basis), finite.converged, finite.attained
+        (4, True, True)
+    """
+    if problem.targets is None:
+        raise ValueError("a finite component belongs to targets, but the problem has scores; their optimum is infinite")
+    inside = problem.best if tied is None else tied
+    if tied is not None and solution is None:
+        raise ValueError("tied sets of your own need their max-margin solution; give both, tied and solution")
+    if inside.shape != problem.present.shape or (problem.best & ~inside).any() or (inside & ~problem.present).any():
+        raise ValueError("tied must be boolean for every token, true where targets have mass and false where none is")
+    if solution is None:
+        solution = max_margin(problem, ties="equal")
+    basis = _basis(problem, inside)
+    features = torch.einsum("ntd,rde,ne->ntr", problem.tokens, basis, problem.queries)
+    coordinates, size, made = _newton(features, inside, problem.targets, tolerance, steps)
+    attention = (features @ coordinates).masked_fill(~inside, -torch.inf).softmax(-1)
+    return FiniteComponent(
+        basis=basis,
+        weights=torch.einsum("r,rde->de", coordinates, basis),
+        attention=attention,
+        attained=bool((attention - problem.targets).abs().max() < 1e-9),
+        solution=solution,
+        converged=size <= tolerance,
+        gradient=size,
+        steps=made,
+    )
+
+
+def _basis(problem: TokenSelection, inside: Tensor) -> Tensor:
+    anchor = inside.int().argmax(-1)
+    others = inside.scatter(1, anchor[:, None], False)
+    edges = torch.einsum("ed,eq->edq", problem.differences(anchor)[others], problem.queries[others.nonzero()[:, 0]])
+    if len(edges) == 0:
+        return edges
+    _, sizes, rows = torch.linalg.svd(edges.flatten(1), full_matrices=False)
+    return rows[sizes > RANK * sizes[0]].reshape(-1, *problem.shape)
+
+
+def _newton(
+    features: Tensor, inside: Tensor, targets: Tensor, tolerance: float, steps: int
+) -> tuple[Tensor, float, int]:
+    """Minimise the cross-entropy over the tied tokens; coordinates, norm of the gradient and steps made."""
+    coordinates = features.new_zeros(features.shape[-1])
+    wanted = torch.einsum("nt,ntr->r", targets, features)
+
+    def loss(at: Tensor) -> Tensor:
+        return (features @ at).masked_fill(~inside, -torch.inf).logsumexp(-1).sum() - wanted @ at
+
+    size, made = 0.0, 0
+    for made in range(steps + 1):
+        attention = (features @ coordinates).masked_fill(~inside, -torch.inf).softmax(-1)
+        mean = torch.einsum("nt,ntr->nr", attention, features)
+        gradient = mean.sum(0) - wanted
+        size = float(gradient.norm()) / len(features)
+        if size <= tolerance / 10 or made == steps:
+            break
+        centred = features - mean[:, None]
+        hessian = torch.einsum("nt,ntr,ntq->rq", attention, centred, centred)
+        # Far from the optimum the Hessian may be singular to rounding.
+        hessian.diagonal().add_(1e-14 * hessian.diagonal().max())
+        move = torch.linalg.solve(hessian, gradient)
+        length, now, slope = 1.0, loss(coordinates), gradient @ move
+        while length > 1e-8 and loss(coordinates - length * move) > now - 1e-4 * length * slope + 1e-13 * now.abs():
+            length /= 2
+        coordinates = coordinates - length * move
+    return coordinates, size, made
