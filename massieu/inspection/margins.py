@@ -1,0 +1,455 @@
+"""How far the tokens that trained heads select are from a max-margin selection, each figure beside its control."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from massieu.inspection.batches import Batch
+from massieu.inspection.loading import load
+from massieu.inspection.reading import Reading
+from massieu.inspection.rows import _scores_at, num_atoms
+from massieu.inspection.run import _evaluating, _forward, _moved
+from massieu.inspection.weights import TOLERANCE, HeadWeights, each_layer
+from massieu.margin import MaxMargin, TokenSelection, max_margin
+from massieu.taps import AttentionCall, tap
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["HeadRows", "head_rows", "margin_report", "random_head", "span_projection"]
+
+BIAS = "the query bias is a last column of W, with a one as the last entry of every query"
+NOT_ONE_MATRIX = "scores are not x^T W z with one matrix (positions, a norm of queries and keys, or a cap)"
+NOT_CERTAIN = "the solver stopped before its bounds agreed: feasible and best_margin are its best guess"
+NOT_READ = "what the keys read could not be told: nothing is reported"
+
+
+def margin_report(
+    model: nn.Module | str | None = None,
+    texts: Sequence[str] | None = None,
+    *,
+    tokenizer: Any | None = None,
+    inputs: Iterable[Mapping[str, Any]] | None = None,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    rows: int = 32,
+    max_length: int | None = None,
+    seed: int = 0,
+    progress: Callable[[str, int, int], object] | None = None,
+    **loading: Any,
+) -> pandas.DataFrame:
+    r"""How far each head's selection of tokens is from the max-margin one, on a sample of query positions.
+
+    .. math:: \alpha_i = \arg\max_t x_{it}^\top W z_i, \qquad W = \mathrm{scale}\, W_K^\top W_Q, \qquad
+        W_{mm} = \arg\min \|W\| \;\text{ s.t. }\; (x_{i\alpha_i} - x_{it})^\top W z_i \ge 1
+
+    Tokens are what the keys read (after the norm) at the positions that a query sees, the query is what it reads
+    itself, and the selected token is the one of highest attention weight. A query bias b adds
+    :math:`\mathrm{scale}\, x^\top W_K^\top b`, which is one more column of W for a query with a one at its end; a key
+    bias adds the same to all tokens. Absolute positions are part of the tokens. With rotary or relative positions
+    scores are no :math:`x^\top W z`: then ``note`` says so, and only selection, feasibility and ``reproduced`` remain.
+
+    Two controls: ``random_*`` is a random matrix with the head's singular values, against the max-margin solution of
+    its own selection; ``shuffled_*`` is the head against that of tokens drawn at random, nan where no matrix selects
+    those. What a matrix selects is feasible by that matrix, and with a layer norm and no more rows than dimensions
+    everything is: ``feasible`` can be false only where scores are not :math:`x^\top W z`.
+
+    Args:
+        model: as in :func:`~massieu.inspection.inspect_model`, and so are ``texts``, ``tokenizer``, ``inputs``,
+            ``max_length``, ``progress`` and ``loading``.
+        layers: which, counted in each stack; None for all.
+        heads: which of every layer; None for all.
+        rows: query positions, spread over the passages. What one layer reads there is held at a time.
+        seed: of the sample and the controls.
+
+    Returns:
+        One row for each head: ``stack``, ``layer``, ``head``; ``rows`` and ``constraints``; ``peak``, the mean weight
+        of the selected token; ``first_share``, how often that is the first one of the passage (a sink); ``feasible``;
+        ``reproduced``, the share of rows in which :math:`XWz` selects it too; ``margin`` :math:`\mu`, the smallest
+        margin over :math:`\|W\|`; ``best_margin`` :math:`\gamma`, certified to ``gap``; ``margin_ratio``
+        :math:`\mu / \gamma`; ``correlation`` of W with :math:`W_{mm}`, at least that ratio where it is positive;
+        ``span_share``, the part of :math:`\|W\|^2` in the span of the constraints, where :math:`W_{mm}` lies;
+        ``span_correlation`` of that part with it, and ``span_bound``, what it is at least; the controls; ``note``.
+
+    Source:
+        The slides' "attention as an SVM", asked of a trained model.
+
+    Example:
+        >>> model = massieu.nn.Transformer(8, num_layers=1, num_heads=2, vocabulary=9, positions=None)
+        >>> found = margin_report(model, inputs=[{"inputs": torch.arange(8)[None]}], rows=4)
+        >>> found[["head", "rows", "feasible", "reproduced"]].values.tolist()
+        [[0, 4, True, 1.0], [1, 4, True, 1.0]]
+    """
+    import pandas
+
+    if not isinstance(rows, int) or rows < 1:
+        raise ValueError(f"rows must be a positive whole number, got {rows!r}; 32 is usual")
+    generator = torch.Generator().manual_seed(seed)
+    found: list[dict[str, Any]] = []
+    for weights, sample in _layers(model, texts, tokenizer, inputs, layers, rows, max_length, generator, loading):
+        wanted = [head for head in range(weights.heads) if heads is None or head in heads]
+        if not wanted:
+            raise ValueError(
+                f"heads must be some of 0 to {weights.heads - 1} in {weights.name}, got {list(heads or ())}"
+            )
+        projection = None if sample is None else span_projection(sample.problem)
+        for head in wanted:
+            place = {"stack": weights.stack, "layer": weights.layer, "head": head}
+            if sample is None or projection is None:
+                found.append({**place, "note": "; ".join(filter(None, (NOT_READ, weights.note)))})
+            else:
+                found.append({**place, **_figures(sample, head, projection, generator)})
+            if progress is not None:
+                progress(f"margins of layer {weights.layer}", head + 1, weights.heads)
+    table = pandas.DataFrame(found)
+    # The sentence comes last, wherever the first head had it.
+    return table[[*(name for name in table.columns if name != "note"), "note"]]
+
+
+@dataclass(frozen=True)
+class HeadRows:
+    """What the heads of one layer read and select at sampled query positions.
+
+    Attributes:
+        problem: the tokens that each query sees and the queries, with a one at their end if ``biased``; its scores
+            are zero, because every head selects for itself.
+        selection: the visible token of highest weight, ``(heads, rows)``.
+        peak: its weight, ``(heads, rows)``.
+        first: whether it is the first token of the passage, ``(heads, rows)``.
+        maps: W of every head, ``(heads, dim, query_dim)``.
+        whole: whether :math:`x^T W z` are the head's scores, up to a constant of the row; ``(heads,)``.
+        note: what does not hold here, or None.
+    """
+
+    problem: TokenSelection
+    selection: Tensor
+    peak: Tensor
+    first: Tensor
+    maps: Tensor
+    whole: Tensor
+    note: str | None
+
+
+def head_rows(
+    model: nn.Module | str | None = None,
+    texts: Sequence[str] | None = None,
+    *,
+    layer: int,
+    rows: int = 32,
+    tokenizer: Any | None = None,
+    inputs: Iterable[Mapping[str, Any]] | None = None,
+    max_length: int | None = None,
+    seed: int = 0,
+    **loading: Any,
+) -> HeadRows:
+    """The sample behind :func:`margin_report` for one layer: token selection as its heads meet it.
+
+    Example:
+        >>> model = massieu.nn.Transformer(8, num_layers=1, num_heads=2, vocabulary=9, positions=None)
+        >>> sample = head_rows(model, layer=0, rows=4, inputs=[{"inputs": torch.arange(8)[None]}])
+        >>> torch.equal(sample.problem.selected(sample.maps[1]), sample.selection[1])
+        True
+    """
+    generator = torch.Generator().manual_seed(seed)
+    wanted = (model, texts, tokenizer, inputs, [layer], rows, max_length, generator, loading)
+    sample = next(sample for _, sample in _layers(*wanted))
+    if sample is None:
+        raise ValueError(f"what the keys of layer {layer} read could not be told; choose another layer")
+    return sample
+
+
+def random_head(weights: Tensor, generator: torch.Generator) -> Tensor:
+    """A matrix with the same singular values and random singular vectors: a head that knows nothing.
+
+    Example:
+        >>> drawn = random_head(torch.diag(torch.tensor([3.0, 1.0])), torch.Generator().manual_seed(0))
+        >>> torch.allclose(torch.linalg.svdvals(drawn), torch.tensor([3.0, 1.0]))
+        True
+    """
+    values = torch.linalg.svdvals(weights)
+    frames = (torch.randn(size, len(values), generator=generator, dtype=weights.dtype) for size in weights.shape)
+    left, right = (torch.linalg.qr(frame).Q for frame in frames)
+    drawn: Tensor = (left * values) @ right.mT
+    return drawn
+
+
+def span_projection(problem: TokenSelection) -> Callable[[Tensor], Tensor]:
+    r"""The projection of weights on the span of all :math:`(x_{it} - x_{i\tau}) z_i^\top`, whatever is selected.
+
+    Logits of W and of its projection differ by a constant in every row, and no smaller matrix does that. With
+    :math:`P = \sum_i b_i z_i^\top` and :math:`\Pi_i` on the differences of row i, it solves
+    :math:`\Pi_i P z_i = \Pi_i W z_i` by conjugate gradients.
+
+    Example:
+        >>> problem = TokenSelection(torch.eye(2)[None], torch.tensor([[1.0, 0.0]]), scores=torch.zeros(1, 2))
+        >>> bool(span_projection(problem)(torch.ones(2, 2, dtype=torch.float64)).abs().max() < 1e-12)
+        True
+    """
+    queries, present = problem.queries, problem.present
+    centred = (problem.tokens - _mean(problem)[:, None]) * present[..., None]
+    _, sizes, vectors = torch.linalg.svd(centred, full_matrices=False)
+    # Directions that rounding alone holds are none.
+    kept = sizes > 1e-10 * sizes[:, :1]
+    basis = vectors * kept[..., None]
+    gram = queries @ queries.mT
+
+    def inside(b: Tensor) -> Tensor:
+        return torch.einsum("nrd,nr->nd", basis, torch.einsum("nrd,nd->nr", basis, b))
+
+    def project(weights: Tensor) -> Tensor:
+        from scipy.sparse.linalg import LinearOperator, cg
+
+        goal = inside(queries @ weights.mT)
+        shape = goal.shape
+
+        def product(flat: Any) -> Any:
+            return inside(gram @ torch.from_numpy(flat).reshape(shape)).flatten().numpy()
+
+        operator = LinearOperator((goal.numel(), goal.numel()), matvec=product, dtype=float)
+        solution, failed = cg(operator, goal.flatten().numpy(), rtol=1e-10, maxiter=20 * goal.numel())
+        if failed:
+            raise ArithmeticError("the projection on the span of the constraints did not converge; take fewer rows")
+        return torch.from_numpy(solution).reshape(shape).mT @ queries
+
+    return project
+
+
+def _mean(problem: TokenSelection) -> Tensor:
+    return problem.tokens.mul(problem.present[..., None]).sum(1) / problem.lengths[:, None]
+
+
+def _figures(
+    sample: HeadRows, head: int, projection: Callable[[Tensor], Tensor], generator: torch.Generator
+) -> dict[str, Any]:
+    """One row of the report."""
+    problem, selection, weights = sample.problem, sample.selection[head], sample.maps[head]
+    solution = max_margin(problem, selection=selection)
+    # Drawn in every case, so that a head's controls do not depend on what the others are.
+    other = (selection + 1 + _drawn(problem.lengths - 1, generator)) % problem.lengths
+    drawn = random_head(weights, generator)
+    found: dict[str, Any] = {
+        "rows": len(selection),
+        "constraints": int((problem.lengths - 1).sum()),
+        "peak": float(sample.peak[head].mean()),
+        "first_share": float(sample.first[head].double().mean()),
+        "feasible": solution.feasible,
+        "reproduced": float((problem.selected(weights) == selection).double().mean()),
+        "best_margin": float(solution.margin) if solution.feasible else 0.0,
+        "gap": float(solution.gap) if solution.feasible else torch.nan,
+    }
+    whole = bool(sample.whole[head])
+    if whole:
+        found |= _against(problem, weights, solution, projection(weights))
+        shuffled = _against(problem, weights, max_margin(problem, selection=other), projection(weights))
+        found |= {f"shuffled_{name}": shuffled[name] for name in ("correlation", "span_correlation")}
+        own = max_margin(problem, selection=problem.selected(drawn))
+        control = _against(problem, drawn, own, projection(drawn))
+        found |= {f"random_{name}": value for name, value in control.items() if name != "margin"}
+    notes = [sample.note, None if whole else NOT_ONE_MATRIX, None if solution.converged else NOT_CERTAIN]
+    return {**found, "note": "; ".join(note for note in notes if note)}
+
+
+def _against(problem: TokenSelection, weights: Tensor, solution: MaxMargin, inner: Tensor) -> dict[str, float]:
+    """A matrix and its projection on the constraints, against a max-margin solution; nan where there is none."""
+    norm, size = float(weights.norm()), float(inner.norm())
+    margin = float(problem.margins(weights, solution.selection).min()) / norm if norm > 0 else torch.nan
+    found = {"margin": margin, "span_share": (size / norm) ** 2 if norm > 0 else torch.nan}
+    names = ("margin_ratio", "correlation", "span_correlation", "span_bound")
+    if not solution.feasible or size == 0:
+        return found | dict.fromkeys(names, torch.nan)
+    best = solution.weights
+    ratio = margin * float(best.norm())
+    product = float((weights * best).sum() / best.norm())
+    bound = ratio * norm / size if ratio > 0 else torch.nan
+    return found | dict(zip(names, (ratio, product / norm, product / size, bound), strict=True))
+
+
+def _drawn(bounds: Tensor, generator: torch.Generator) -> Tensor:
+    """Whole numbers from zero to each bound, without it."""
+    return (torch.rand(len(bounds), generator=generator, dtype=torch.float64) * bounds).long()
+
+
+def _layers(
+    model: nn.Module | str | None,
+    texts: Sequence[str] | None,
+    tokenizer: Any | None,
+    inputs: Iterable[Mapping[str, Any]] | None,
+    layers: Sequence[int] | None,
+    rows: int,
+    max_length: int | None,
+    generator: torch.Generator,
+    loading: dict[str, Any],
+) -> Iterator[tuple[HeadWeights, HeadRows | None]]:
+    """The wanted layers one after the other, each with what it reads at the sampled positions."""
+    from massieu import assets
+
+    if isinstance(model, nn.Module) and loading:
+        raise TypeError(f"{', '.join(loading)} are for a model by name; leave them out, or pass the name")
+    if texts is None and inputs is None:
+        texts = assets.documents()
+    if not isinstance(model, nn.Module):
+        loaded = load(model or str(assets.MODEL), **loading)
+        model, tokenizer = loaded.model, tokenizer or loaded.tokenizer
+    batches = list(Reading(model, tokenizer, texts, inputs, 16, max_length, False, "right").batches())
+    if not batches:
+        raise ValueError("inputs must hold at least one batch, got none; pass [{name of an argument: tensor}]")
+    sampled = _sampled(batches, rows, generator)
+    with _evaluating(model):
+        seen = []
+        for weights in each_layer(model, {name: _moved(x, model) for name, x in batches[0].inputs.items()}):
+            seen.append(weights.layer)
+            if layers is None or weights.layer in layers:
+                yield weights, _read(model, sampled, weights)
+    missing = sorted(set(layers or ()) - set(seen))
+    if missing:
+        raise ValueError(f"layers must be some of 0 to {max(seen, default=0)}, got {missing[0]}; count from zero")
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some sequences of a batch, and where in each of them rows are looked at, as shares of its length."""
+
+    batch: Batch
+    entries: list[int]
+    shares: list[list[float]]
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        size = len(self.batch.keys)
+
+        def cut(x: Any) -> Any:
+            return x[self.entries] if isinstance(x, Tensor) and x.dim() and x.shape[0] == size else x
+
+        return {name: cut(x) for name, x in self.batch.inputs.items()}
+
+
+def _sampled(batches: Sequence[Batch], rows: int, generator: torch.Generator) -> list[_Part]:
+    """Rows spread over all sequences: as many in each, as far as they go, and the rest in some of them."""
+    sizes = [len(batch.keys) for batch in batches]
+    total = sum(sizes)
+    counts = torch.full((total,), rows // total)
+    counts[torch.randperm(total, generator=generator)[: rows % total]] += 1
+    found = []
+    for batch, part in zip(batches, counts.split(sizes), strict=True):
+        entries = part.nonzero().flatten().tolist()
+        # One offset for all rows of a sequence: as many different ones as it has.
+        offsets = torch.rand(len(entries), generator=generator, dtype=torch.float64).tolist()
+        counted = [int(part[entry]) for entry in entries]
+        shares = [[(at + offset) / n for at in range(n)] for n, offset in zip(counted, offsets, strict=True)]
+        if entries:
+            found.append(_Part(batch, entries, shares))
+    return found
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One query: tokens ``(visible, dim)``, itself, its scores ``(heads, visible)``, what the heads made of it."""
+
+    tokens: Tensor
+    query: Tensor
+    scores: Tensor
+    heard: Tensor
+    first: int | None  # which of the visible tokens is the first one of the passage
+
+
+def _read(model: nn.Module, sampled: Sequence[_Part], weights: HeadWeights) -> HeadRows | None:
+    """Run the model on the sampled sequences and keep what one layer reads at the sampled rows."""
+    if weights.query is None or weights.key is None or not weights.same_input:
+        return None
+    found: list[list[_Row] | None] = []
+    states: list[Tensor] = []
+
+    def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        place = weights.input_argument
+        states[:] = [args[place] if isinstance(place, int) else kwargs[place]]
+
+    handle = model.get_submodule(weights.input_module).register_forward_pre_hook(enter, with_kwargs=True)
+    try:
+        for part in sampled:
+
+            def receive(call: AttentionCall, part: _Part = part) -> None:
+                if (call.stack, call.layer) == (weights.stack, weights.layer) and states:
+                    found.append(_rows(call, states[0], part))
+
+            with torch.no_grad(), tap(model, receive):
+                _forward(model, {name: _moved(x, model) for name, x in part.inputs.items()})
+    finally:
+        handle.remove()
+    rows = [row for some in found if some is not None for row in some]
+    if rows or None in found or not found:
+        return _together(rows, weights) if rows else None
+    raise ValueError(f"no row of {weights.name} sees two tokens; pass longer texts")
+
+
+def _rows(call: AttentionCall, state: Tensor, part: _Part) -> list[_Row] | None:
+    """The sampled rows of one call that see two tokens; None if tokens and keys cannot be matched."""
+    if call.query is None or call.key is None:
+        return None
+    batch, _, queries, _ = call.query.shape
+    if state.shape[:2] == (queries, batch) != (batch, queries):
+        state = state.transpose(0, 1)
+    if state.shape[:2] != (batch, queries) or call.key.shape[2] != queries:
+        return None
+    found = []
+    size = len(part.batch.keys)
+    counted = part.batch.counted(call.stack, size, queries)[part.entries]
+    starts = part.batch.extent(call.stack, size, queries)[0][part.entries].tolist()
+    seen = num_atoms(call).cpu().expand(batch, call.query.shape[1], queries).amin(1) >= 2
+    for entry, shares in enumerate(part.shares):
+        eligible = (counted[entry] & seen[entry]).nonzero().flatten().tolist()
+        chosen = sorted({eligible[int(share * len(eligible))] for share in shares}) if eligible else []
+        for at in chosen:
+            position = torch.full((batch, 1), at)
+            scores = _scores_at(call, position)[entry, :, 0].double().cpu()
+            visible = (scores > torch.finfo(torch.float32).min / 2).all(0).nonzero().flatten()
+            place = (visible == starts[entry]).nonzero().flatten().tolist()
+            own = state[entry].detach().double().cpu()
+            heard = call.query[entry, :, at].detach().double().cpu()
+            found.append(_Row(own[visible], own[at], scores[:, visible], heard, place[0] if place else None))
+    return found
+
+
+def _together(rows: Sequence[_Row], weights: HeadWeights) -> HeadRows:
+    assert weights.query is not None
+    assert weights.key is not None
+    tolerance = TOLERANCE.get(weights.query.dtype, 1e-3)
+    query, key = (x.detach().double().cpu() for x in (weights.query, weights.key))
+    maps = weights.scale * key.mT @ query
+    states = torch.stack([row.query for row in rows])
+    rest = torch.stack([row.heard for row in rows]) - torch.einsum("hkd,nd->nhk", query, states)
+    bias = rest.mean(0)
+    size = torch.stack([row.heard for row in rows]).abs().max()
+    constant = bool((rest - bias).abs().max() <= tolerance * size)
+    biased = constant and bool(bias.abs().max() > tolerance * size)
+    if biased:
+        column = weights.scale * torch.einsum("hkd,hk->hd", key, bias)
+        maps = torch.cat([maps, column[..., None]], -1)
+        states = torch.cat([states, torch.ones(len(rows), 1, dtype=states.dtype)], -1)
+    problem = TokenSelection(
+        [row.tokens for row in rows], states, scores=[torch.zeros(len(row.tokens)) for row in rows]
+    )
+    chosen = torch.stack([row.scores.argmax(-1) for row in rows], 1)
+    return HeadRows(
+        problem,
+        chosen,
+        torch.stack([row.scores.softmax(-1).amax(-1) for row in rows], 1),
+        torch.stack([row.scores.argmax(-1) == (-1 if row.first is None else row.first) for row in rows], 1),
+        maps,
+        torch.stack([_same(problem.logits(w), [row.scores[h] for row in rows], tolerance) for h, w in enumerate(maps)]),
+        "; ".join(note for note in (weights.note, BIAS if biased else None) if note) or None,
+    )
+
+
+def _same(logits: Tensor, scores: Sequence[Tensor], tolerance: float) -> Tensor:
+    """Whether logits are the scores, up to a constant in each row."""
+    off, size = torch.zeros(()), torch.zeros(())
+    for one, other in zip(logits, scores, strict=True):
+        difference = one[: len(other)] - other
+        off = torch.maximum(off, (difference - difference.mean()).abs().max())
+        size = torch.maximum(size, (other - other.mean()).abs().max())
+    return off <= tolerance * size
