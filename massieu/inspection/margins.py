@@ -103,7 +103,9 @@ def margin_report(
             if sample is None or projection is None:
                 found.append({**place, "note": "; ".join(filter(None, (NOT_READ, weights.note)))})
             else:
-                found.append({**place, **_figures(sample, head, projection, generator)})
+                # A generator of its own, so that controls do not depend on which other heads are asked for.
+                own = torch.Generator().manual_seed(1_000_000 * seed + 1_000 * weights.layer + head)
+                found.append({**place, **_figures(sample, head, projection, own)})
             if progress is not None:
                 progress(f"margins of layer {weights.layer}", head + 1, weights.heads)
     table = pandas.DataFrame(found)
@@ -229,7 +231,6 @@ def _figures(
     """One row of the report."""
     problem, selection, weights = sample.problem, sample.selection[head], sample.maps[head]
     solution = max_margin(problem, selection=selection)
-    # Drawn in every case, so that a head's controls do not depend on what the others are.
     other = (selection + 1 + _drawn(problem.lengths - 1, generator)) % problem.lengths
     drawn = random_head(weights, generator)
     found: dict[str, Any] = {

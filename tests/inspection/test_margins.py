@@ -159,10 +159,12 @@ def test_the_seed_decides_everything_and_other_layers_nothing():
     assert whole.equals(again)
     part = margin_report(model, inputs=[inputs], rows=5, seed=4, layers=[1], heads=[2])
     names = ["constraints", "peak", "margin", "best_margin", "correlation", "span_share"]
+    names += ["random_correlation", "shuffled_correlation"]
     same = whole[(whole["layer"] == 1) & (whole["head"] == 2)]
     assert same[names].to_numpy()[0] == pytest.approx(part[names].to_numpy(dtype=float)[0])
     other = margin_report(model, inputs=[inputs], rows=5, seed=5, layers=[1], heads=[2])
-    assert other["margin"].item() != part["margin"].item()
+    for name in ("constraints", "peak", "random_correlation"):
+        assert other[name].item() != part[name].item()
 
 
 def test_a_random_head_has_the_singular_values_and_nothing_else():
