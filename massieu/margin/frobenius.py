@@ -116,6 +116,11 @@ def _ended(program: Program, x: Floats, tolerance: float, start: int) -> Solved:
     eps = norm / total if total > 0 else np.inf
     weights = program.level(combined)
     margin = program.margin(weights)
+    if margin > 0 and eps * np.linalg.norm(weights) > (1 + tolerance) * margin:
+        # Large multipliers cancel in their sum; a correction of the weights themselves does not.
+        closer = program.meet(weights, (x > 0) | program.free)
+        if program.margin(closer) * np.linalg.norm(weights) > margin * np.linalg.norm(closer):
+            weights, margin = closer, program.margin(closer)
     feasible = margin > 0 and eps > ZERO * program.size
     upper = float(np.linalg.norm(weights)) / margin if feasible else np.inf
     lower = 1.0 / eps if eps > 0 else np.inf

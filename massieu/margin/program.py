@@ -116,14 +116,16 @@ class Program:
 
     def level(self, weights: Floats) -> Floats:
         """The weights without their part along the constraints that ask for zero."""
-        if not self.equal.any():
-            return weights
-        free = np.flatnonzero(self.free)
-        product = restricted(self.gram, free, len(self.index))
+        return self.meet(weights, self.free) if self.free.any() else weights
+
+    def meet(self, weights: Floats, chosen: Flags) -> Floats:
+        """The nearest weights that give some constraints just what they ask for."""
+        inside = np.flatnonzero(chosen)
+        product = restricted(self.gram, inside, len(self.index))
         for _ in range(2):  # the second pass removes what rounding left
             part = np.zeros(len(self.index))
-            right = self.gather(self.values(weights))[free]
-            part[free] = conjugate_gradient(product, right, steps=2 * len(free) + 50)
+            off = (self.gather(self.values(weights)) - self.rewards)[inside]
+            part[inside] = conjugate_gradient(product, off, steps=2 * len(inside) + 50)
             weights = weights - self.adjoint(self.scatter(part))
         return weights
 

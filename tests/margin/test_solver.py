@@ -1,0 +1,275 @@
+"""Max-margin token selection for the Frobenius norm, against cvxpy, HiGHS and certificates from dense matrices."""
+
+import itertools
+import sys
+
+import numpy as np
+import pytest
+import torch
+from selections import dense, draw, tied
+from torch.testing import assert_close
+
+from massieu.margin import TokenSelection, direction_bound, max_margin
+
+cp = pytest.importorskip("cvxpy")
+
+
+def by_cvxpy(problem, selection, rivals, equal=None):
+    weights = cp.Variable(problem.shape)
+    flat = cp.reshape(weights, (weights.size,), order="C")
+    constraints = [dense(problem, selection, rivals) @ flat >= 1]
+    if equal is not None and equal.any():
+        constraints.append(dense(problem, selection, equal) @ flat == 0)
+    program = cp.Problem(cp.Minimize(cp.sum_squares(flat)), constraints)
+    program.solve(solver="CLARABEL", tol_gap_rel=1e-10, tol_gap_abs=1e-10, tol_feas=1e-10)
+    return program.value**0.5, torch.from_numpy(weights.value)
+
+
+@pytest.mark.parametrize("size", [(10, 5, 10), (50, 20, 32), (100, 32, 64)])
+def test_the_gap_is_certified(size):
+    problem = draw(*size)
+    found = max_margin(problem)
+    assert found.feasible
+    assert found.converged
+    assert found.farkas is None
+    # Both bounds from what the result holds, with the problem's own logits and an explicit sum.
+    upper = found.weights.norm() / problem.margins(found.weights).min()
+    combined = torch.einsum("nt,ntd,nq->dq", found.dual, problem.differences(found.selection), problem.queries)
+    assert (found.dual >= 0).all()
+    assert found.gap <= 1e-9
+    assert upper * combined.norm() / found.dual.sum() - 1 <= 1e-9
+    assert_close(
+        [found.lower, found.upper], [float(found.dual.sum() / combined.norm()), float(upper)], rtol=1e-12, atol=0
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_cvxpy_agrees(seed):
+    problem = draw(6, 5, 8, seed)
+    found = max_margin(problem)
+    value, weights = by_cvxpy(problem, found.selection, found.rivals)
+    assert_close(found.weights, weights, rtol=0, atol=1e-6 * value)
+    assert abs(found.margin * value - 1) < 1e-6
+    worse = max_margin(problem, selection=(found.selection + 1) % 5)
+    assert (worse.weights - weights).norm() > 0.1 * value
+
+
+def test_multipliers_sum_to_the_squared_norm_and_belong_to_active_constraints():
+    problem = draw(8, 6, 10)
+    found = max_margin(problem)
+    values = torch.einsum("ntd,dq,nq->nt", problem.differences(found.selection), found.weights, problem.queries)
+    assert_close(found.dual.sum(), found.weights.square().sum(), rtol=1e-9, atol=0)
+    assert_close(values[found.support], torch.ones(int(found.support.sum()), dtype=torch.float64), rtol=0, atol=1e-9)
+    assert (values[found.rivals & ~found.support] > 1 + 1e-6).all()
+    assert not found.support[~found.rivals].any()
+    assert not found.dual[~found.rivals].any()
+
+
+def test_infeasible_data_are_recognised_and_none_else():
+    optimize = pytest.importorskip("scipy.optimize")
+    sizes = np.random.default_rng(0)
+    infeasible = 0
+    for seed in range(100):
+        problem = draw(int(sizes.integers(2, 30)), int(sizes.integers(2, 12)), int(sizes.integers(2, 16)), seed)
+        found = max_margin(problem)
+        rows = dense(problem, problem.selection(), found.rivals)
+        judge = optimize.linprog(np.zeros(rows.shape[1]), -rows, -np.ones(len(rows)), bounds=(None, None))
+        assert judge.status in (0, 2)
+        assert found.converged
+        assert found.feasible == (judge.status == 0)
+        infeasible += not found.feasible
+        if found.feasible:
+            assert found.gap <= 1e-9
+        else:
+            shown = found.farkas[found.rivals].numpy()
+            assert shown.min() >= 0
+            assert abs(shown.sum() - 1) < 1e-12
+            assert np.linalg.norm(shown @ rows) <= 1e-9
+            assert abs(np.linalg.norm(shown @ rows) - found.eps) < 1e-12
+            assert found.gap == np.inf
+            assert found.margin == 0
+    assert 10 <= infeasible <= 50  # both kinds are there
+
+
+def test_twin_tokens_cannot_be_told_apart():
+    problem = draw(4, 5, 8)
+    tokens = problem.tokens.clone()
+    best = int(problem.selection()[2])
+    tokens[2, best - 1] = tokens[2, best]
+    found = max_margin(TokenSelection(tokens, problem.queries, scores=problem.scores))
+    assert not found.feasible
+    assert found.eps == 0
+    assert found.converged
+    assert found.farkas.nonzero().tolist() == [[2, (best - 1) % 5]]
+    assert max_margin(problem).feasible
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_picking_from_ties_is_the_best_of_all_selections(seed):
+    problem = tied(seed)
+    found = max_margin(problem)
+    rivals = problem.present & ~problem.best
+    ways = itertools.product(*[row.nonzero().flatten().tolist() for row in problem.best])
+    values = {way: by_cvxpy(problem, torch.tensor(way), rivals)[0] for way in ways}
+    assert len(values) == 24
+    assert found.converged
+    best = min(values, key=values.get)
+    assert tuple(found.selection.tolist()) == best
+    assert abs(found.upper / values[best] - 1) < 1e-6
+    assert sorted(values.values())[1] > 1.0001 * found.upper
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_equal_ties_are_equal_and_cost_more_than_a_pick(seed):
+    problem = tied(seed)
+    found, pick = max_margin(problem, ties="equal"), max_margin(problem)
+    equal = problem.best.scatter(1, found.selection[:, None], False)
+    value, weights = by_cvxpy(problem, found.selection, found.rivals, equal)
+    assert found.gap < 1e-9
+    assert abs(found.upper / value - 1) < 1e-6
+    assert_close(found.weights, weights, rtol=0, atol=1e-5 * value)
+    values = torch.einsum("ntd,dq,nq->nt", problem.differences(found.selection), found.weights, problem.queries)
+    assert values[equal].abs().max() < 1e-12
+    assert found.support[equal].all()
+    assert pick.upper < 0.9 * found.upper
+
+
+def test_picks_that_all_fail_share_one_bound():
+    generator = torch.Generator().manual_seed(0)
+    tokens, queries = torch.randn(12, 8, 2, generator=generator), torch.randn(12, 2, generator=generator)
+    scores = torch.zeros(12, 8)
+    scores[:, 0] = 1
+    scores[:2, 1] = 1
+    found = max_margin(TokenSelection(tokens, queries, scores=scores))
+    assert not found.feasible
+    assert found.converged
+    assert found.eps < 1e-9
+
+
+def test_where_all_tokens_are_tied_nothing_is_asked():
+    for ties in ("pick", "equal"):
+        found = max_margin(draw(3, 4, 5, scores=torch.ones(3, 4)), ties=ties)
+        assert found.feasible
+        assert found.converged
+        assert found.gap == 0
+        assert not found.weights.any()
+        assert found.margin == float("inf")
+        assert not found.direction.any()
+        assert not found.rivals.any()
+
+
+def test_padding_is_absent():
+    problem = draw(5, 6, 8, lengths=torch.tensor([6, 3, 2, 5, 4]))
+    lengths = problem.lengths.tolist()
+    parts = [problem.tokens[i, :count] for i, count in enumerate(lengths)]
+    rows = [problem.scores[i, :count] for i, count in enumerate(lengths)]
+    ragged = max_margin(TokenSelection(parts, problem.queries, scores=rows))
+    padded = max_margin(problem)
+    assert_close(padded.weights, ragged.weights, rtol=0, atol=1e-12)
+    assert not padded.rivals[~problem.present].any()
+    assert (max_margin(draw(5, 6, 8)).weights - padded.weights).norm() > 0.1
+
+
+def test_units_do_not_matter():
+    problem = draw(8, 6, 10)
+    plain = max_margin(problem)
+    scaled = max_margin(TokenSelection(1e5 * problem.tokens, 1e-8 * problem.queries, scores=problem.scores))
+    assert_close(scaled.weights, 1e3 * plain.weights, rtol=1e-8, atol=1e-8)
+    sizes = torch.logspace(-3, 3, 8, dtype=torch.float64)[:, None]
+    uneven = max_margin(TokenSelection(problem.tokens * sizes[:, None], problem.queries, scores=problem.scores))
+    assert uneven.converged
+    assert uneven.gap < 1e-9
+
+
+def test_queries_may_have_another_dimension():
+    problem = draw(6, 4, 8)
+    found = max_margin(TokenSelection(problem.tokens, problem.queries[:, :5], scores=problem.scores))
+    assert found.weights.shape == (8, 5)
+    assert found.gap < 1e-9
+
+
+def test_the_correlation_exceeds_its_bound():
+    problem = draw(6, 5, 8)
+    found = max_margin(problem)
+    generator = torch.Generator().manual_seed(0)
+    for noise in (0.0, 0.01, 0.1, 0.5):
+        other = found.direction + noise * torch.randn(8, 8, generator=generator, dtype=torch.float64) / 8
+        bound = direction_bound(problem, other, found)
+        assert bound <= float((other / other.norm() * found.direction).sum()) + 1e-12
+        assert noise or bound == pytest.approx(1, abs=1e-9)
+    assert direction_bound(problem, -found.weights, found) < 0
+    # Not true of the margins of another selection.
+    rival = max_margin(problem, selection=(found.selection + 1) % 5)
+    assert direction_bound(problem, rival.weights, rival) > float((rival.direction * found.direction).sum())
+
+
+def test_the_bound_asks_what_the_solution_was_asked():
+    problem = tied(0)
+    pick, equal = max_margin(problem), max_margin(problem, ties="equal")
+    corr = float((pick.direction * equal.direction).sum())
+    assert 0 < direction_bound(problem, equal.weights, pick) <= corr + 1e-12
+    chosen = max_margin(problem, selection=pick.selection)
+    assert direction_bound(problem, equal.weights, chosen) < 1e-9  # there the tied tokens are rivals too
+
+
+def test_a_solver_without_enough_rounds_says_so():
+    found = max_margin(draw(20, 10, 12), tolerance=1e-18, rounds=1)
+    assert found.feasible
+    assert not found.converged
+    assert 0 <= found.gap < 1e-3
+
+
+def test_products_run_on_one_thread():
+    threadpoolctl = pytest.importorskip("threadpoolctl")
+    from massieu.margin.program import one_thread
+
+    def threads():
+        return [pool["num_threads"] for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"]
+
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        before = threads()
+        with one_thread():
+            assert set(threads()) == {1}
+            assert 2 in before
+        assert threads() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"norm": "max"}, "norm must be 'fro' or 'nuc', got 'max'"),
+        ({"ties": "both"}, "ties must be 'pick' or 'equal', got 'both'"),
+        ({"tolerance": 0.0}, "tolerance must be positive"),
+        ({"rounds": 0}, "rounds and limit at least one, got 1e-10, 0 and 1000"),
+        ({"selection": torch.tensor([0, 1])}, r"a token for each of the 5 sequences, got \[0, 1\]"),
+        ({"selection": torch.tensor([0, 5, 0, 0, 0])}, "selection must be the index of a token"),
+        ({"selection": torch.zeros(5)}, "selection must be the index of a token"),
+        ({"limit": 2}, "within 2 programs, but 4 sequences are tied; raise limit, or give a selection"),
+    ],
+)
+def test_bad_requests_get_a_sentence(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        max_margin(tied(0), **options)
+
+
+def test_bounds_that_do_not_hold_are_refused():
+    problem = tied(0)
+    found = max_margin(problem)
+    with pytest.raises(ValueError, match="must not ask for equal logits"):
+        direction_bound(problem, found.weights, max_margin(problem, ties="equal"))
+    with pytest.raises(ValueError, match=r"weights must have shape \(8, 8\) and not vanish, got shape \(8, 7\)"):
+        direction_bound(problem, torch.ones(8, 7), found)
+    with pytest.raises(ValueError, match="and not vanish"):
+        direction_bound(problem, torch.zeros(8, 8), found)
+    with pytest.raises(ValueError, match="feasible and of the Frobenius norm"):
+        direction_bound(problem, found.weights, max_margin(problem, norm="nuc"))
+
+
+@pytest.mark.parametrize(("module", "package"), [("scipy.optimize", "scipy"), ("threadpoolctl", "threadpoolctl")])
+def test_a_missing_package_is_named(monkeypatch, module, package):
+    from massieu.margin import program
+
+    program._controller.cache_clear()
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=rf"need {package}, which is not installed; pip install 'massieu\[verify\]'"):
+        max_margin(draw(3, 4, 5))
