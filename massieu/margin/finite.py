@@ -139,6 +139,8 @@ def _basis(problem: TokenSelection, inside: Tensor) -> Tensor:
     edges = torch.einsum("ed,eq->edq", problem.differences(anchor)[others], problem.queries[others.nonzero()[:, 0]])
     if len(edges) == 0:
         return edges
+    sizes: Tensor
+    rows: Tensor
     _, sizes, rows = torch.linalg.svd(edges.flatten(1), full_matrices=False)
     return rows[sizes > RANK * sizes[0]].reshape(-1, *problem.shape)
 
