@@ -68,6 +68,8 @@ def approached(
     several = problem.best.sum(-1) > 1
     if problem.targets is not None and several.any():
         return best if best is not None else max_margin(problem, norm=norm, ties="equal")
+    if best is not None and not best.rivals.any():
+        return best  # all tokens of all sequences are tied
     if selection is None or not several.any():
         return max_margin(problem, norm=norm, selection=selection)
     return _without_rivals_that_are_tied(problem, norm, selection)
@@ -82,8 +84,9 @@ def measured(
     gap = log_gap(problem, weights)
     top = attention.amax(-1)
     selected = problem.selected(weights)
-    margin = _least(problem, weights, local) / size if size > 0 else math.nan
-    provable = size > 0 and local.feasible and norm == "fro" and local.ties == "pick"
+    asked = size > 0 and bool(local.rivals.any())
+    margin = _least(problem, weights, local) / size if asked else math.nan
+    provable = asked and local.feasible and norm == "fro" and local.ties == "pick"
     bound = direction_bound(problem, weights, local) if provable else math.nan
     apart = [misalignment(weights, other.weights) if other.feasible else math.nan for other in (local, best)]
     return {

@@ -117,7 +117,9 @@ def test_scores_that_are_tied_up_to_rounding_do_not_pull():
     tokens, queries = normal(1, 3, 3), normal(1, 3, seed=1)
     scores = torch.tensor([[1.0, 1.0, 0.0]], dtype=torch.float64)
     rounded = scores + torch.tensor([[0.0, -1e-16, 0.0]], dtype=torch.float64)
-    weights = 1000 * TokenSelection(tokens, queries, scores=scores).differences(torch.tensor([2]))[0, :2].sum(0)[:, None]
+    weights = (
+        1000 * TokenSelection(tokens, queries, scores=scores).differences(torch.tensor([2]))[0, :2].sum(0)[:, None]
+    )
     weights = -weights * queries
     assert rounded[0, 1] < 1
     gradients = [log_gradient(TokenSelection(tokens, queries, scores=given), weights) for given in (scores, rounded)]
@@ -126,7 +128,9 @@ def test_scores_that_are_tied_up_to_rounding_do_not_pull():
 
 
 def test_a_head_that_is_flat_has_no_direction():
-    problem = TokenSelection(normal(2, 3, 4), normal(2, 4), labels=torch.ones(2), head=lambda x: 0 * torch.relu(x).sum(-1))
+    problem = TokenSelection(
+        normal(2, 3, 4), normal(2, 4), labels=torch.ones(2), head=lambda x: 0 * torch.relu(x).sum(-1)
+    )
     found = log_gradient(problem, normal(4, 4))
     assert not found.matrix.any()
     assert found.log_norm == -math.inf
