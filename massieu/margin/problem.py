@@ -247,6 +247,11 @@ class TokenSelection:
             self.head = _floats(self.head, "head", self.head.ndim)
         with torch.no_grad():
             outputs = self._outputs(self.tokens)
+        if outputs.shape[:2] != self.present.shape or outputs.ndim > 3:
+            raise ValueError(
+                f"head must turn {tuple(self.tokens.shape)} into {tuple(self.present.shape)}, with classes as a last axis"
+                f" if there are several, got {tuple(outputs.shape)}"
+            )
         if outputs.ndim == 2 and not torch.isin(labels, torch.tensor([-1, 1])).all():
             raise ValueError("labels must be -1 and 1 for a head with one output")
         if outputs.ndim == 3 and not ((labels >= 0) & (labels < outputs.shape[-1])).all():
@@ -305,7 +310,7 @@ def _padded(tokens: Tensor | Sequence[Tensor], lengths: Tensor | None) -> tuple[
             raise ValueError(f"tokens must have shape (sequences, length, dim), got {tuple(tokens.shape)}")
         if counts is None:
             counts = torch.as_tensor(lengths).tolist()
-        if len(counts) != len(tokens) or max(counts) > tokens.shape[1]:
+        if len(counts) != len(tokens) or max(counts) > tokens.shape[1] or min(counts) < 0:
             raise ValueError(f"lengths must be one of at most {tokens.shape[1]} for each sequence, got {counts}")
         rows = [row[:count] for row, count in zip(tokens, counts, strict=True)]
     else:

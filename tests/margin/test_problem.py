@@ -1,0 +1,226 @@
+"""Token selection as a problem: scores, heads and targets, what is assumed, and what is refused."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from massieu.margin import TokenSelection, random_problem
+
+TOKENS = torch.arange(12.0).reshape(2, 3, 2).sin()
+QUERIES = torch.tensor([[1.0, 0.5], [-0.3, 2.0]])
+SCORES = torch.tensor([[1.0, 2.0, 0.0], [3.0, 0.0, 1.0]])
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_the_objective_is_the_loss_of_attended_scores_written_as_loops():
+    problem = TokenSelection(TOKENS, QUERIES, scores=SCORES)
+    weights = normal(2, 2)
+    total = 0.0
+    for i in range(2):
+        logits = [float(TOKENS[i, t].double() @ weights @ QUERIES[i].double()) for t in range(3)]
+        powers = [math.exp(logit) for logit in logits]
+        score = sum(p * float(g) for p, g in zip(powers, SCORES[i], strict=True)) / sum(powers)
+        total += math.log1p(math.exp(-score)) / 2
+    assert float(problem.objective(weights)) == pytest.approx(total, rel=1e-12)
+
+
+def test_a_linear_head_is_the_same_as_its_scores():
+    head, labels = normal(2), torch.tensor([1, -1])
+    problem = TokenSelection(TOKENS, QUERIES, labels=labels, head=head)
+    same = TokenSelection(TOKENS, QUERIES, scores=labels[:, None] * (TOKENS.double() @ head))
+    weights = normal(2, 2, seed=1)
+    assert problem.linear
+    assert_close(problem.scores, same.scores)
+    assert_close(problem.objective(weights), same.objective(weights))
+    function = TokenSelection(TOKENS, QUERIES, labels=labels, head=lambda states: (states @ head)[..., None])
+    assert not function.linear
+    assert_close(function.objective(weights), same.objective(weights))
+    assert function.selection().tolist() == same.selection().tolist()
+
+
+def test_scores_of_a_head_with_classes_are_minus_the_losses_of_single_tokens():
+    head, labels = normal(3, 2), torch.tensor([2, 0])
+    problem = TokenSelection(TOKENS, QUERIES, labels=labels, head=head)
+    for i in range(2):
+        for t in range(3):
+            log_probability = (head @ TOKENS[i, t].double()).log_softmax(0)[labels[i]]
+            assert float(problem.scores[i, t]) == pytest.approx(float(log_probability))
+    assert problem.loss_of(torch.tensor([1, 2])) == pytest.approx(
+        -float(problem.scores[0, 1] + problem.scores[1, 2]) / 2
+    )
+
+
+def test_ragged_sequences_are_those_of_a_padded_tensor_with_lengths():
+    lengths = torch.tensor([3, 2])
+    rows = [TOKENS[0], TOKENS[1, :2]]
+    ragged = TokenSelection(rows, QUERIES, scores=[SCORES[0], SCORES[1, :2]])
+    padded = TokenSelection(TOKENS, QUERIES, scores=SCORES, lengths=lengths)
+    weights = normal(2, 2)
+    assert ragged.lengths.tolist() == padded.lengths.tolist() == [3, 2]
+    assert_close(ragged.attention(weights), padded.attention(weights))
+    assert float(ragged.attention(weights)[1, 2]) == 0
+    assert_close(ragged.objective(weights), padded.objective(weights))
+    assert not torch.allclose(
+        padded.objective(weights), TokenSelection(TOKENS, QUERIES, scores=SCORES).objective(weights)
+    )
+
+
+def test_targets_are_differentiable_where_a_token_is_absent():
+    targets = torch.tensor([[0.5, 0.5, 0.0], [0.25, 0.75, 0.0]])
+    problem = TokenSelection(TOKENS, QUERIES, targets=targets, lengths=torch.tensor([3, 2]))
+    weights = normal(2, 2).requires_grad_()
+    (gradient,) = torch.autograd.grad(problem.objective(weights), weights)
+    assert gradient.isfinite().all()
+    assert_close(problem.objective(weights), problem.losses(problem.attention(weights)).mean())
+
+
+def test_margins_are_leads_over_the_strongest_rival():
+    problem = TokenSelection(TOKENS, QUERIES, scores=SCORES)
+    weights = normal(2, 2)
+    logits = problem.logits(weights)
+    expected = [logits[0, 1] - max(logits[0, 0], logits[0, 2]), logits[1, 0] - max(logits[1, 1], logits[1, 2])]
+    assert_close(problem.margins(weights), torch.stack(expected))
+    differences = problem.differences(problem.selection())
+    leads = torch.einsum("ntd,de,ne->nt", differences, weights, problem.queries)
+    assert_close(leads, logits.gather(1, problem.selection()[:, None]) - logits)
+    assert problem.selected(weights).tolist() == logits.argmax(-1).tolist()
+
+
+def test_ties_are_found_up_to_rounding():
+    scores = torch.tensor([[1.0, 1.0 - 1e-13, 0.0], [3.0, 0.0, 1.0]], dtype=torch.float64)
+    problem = TokenSelection(TOKENS, QUERIES, scores=scores)
+    assert problem.best.tolist() == [[True, True, False], [True, False, False]]
+    with pytest.raises(ValueError) as caught:
+        problem.selection()
+    assert str(caught.value) == (
+        "every sequence must have one best token, but sequence 0 has 2 (1 sequences of 2 are tied);"
+        " say which to select, or use ties='pick'"
+    )
+
+
+def test_assumptions_are_checked():
+    eye = torch.eye(6)
+    good = TokenSelection(eye.reshape(2, 3, 6), eye[:2], scores=torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 2.0]]))
+    found = good.assumptions()
+    assert (found.unique, found.tied, found.equal_scores, found.near_orthogonal, found.independent) == (
+        True,
+        (),
+        True,
+        True,
+        True,
+    )
+    assert found.coherence == 0
+    dense = TokenSelection(TOKENS, QUERIES[:1].expand(2, -1), scores=torch.tensor([[1.0, 1.0, 0.0], [0.0, 1.0, 2.0]]))
+    found = dense.assumptions()
+    assert (found.unique, found.tied, found.equal_scores, found.near_orthogonal, found.independent) == (
+        False,
+        (0,),
+        False,
+        False,
+        False,
+    )
+    flat = TOKENS.double().reshape(-1, 2)
+    gram = flat @ flat.mT
+    expected = (gram - gram.diagonal().diag()).abs().max() / gram.diagonal().min()
+    assert found.coherence == pytest.approx(float(expected))
+
+
+@pytest.mark.parametrize("kind", ["head", "equal", "tied", "soft"])
+def test_random_problems_are_what_they_are_called(kind):
+    problem = random_problem(4, 5, 7, kind=kind, best=3, generator=torch.Generator().manual_seed(3))
+    same, other = (random_problem(4, 5, 7, kind=kind, best=3, generator=seed) for seed in (3, 4))
+    assert_close(problem.tokens, same.tokens)
+    assert_close(problem.scores, same.scores)
+    assert not torch.allclose(problem.tokens, other.tokens)
+    assert_close(problem.tokens.norm(dim=-1), torch.ones(4, 5, dtype=torch.float64))
+    assert set(problem.best.sum(-1).tolist()) == {3 if kind in ("tied", "soft") else 1}
+    assert problem.assumptions().equal_scores == (kind != "head")
+    assert (problem.targets is not None) == (kind == "soft")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"loss": "hinge"}, "loss must be one of logistic, exponential, linear, got 'hinge'"),
+        ({"scores": None}, "give scores, or labels and head, or targets; got none of them"),
+        ({"targets": SCORES}, "give scores, or labels and head, or targets; got scores, targets"),
+        ({"labels": torch.ones(2)}, "give scores, or labels and head, or targets; got scores, labels"),
+        ({"tokens": TOKENS[0]}, "tokens must have shape (sequences, length, dim), got (3, 2)"),
+        ({"tokens": []}, "tokens must hold at least one sequence, got none"),
+        (
+            {"tokens": [TOKENS[0], TOKENS[1, :0]]},
+            "there must be tokens to select from, but sequence 1 has no token; leave it out",
+        ),
+        (
+            {"tokens": [TOKENS[0], TOKENS[1, :1]]},
+            "there must be tokens to select from, but sequence 1 has one token; leave it out",
+        ),
+        (
+            {"tokens": [TOKENS[0], TOKENS[1, :, :1]]},
+            "every sequence must have shape (length, dim), got (3, 1) for sequence 1",
+        ),
+        ({"tokens": TOKENS / 0}, "tokens must be finite, but some are nan or infinite; remove those sequences"),
+        (
+            {"tokens": TOKENS, "lengths": torch.tensor([3, 4])},
+            "lengths must be one of at most 3 for each sequence, got [3, 4]",
+        ),
+        (
+            {"tokens": TOKENS, "lengths": torch.tensor([3, -1])},
+            "lengths must be one of at most 3 for each sequence, got [3, -1]",
+        ),
+        (
+            {"tokens": list(TOKENS), "lengths": torch.tensor([3, 2])},
+            "lengths belong to one padded tensor of tokens; a list of sequences has its own",
+        ),
+        ({"queries": QUERIES[:1]}, "queries must have one row for each of the 2 sequences, got 1"),
+        ({"queries": QUERIES[0]}, "queries must be real with 2 axes, none of them empty, got shape (2,)"),
+        (
+            {"queries": QUERIES * torch.nan},
+            "queries must be finite, but some are nan or infinite; remove those sequences",
+        ),
+        (
+            {"scores": SCORES[:, :2]},
+            "scores must have one number for each token, shape (2, 3) or a list of rows; got 2 rows, the 0th of shape (2,)",
+        ),
+        ({"scores": SCORES.log()}, "scores must be finite, but some are nan or infinite; remove those sequences"),
+        (
+            {"scores": None, "targets": SCORES},
+            "targets must be distributions: not negative, with sum one over each sequence",
+        ),
+        ({"scores": None, "labels": torch.ones(3), "head": torch.ones(2)}, "labels must have shape (2,), got (3,)"),
+        (
+            {"scores": None, "labels": torch.zeros(2), "head": torch.ones(2)},
+            "labels must be -1 and 1 for a head with one output",
+        ),
+        (
+            {"scores": None, "labels": torch.tensor([0, 3]), "head": torch.ones(3, 2)},
+            "labels must be classes from 0 to 2 for this head",
+        ),
+        (
+            {"scores": None, "labels": torch.ones(2), "head": torch.ones(3)},
+            "head must have shape (2,) or (classes, 2), got (3,)",
+        ),
+        (
+            {"scores": None, "labels": torch.ones(2), "head": lambda states: states.sum()},
+            "head must turn (2, 3, 2) into (2, 3), with classes as a last axis if there are several, got ()",
+        ),
+    ],
+)
+def test_bad_input_gets_a_sentence(arguments, message):
+    given = {"tokens": TOKENS, "queries": QUERIES, "scores": SCORES, **arguments}
+    with pytest.raises(ValueError) as caught:
+        TokenSelection(**given)
+    assert str(caught.value) == message
+
+
+def test_bad_random_problems_get_a_sentence():
+    with pytest.raises(ValueError, match="kind must be one of head, equal, tied, soft, got 'odd'"):
+        random_problem(2, 3, 4, kind="odd")
+    with pytest.raises(ValueError, match="best must leave some of the 3 tokens that are not, from 1 to 2; got 3"):
+        random_problem(2, 3, 4, kind="tied", best=3)
