@@ -2,7 +2,7 @@
 
 from massieu.margin.data import random_problem
 from massieu.margin.descent import descend
-from massieu.margin.finite import FiniteComponent, Split, finite_component
+from massieu.margin.finite import FiniteComponent, Split, finite_component, next_token_component
 from massieu.margin.gradients import LogGap, LogGradient, log_gap, log_gradient, misalignment
 from massieu.margin.graph import GraphMargin, TokenGraph, graph_margin, token_graph
 from massieu.margin.path import (
@@ -40,6 +40,7 @@ __all__ = [
     "log_gradient",
     "max_margin",
     "misalignment",
+    "next_token_component",
     "path_bound",
     "random_problem",
     "regularization_path",

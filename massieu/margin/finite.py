@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from massieu.margin.graph import GraphMargin, graph_margin, token_graph
 from massieu.margin.problem import TokenSelection
 from massieu.margin.solver import MaxMargin, max_margin
 
-__all__ = ["FiniteComponent", "Split", "finite_component"]
+__all__ = ["FiniteComponent", "Split", "finite_component", "next_token_component"]
 
 RANK = 1e-10
 """Singular values below this part of the largest count as zero."""
@@ -52,7 +54,7 @@ class FiniteComponent:
     weights: Tensor
     attention: Tensor
     attained: bool
-    solution: MaxMargin
+    solution: MaxMargin | GraphMargin
     converged: bool
     gradient: float
     steps: int
@@ -77,7 +79,7 @@ def finite_component(
     problem: TokenSelection,
     *,
     tied: Tensor | None = None,
-    solution: MaxMargin | None = None,
+    solution: MaxMargin | GraphMargin | None = None,
     tolerance: float = 1e-12,
     steps: int = 100,
 ) -> FiniteComponent:
@@ -131,6 +133,44 @@ def finite_component(
         gradient=size,
         steps=made,
     )
+
+
+def next_token_component(
+    embeddings: Tensor, sequences: Sequence[Sequence[int] | Tensor], labels: Sequence[int] | Tensor
+) -> tuple[TokenSelection, FiniteComponent]:
+    """Next-token data as a problem with targets, and the finite component that their graphs give it.
+
+    Args:
+        embeddings: shape ``(vocabulary, dim)``.
+        sequences: token indices of each sequence; its last one is the query.
+        labels: the token that came next in each sequence, one of its own.
+
+    Returns:
+        The problem, whose targets are the label wherever it occurs, and its finite component; tied are the tokens in
+        the strongly connected component of the label.
+
+    Source:
+        Li et al. 2024; see :func:`massieu.margin.token_graph`.
+
+    Example:
+        >>> _, finite = next_token_component(torch.eye(3), [[0, 1, 2], [1, 0, 2], [0, 1, 2]], [0, 1, 0])
+        >>> finite.weights[:, 2].exp()  # token 0 twice as often as token 1
+        tensor([1.4142, 0.7071, 1.0000], dtype=torch.float64)
+    """
+    graph = token_graph(sequences, labels)
+    solution = graph_margin(embeddings, graph)
+    rows = [torch.as_tensor(row) for row in sequences]
+    graphs = {token: index for index, token in enumerate(graph.last.tolist())}
+    targets, tied = [], []
+    for row, label in zip(rows, torch.as_tensor(labels).tolist(), strict=True):
+        own = (row == label).double()
+        targets.append(own / own.sum())
+        component = graph.component[graphs[int(row[-1])]]
+        tied.append(component[row] == component[label])
+    queries = embeddings[torch.stack([row[-1] for row in rows])]
+    problem = TokenSelection([embeddings[row] for row in rows], queries, targets=targets)
+    inside = torch.nn.utils.rnn.pad_sequence(tied, batch_first=True)
+    return problem, finite_component(problem, tied=inside, solution=solution)
 
 
 def _basis(problem: TokenSelection, inside: Tensor) -> Tensor:

@@ -4,7 +4,15 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from massieu.margin import TokenSelection, descend, finite_component, max_margin, random_problem
+from massieu.margin import (
+    TokenSelection,
+    descend,
+    finite_component,
+    max_margin,
+    next_token_component,
+    random_problem,
+    token_graph,
+)
 
 
 @pytest.fixture(scope="module")
@@ -102,18 +110,34 @@ def test_normalised_steps_do_not_converge_within_the_subspace(problem, finite):
     assert min(finite.split(weights).error for weights in run.snapshots[1:]) > 0.1
 
 
-def test_tied_sets_may_be_given_as_graphs_give_them():
-    """Three tokens, two cyclic samples each: one component, though no sample has mass on two tokens."""
-    eye = torch.eye(3, dtype=torch.float64)
-    tokens = torch.stack([eye[[0, 1]], eye[[0, 1]], eye[[0, 1]], eye[[1, 2]]])
-    targets = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
-    problem = TokenSelection(tokens, torch.ones(4, 1), targets=targets)
-    tied = torch.tensor([[True, True], [True, True], [True, True], [True, False]])
-    solution = max_margin(TokenSelection(tokens[3:], torch.ones(1, 1), targets=targets[3:]))
-    finite = finite_component(problem, tied=tied, solution=solution)
-    assert len(finite.basis) == 1
-    difference = finite.weights[0] - finite.weights[1]
-    assert float(difference) == pytest.approx(float(torch.tensor(2.0).log()), abs=1e-6)
+def draw(seed):
+    generator = torch.Generator().manual_seed(seed)
+    embeddings = torch.nn.functional.normalize(torch.randn(6, 8, generator=generator, dtype=torch.float64), dim=-1)
+    sequences = torch.randint(6, (20, 4), generator=generator)
+    labels = sequences[torch.arange(20), torch.randint(4, (20,), generator=generator)]
+    return embeddings, sequences, labels
+
+
+def test_cycles_of_next_token_data_span_the_finite_subspace():
+    embeddings, sequences, labels = draw(0)
+    _, finite = next_token_component(embeddings, list(sequences), labels)
+    graph = token_graph(list(sequences), labels)
+    assert len(finite.basis) == len(graph.equal) > 0
+    for index, first, second in graph.equal.tolist():
+        edge = torch.outer(embeddings[first] - embeddings[second], embeddings[graph.last[index]])
+        assert_close(finite.project(edge), edge, rtol=0.0, atol=1e-12)
+    assert finite.project(finite.solution.weights).norm() < 1e-9
+
+
+def test_training_on_next_token_data_converges_within_and_not_without():
+    problem, finite = next_token_component(*draw(0))
+    run = descend(problem, "gd", step=5.0, steps=3000, record=[300])
+    before, after = (finite.split(weights) for weights in run.snapshots[1:])
+    assert after.error < 0.2 * before.error
+    assert after.error < 0.02
+    assert after.residual.norm() > 0.5
+    misalignments = run.misalignments(finite.solution.weights)
+    assert misalignments[2] < 0.5 * misalignments[1]
 
 
 def test_one_token_each_leaves_nothing_finite():
