@@ -31,29 +31,28 @@ def least_frobenius(program: Program, *, tolerance: float, rounds: int) -> Solve
     start = program.products
     if not program.least.any():
         return _nothing(program)
-    if program.impossible.any():
-        return _ended(program, program.select(_first(program.impossible)), tolerance, start)
+    right = program.rewards * program.size  # about one, whatever the units of the tokens
     x = np.zeros(len(program.index))
     best: Solved | None = None
 
     def hull(x: Floats) -> Floats:
-        return program.gram(x) + program.rewards * float(program.rewards @ x)
+        return program.gram(x) + right * float(right @ x)
 
     for turn in range(rounds):
-        effort = {"steps": 150 * 2**turn, "tolerance": 1e-6 * 0.1**turn * float(program.rewards.max())}
-        x = bounded(program.gram, program.rewards, program.free, x, **effort)
+        effort = {"steps": 150 * 2**turn, "tolerance": 1e-6 * 0.1**turn}
+        x = bounded(program.gram, right, program.free, x, **effort)
         if program.margin(program.adjoint(program.scatter(x))) > 0:
-            x = face(program.gram, program.rewards, program.free, x)
+            x = face(program.gram, right, program.free, x)
         else:  # perhaps the dual has no bound; the point of the hull nearest to zero always exists
-            x = bounded(hull, program.rewards, program.free, x / max(float(program.rewards @ x), 1e-300), **effort)
-            x = face(hull, program.rewards, program.free, x)
+            x = bounded(hull, right, program.free, x / max(float(right @ x), 1e-300), **effort)
+            x = face(hull, right, program.free, x)
         found = _ended(program, x, tolerance, start)
         if best is None or found.converged or _better(found, best):
             best = found
         if best.converged:
             return best
         # The best multiple: a nearest point p of the hull becomes p / |p|^2.
-        x = x * float(program.rewards @ x) / max(float(x @ program.gram(x)), 1e-300)
+        x = x * float(right @ x) / max(float(x @ program.gram(x)), 1e-300)
     assert best is not None
     return best
 
@@ -96,12 +95,6 @@ def _nothing(program: Program) -> Solved:
     return Solved(weights, np.zeros(program.least.shape), 0.0, 0.0, True, None, np.inf, True, 0)
 
 
-def _first(flags: np.ndarray) -> Floats:
-    one = np.zeros(flags.shape)
-    one.ravel()[np.flatnonzero(flags)[0]] = 1.0
-    return one
-
-
 def _better(found: Solved, than: Solved) -> bool:
     if found.feasible and than.feasible:
         return found.upper / found.lower < than.upper / than.lower
@@ -121,10 +114,10 @@ def _ended(program: Program, x: Floats, tolerance: float, start: int) -> Solved:
         closer = program.meet(weights, (x > 0) | program.free)
         if program.margin(closer) * np.linalg.norm(weights) > margin * np.linalg.norm(closer):
             weights, margin = closer, program.margin(closer)
-    feasible = margin > 0 and eps > ZERO * program.size
+    shown = eps <= ZERO * program.size
+    feasible = margin > 0 and not shown
     upper = float(np.linalg.norm(weights)) / margin if feasible else np.inf
     lower = 1.0 / eps if eps > 0 else np.inf
-    shown = eps <= ZERO * program.size
     return Solved(
         weights=weights / margin if feasible else weights,
         multipliers=multipliers * (total / norm**2) if feasible else multipliers,

@@ -73,8 +73,8 @@ class Program:
         # In units of each constraint's own size the Gram matrix has a unit diagonal.
         self.scale = 1.0 / np.where(sizes > 0, sizes, 1.0).ravel()[self.index]
         self.rewards = np.where(self.free, 0.0, self.scale)
-        self.impossible = least & (sizes == 0)
         self.size = float(np.median(sizes[self.least])) if self.least.any() else 1.0
+        self.size = self.size if self.size > 0 else 1.0
         self.products = 0
 
     def values(self, weights: Floats) -> Floats:

@@ -175,10 +175,30 @@ def test_units_do_not_matter():
     plain = max_margin(problem)
     scaled = max_margin(TokenSelection(1e5 * problem.tokens, 1e-8 * problem.queries, scores=problem.scores))
     assert_close(scaled.weights, 1e3 * plain.weights, rtol=1e-8, atol=1e-8)
+    for seed in range(3):
+        crowded = draw(24, 8, 2, seed)
+        small = max_margin(TokenSelection(1e-5 * crowded.tokens, crowded.queries, scores=crowded.scores))
+        assert small.converged
+        assert not small.feasible
     sizes = torch.logspace(-3, 3, 8, dtype=torch.float64)[:, None]
     uneven = max_margin(TokenSelection(problem.tokens * sizes[:, None], problem.queries, scores=problem.scores))
     assert uneven.converged
     assert uneven.gap < 1e-9
+
+
+@pytest.mark.parametrize("angle", [1e-2, 1e-5, 1e-7])
+def test_thin_margins_are_found_until_rounding_hides_them(angle):
+    def narrow(angle):
+        ends = torch.tensor([[[1.0, angle]], [[-1.0, angle]]], dtype=torch.float64)
+        tokens = torch.cat([ends, torch.zeros_like(ends)], 1)
+        return max_margin(TokenSelection(tokens, torch.ones(2, 1), scores=torch.tensor([[1.0, 0.0]] * 2)))
+
+    found, hidden = narrow(angle), narrow(1e-11)
+    assert found.feasible
+    assert found.gap < 1e-9
+    assert_close(found.weights[:, 0], torch.tensor([0.0, 1 / angle], dtype=torch.float64), rtol=1e-9, atol=1e-4)
+    assert not hidden.feasible
+    assert hidden.eps == pytest.approx(1e-11, rel=1e-3)
 
 
 def test_queries_may_have_another_dimension():
