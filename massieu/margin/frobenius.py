@@ -18,6 +18,9 @@ from massieu.margin.program import (
 
 __all__ = ["bounded", "face", "least_frobenius"]
 
+DENSE = 2_000_000
+"""Up to this many numbers the constraints are written out, where products alone have not sufficed."""
+
 
 def least_frobenius(program: Program, *, tolerance: float, rounds: int) -> Solved:
     r"""Solve a program for the Frobenius norm.
@@ -46,6 +49,8 @@ def least_frobenius(program: Program, *, tolerance: float, rounds: int) -> Solve
         else:  # perhaps the dual has no bound; the point of the hull nearest to zero always exists
             x = bounded(hull, right, program.free, x / max(float(right @ x), 1e-300), **effort)
             x = face(hull, right, program.free, x)
+        if turn == 1 and len(x) * program.rows.shape[-1] * program.queries.shape[-1] <= DENSE:
+            x = _exact(program, right)
         found = _ended(program, x, tolerance, start)
         if best is None or found.converged or _better(found, best):
             best = found
@@ -86,6 +91,20 @@ def face(product: Product, right: Floats, free: Flags, x: Floats) -> Floats:
         reach = np.divide(x, -step, out=np.full_like(x, np.inf), where=blocked)
         moved = x + reach.min() * step
         x = np.where(free | (moved > 1e-15 * moved.max()), moved, 0.0)
+    return x
+
+
+def _exact(program: Program, right: Floats) -> Floats:
+    """The point of the hull nearest to zero by an active set, from all constraints written out."""
+    rows = np.einsum("gsd,gq->gsdq", program.rows, program.queries).reshape(program.least.size, -1)[program.index]
+    columns = np.vstack([(rows * program.scale[:, None]).T, right])
+    both = np.hstack([columns, -columns[:, program.free]])  # what is free is the difference of two
+    try:
+        found, _ = scipy_module("optimize").nnls(both, np.append(np.zeros(len(columns) - 1), 1.0))
+    except RuntimeError:  # too many steps
+        return np.zeros(len(right))
+    x = np.array(found[: len(right)])
+    x[program.free] -= found[len(right) :]
     return x
 
 

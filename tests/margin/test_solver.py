@@ -9,7 +9,7 @@ import torch
 from selections import dense, draw, tied
 from torch.testing import assert_close
 
-from massieu.margin import TokenSelection, direction_bound, max_margin
+from massieu.margin import TokenSelection, direction_bound, frobenius, max_margin
 
 cp = pytest.importorskip("cvxpy")
 
@@ -199,6 +199,29 @@ def test_thin_margins_are_found_until_rounding_hides_them(angle):
     assert_close(found.weights[:, 0], torch.tensor([0.0, 1 / angle], dtype=torch.float64), rtol=1e-9, atol=1e-4)
     assert not hidden.feasible
     assert hidden.eps == pytest.approx(1e-11, rel=1e-3)
+
+
+def test_a_hull_that_hardly_holds_zero_is_recognised():
+    """Products alone were left at 4e-9 after 18000 of them."""
+    generator = np.random.default_rng(1006)
+    tokens, queries = generator.standard_normal((6, 11, 4)), generator.standard_normal((6, 4))
+    chosen = torch.nn.functional.one_hot(torch.zeros(6, dtype=torch.long), 11)
+    found = max_margin(TokenSelection(torch.from_numpy(tokens), torch.from_numpy(queries), scores=chosen))
+    assert not found.feasible
+    assert found.converged
+    assert found.products < 5000
+
+
+@pytest.mark.parametrize("ties", ["pick", "equal"])
+def test_the_active_set_alone_finds_the_same(monkeypatch, ties):
+    expected = max_margin(tied(0), ties=ties)
+    monkeypatch.setattr(frobenius, "bounded", lambda product, right, free, x, **_: x)
+    monkeypatch.setattr(frobenius, "face", lambda product, right, free, x: x)
+    found = max_margin(tied(0), ties=ties)
+    assert found.converged
+    assert_close(found.weights, expected.weights, rtol=0, atol=1e-9)
+    monkeypatch.setattr(frobenius, "DENSE", 0)
+    assert not max_margin(tied(0), ties=ties).converged
 
 
 def test_queries_may_have_another_dimension():
