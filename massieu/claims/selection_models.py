@@ -19,8 +19,9 @@ from massieu import assets
 from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
 from massieu.claims.registry import claim
 from massieu.inspection.loading import Loaded, load
-from massieu.inspection.margins import head_rows, margin_report, random_head, span_projection
+from massieu.inspection.margins import margin_report, random_head, span_projection
 from massieu.inspection.rows import exact_rows, num_atoms
+from massieu.inspection.selections import head_rows
 from massieu.inspection.weights import head_weights
 from massieu.margin import TokenSelection, descend, max_margin
 from massieu.taps import AttentionCall, tap

@@ -9,7 +9,8 @@ pytest.importorskip("transformers")
 from taps.families import build
 
 from massieu.inspection import margin_report
-from massieu.inspection.margins import BIAS, NOT_ONE_MATRIX, NOT_READ, head_rows, random_head, span_projection
+from massieu.inspection.margins import NOT_ONE_MATRIX, NOT_READ, random_head, span_projection
+from massieu.inspection.selections import BIAS, head_rows
 from massieu.margin import TokenSelection, max_margin
 from massieu.nn import Transformer
 
