@@ -31,12 +31,13 @@ class MaxMargin:
         selection: the token of each sequence that is to win, shape ``(sequences,)``.
         rivals: the tokens that it is to exceed, boolean, shape ``(sequences, length)``.
         dual: multipliers, shape ``(sequences, length)``; zero at selected and absent tokens, and of either sign at
-            tokens that are to be equal to the selected one.
+            tokens that are to be equal to the selected one. Those of rivals sum to the squared Frobenius norm of
+            ``weights``, or to the nuclear norm.
         support: tokens whose constraint is active: multiplier not zero, or equality; the same shape.
         margin: largest margin of weights of norm one, which is one over the norm of ``weights``.
         lower, upper: the least norm lies between them, whatever the solver did.
         feasible: weights with a positive margin were found.
-        farkas: multipliers of sum one that show that there are none, ``(sequences, length)``, or None.
+        farkas: multipliers, of sum one over the rivals, that show that there are none, ``(sequences, length)``, or None.
         eps: no weights of norm one have a margin above it: norm of the constraints summed with ``farkas``.
         converged: the bounds agree to the tolerance, or eps is zero up to rounding.
         products: Gram products spent.
