@@ -104,7 +104,7 @@ def spaced(steps: int, per_decade: int = 20) -> list[int]:
         [1, 2, 5, 10, 22, 46, 100]
     """
     count = math.ceil(math.log10(max(steps, 1)) * per_decade)
-    return sorted({round(steps ** (i / count)) for i in range(count + 1)} | {1, steps}) if count else [1]
+    return sorted({round(steps ** (i / count)) for i in range(count + 1)}) if count else [1]
 
 
 def _start(

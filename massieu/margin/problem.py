@@ -249,8 +249,8 @@ class TokenSelection:
             outputs = self._outputs(self.tokens)
         if outputs.shape[:2] != self.present.shape or outputs.ndim > 3:
             raise ValueError(
-                f"head must turn {tuple(self.tokens.shape)} into {tuple(self.present.shape)}, with classes as a last axis"
-                f" if there are several, got {tuple(outputs.shape)}"
+                f"head must turn {tuple(self.tokens.shape)} into {tuple(self.present.shape)}, with classes as a last"
+                f" axis if there are several, got {tuple(outputs.shape)}"
             )
         if outputs.ndim == 2 and not torch.isin(labels, torch.tensor([-1, 1])).all():
             raise ValueError("labels must be -1 and 1 for a head with one output")

@@ -46,6 +46,7 @@ def test_with_tied_scores_descent_follows_the_picks_and_not_the_equalities():
     equal = max_margin(problem, ties="equal")
     assert misalignment(run.weights, equal.weights) > 0.05
     assert not (run.local.rivals & problem.best).any()
+    assert last.margin == pytest.approx(last.correlation_bound * run.local.margin)
 
 
 def test_a_selection_that_is_not_the_best_keeps_its_own_direction():
@@ -54,6 +55,7 @@ def test_a_selection_that_is_not_the_best_keeps_its_own_direction():
     last = run.history.iloc[-1]
     assert not last.selects_best
     assert last.saturated
+    assert last.margin == pytest.approx(float(problem.margins(run.weights, run.selection).min() / run.weights.norm()))
     assert last.misalignment_selected < 0.01 < 0.1 < last.misalignment_best
 
 

@@ -147,6 +147,6 @@ def test_the_gap_to_a_better_selection_is_positive_and_to_a_worse_one_negative()
 def test_misalignment_keeps_the_digits_that_a_cosine_loses():
     first = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
     second = torch.tensor([[3.0, 3e-9]], dtype=torch.float64)
-    assert misalignment(first, second) == pytest.approx(5e-19, rel=1e-6)
+    assert misalignment(first, second) == pytest.approx(5e-19, rel=1e-6, abs=0.0)
     assert 1 - float(torch.cosine_similarity(first, second)) == 0.0
     assert math.isnan(misalignment(first, 0 * second))

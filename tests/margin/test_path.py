@@ -45,6 +45,15 @@ def test_the_path_is_within_its_bound_which_says_something_only_at_large_radii(p
     assert path.table.bound.iloc[-1] < 0.05
 
 
+def test_the_bound_is_its_formula():
+    scores = torch.tensor([[2.0, 1.0, -1.0], [0.0, 0.5, 0.25]], dtype=torch.float64)
+    problem = TokenSelection(random_problem(2, 3, 6).tokens, torch.eye(6)[:2], scores=scores)
+    slopes = [1 / (1 + math.exp(score)) for score in (-1.0, 2.0)]  # of the logistic loss at the ends of the range
+    size = float(max_margin(problem).weights.norm())
+    expected = size / 7 * math.log(2 * 2 * 2 * slopes[0] / slopes[1] * 3.0 / 0.25)
+    assert path_bound(problem, 7.0) == pytest.approx(expected, rel=1e-9)
+
+
 @pytest.mark.parametrize("loss", ["logistic", "exponential", "linear"])
 def test_the_bound_holds_for_every_loss(loss):
     problem = random_problem(3, 4, 6, loss=loss, generator=3)

@@ -77,6 +77,9 @@ def test_targets_are_differentiable_where_a_token_is_absent():
     weights = normal(2, 2).requires_grad_()
     (gradient,) = torch.autograd.grad(problem.objective(weights), weights)
     assert gradient.isfinite().all()
+    attention = problem.attention(weights.detach()).requires_grad_()
+    (gradient,) = torch.autograd.grad(problem.losses(attention).sum(), attention)
+    assert gradient.isfinite().all()
     assert_close(problem.objective(weights), problem.losses(problem.attention(weights)).mean())
 
 
