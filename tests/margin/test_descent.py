@@ -1,6 +1,7 @@
 """Training on token selection: where each method goes, how fast, and what a run records."""
 
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -219,3 +220,12 @@ def test_bad_arguments_get_a_sentence(arguments, message):
     with pytest.raises(ValueError) as caught:
         descend(random_problem(3, 3, 4), **{"steps": 3, **arguments})
     assert str(caught.value) == message
+
+
+def test_without_pandas_a_run_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(
+        ImportError,
+        match=r"tables of training runs need pandas, which is not installed; pip install 'massieu\[verify\]'",
+    ):
+        descend(random_problem(3, 3, 4), steps=1)
