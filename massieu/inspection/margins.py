@@ -79,8 +79,6 @@ def margin_report(
     """
     import pandas
 
-    if not isinstance(rows, int) or rows < 1:
-        raise ValueError(f"rows must be a positive whole number, got {rows!r}; 32 is usual")
     generator = torch.Generator().manual_seed(seed)
     found: list[dict[str, Any]] = []
     for weights, sample in each_sample(model, texts, tokenizer, inputs, layers, rows, max_length, generator, loading):

@@ -89,6 +89,8 @@ def each_sample(
     """The wanted layers one after the other, each with what it reads at the sampled positions."""
     from massieu import assets
 
+    if not isinstance(rows, int) or rows < 1:
+        raise ValueError(f"rows must be a positive whole number, got {rows!r}; 32 is usual")
     if isinstance(model, nn.Module) and loading:
         raise TypeError(f"{', '.join(loading)} are for a model by name; leave them out, or pass the name")
     if texts is None and inputs is None:

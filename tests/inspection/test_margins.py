@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 pytest.importorskip("transformers")
 from taps.families import build
 
-from massieu.inspection import margin_report
-from massieu.inspection.margins import NOT_ONE_MATRIX, NOT_READ, random_head, span_projection
+from massieu.inspection import margin_report, margins, selections
+from massieu.inspection.margins import NOT_CERTAIN, NOT_ONE_MATRIX, NOT_READ, random_head, span_projection
 from massieu.inspection.selections import BIAS, head_rows
 from massieu.margin import TokenSelection, max_margin
 from massieu.nn import Transformer
@@ -197,3 +199,23 @@ def test_options_of_loading_are_for_names():
 def test_one_token_alone_is_no_selection():
     with pytest.raises(ValueError, match="no row of blocks.0.attention sees two tokens; pass longer texts"):
         margin_report(encoder(), inputs=[{"inputs": vectors()[:, :1]}])
+
+
+def test_a_sample_of_a_layer_that_cannot_be_read_is_refused(monkeypatch):
+    monkeypatch.setattr(selections, "_read", lambda *_: None)
+    with pytest.raises(ValueError, match="what the keys of layer 0 read could not be told; choose another layer"):
+        head_rows(encoder(), layer=0, inputs=[{"inputs": vectors()}])
+
+
+def test_a_projection_that_does_not_converge_is_no_result(monkeypatch):
+    monkeypatch.setattr("scipy.sparse.linalg.cg", lambda *_, **__: (None, 1))
+    problem = TokenSelection(vectors(), vectors()[:, 0], scores=torch.zeros(6, LENGTH))
+    with pytest.raises(ArithmeticError, match="did not converge; take fewer rows"):
+        span_projection(problem)(torch.eye(DIM, dtype=torch.float64))
+
+
+def test_a_solver_that_stopped_early_is_told(monkeypatch):
+    stopped = lambda *given, **options: replace(max_margin(*given, **options), converged=False)  # noqa: E731
+    monkeypatch.setattr(margins, "max_margin", stopped)
+    table = margin_report(encoder(), inputs=[{"inputs": vectors()}], rows=4)
+    assert NOT_CERTAIN in table["note"].item()
