@@ -37,7 +37,7 @@ class MaxMargin:
         margin: largest margin of weights of norm one, which is one over the norm of ``weights``.
         lower, upper: the least norm lies between them, whatever the solver did.
         feasible: weights with a positive margin were found.
-        farkas: multipliers, of sum one over the rivals, that show that there are none, ``(sequences, length)``, or None.
+        farkas: multipliers, of sum one over the rivals, that show that there are none, the same shape, or None.
         eps: no weights of norm one have a margin above it: norm of the constraints summed with ``farkas``.
         converged: the bounds agree to the tolerance, or eps is zero up to rounding.
         products: Gram products spent.
