@@ -359,21 +359,21 @@ def fast_rate(trial: Trial) -> Evidence:
     )
 
 
-def rate(run: Trajectory, column: str) -> float:
-    """Exponent of a column of a run's history over the last two decades of steps."""
+def rate(run: Trajectory, column: str, decades: int = 2) -> float:
+    """Exponent of a column of a run's history over the last decades of steps."""
     history = run.history.iloc[1:]
-    return exponent(history.step, history[column])
+    return exponent(history.step, history[column], decades)
 
 
-def exponent(steps: Any, values: Any) -> float:
-    """Slope of the logarithms of values over the last two decades of steps, by least squares.
+def exponent(steps: Any, values: Any, decades: int = 2) -> float:
+    """Slope of the logarithms of values over the last decades of steps, by least squares.
 
     Example:
         >>> round(exponent(np.array([1, 10, 100, 1000]), np.array([5.0, 1e-2, 1e-4, 1e-6])), 9)
         -2.0
     """
     steps, values = np.asarray(steps, dtype=float), np.asarray(values, dtype=float)
-    late = steps >= steps[-1] / 100
+    late = steps >= steps[-1] / 10**decades
     return float(np.polyfit(np.log(steps[late]), np.log(values[late]), 1)[0])
 
 
