@@ -249,6 +249,8 @@ def approach(histories: Mapping[str, pandas.DataFrame], column: str = "misalignm
     for number, (name, history) in enumerate(histories.items()):
         _need(history, ("step", column), "history")
         later = history[(history["step"] > 0) & (history[column] > 0)]
+        if len(later) == 0:
+            raise ValueError(f"{name} must have a positive {column} after its start, got none; was the data feasible?")
         colour = colours.lines()[number % len(colours.lines())]
         axis.plot(later["step"], later[column], color=colour, linewidth=1.6, label=name)
         ends.append((float(later[column].iloc[-1]), float(later["step"].iloc[-1])))
