@@ -80,7 +80,7 @@ def test_what_the_notes_measured_comes_out():
 
 
 def turned(original):
-    """A solver that is slightly wrong: its weights are turned by a fifth of their length."""
+    """A solver that is wrong: to its weights noise of half their length is added."""
 
     def solve(*given, **options):
         found = original(*given, **options)
