@@ -150,3 +150,64 @@ def test_misalignment_keeps_the_digits_that_a_cosine_loses():
     assert misalignment(first, second) == pytest.approx(5e-19, rel=1e-6, abs=0.0)
     assert 1 - float(torch.cosine_similarity(first, second)) == 0.0
     assert math.isnan(misalignment(first, 0 * second))
+
+
+def distant(loss: str, level: float) -> tuple[TokenSelection, Tensor]:
+    scores = level * torch.tensor([[1.0, 0.25, 0.5], [0.5, 1.0, 0.125]], dtype=torch.float64)
+    return TokenSelection(normal(2, 3, 4), normal(2, 4, seed=1), scores=scores, loss=loss), normal(4, 4, seed=2)
+
+
+@pytest.mark.parametrize("level", [1e3, -3e3, 5.0])
+@pytest.mark.parametrize("loss", ["logistic", "exponential"])
+@pytest.mark.parametrize("scale", [1.0, 3.0, 300.0])
+def test_derivatives_of_the_loss_beyond_the_range_of_numbers_are_those_of_many_digits(loss, level, scale):
+    problem, weights = distant(loss, level)
+    weights = scale * weights
+    with mpmath.workdps(3000):
+        total, gap = mpmath.matrix(4, 4), {"highest": mpmath.mpf(0), "last": mpmath.mpf(0)}
+        for i in range(2):
+            tokens, query = mpmath.matrix(problem.tokens[i].tolist()), mpmath.matrix(problem.queries[i].tolist())
+            logits = tokens * (mpmath.matrix(weights.tolist()) * query)
+            powers = [mpmath.exp(logits[t]) for t in range(3)]
+            s = [power / mpmath.fsum(powers) for power in powers]
+            g = [mpmath.mpf(score) for score in problem.scores[i].tolist()]
+            score = mpmath.fsum(a * b for a, b in zip(s, g, strict=True))
+
+            def value(at):
+                return mpmath.log(1 + mpmath.exp(-at)) if loss == "logistic" else mpmath.exp(-at)
+
+            slope = -mpmath.exp(-score) / (1 + mpmath.exp(-score) if loss == "logistic" else 1)
+            for t in range(3):
+                total += slope * s[t] * (g[t] - score) / 2 * tokens[t, :].T * query.T
+            gap["highest"] += (value(score) - value(g[max(range(3), key=lambda t: logits[t])])) / 2
+            gap["last"] += (value(score) - value(g[2])) / 2
+        size = mpmath.norm(total)
+        expected = torch.tensor([[float(total[a, b] / size) for b in range(4)] for a in range(4)], dtype=torch.float64)
+        log_norm = float(mpmath.log(size))
+        logs = {name: (int(mpmath.sign(one)), float(mpmath.log(abs(one)))) for name, one in gap.items()}
+    found = log_gradient(problem, weights)
+    assert found.log_norm == pytest.approx(log_norm, rel=1e-11, abs=1e-9)
+    assert_close(found.matrix / found.matrix.norm(), expected, rtol=1e-7, atol=1e-8)
+    for name, selection in {"highest": None, "last": torch.tensor([2, 2])}.items():
+        there = log_gap(problem, weights, selection)
+        assert there.sign == logs[name][0]
+        assert there.log == pytest.approx(logs[name][1], rel=1e-11, abs=1e-9)
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e200])
+def test_misalignment_does_not_depend_on_the_scale(scale):
+    expected = misalignment(torch.ones(2, 2), torch.eye(2))
+    assert expected == pytest.approx(1 - math.sqrt(0.5))
+    assert misalignment(scale * torch.ones(2, 2).double(), torch.eye(2)) == pytest.approx(expected, rel=1e-12)
+    assert math.isnan(misalignment(torch.full((2, 2), torch.inf), torch.eye(2)))
+
+
+def test_weights_of_another_precision_are_taken_and_of_another_shape_are_not():
+    problem, weights = distant("logistic", 1.0)
+    assert_close(log_gradient(problem, weights.float()).matrix, log_gradient(problem, weights.float().double()).matrix)
+    assert log_gap(problem, weights.float()) == log_gap(problem, weights.float().double())
+    for refused in (log_gradient, log_gap):
+        with pytest.raises(ValueError, match=r"weights must have shape \(4, 4\), got \(3, 4\)"):
+            refused(problem, weights[:3])
+    with pytest.raises(ValueError, match=r"matrices must have one shape, got \(3, 4\) and \(4, 4\)"):
+        misalignment(weights[:3], weights)
