@@ -28,29 +28,30 @@ def least_frobenius(program: Program, *, tolerance: float, rounds: int) -> Solve
     The dual has one variable for each constraint, :math:`\max_\lambda 1^\top \lambda - \tfrac12 |A^\top \lambda|^2`
     with :math:`\lambda \ge 0` where the constraint is an inequality. Any :math:`\lambda` and any W with least margin
     m(W) > 0 bound the least norm, :math:`1^\top\lambda / |A^\top\lambda| \le |W^*| \le |W| / m(W)`. Where no margin is
-    positive, the point of the constraints' hull nearest to zero is sought instead, which is a problem of the same form:
-    :math:`\min \tfrac12 |A^\top\lambda|^2 + \tfrac12 (1^\top\lambda - 1)^2`.
+    positive, the point nearest to zero in the hull of the constraints, each of size one, is sought instead, which is a
+    problem of the same form: :math:`\min \tfrac12 |A^\top\lambda|^2 + \tfrac12 (1^\top\lambda - 1)^2`. The result is
+    in the units of the program.
     """
     start = program.products
     if not program.least.any():
         return _nothing(program)
-    right = program.rewards * program.size  # about one, whatever the units of the tokens
+    right, ones = program.rewards, np.where(program.free, 0.0, 1.0)
     x = np.zeros(len(program.index))
     best: Solved | None = None
 
     def hull(x: Floats) -> Floats:
-        return program.gram(x) + right * float(right @ x)
+        return program.gram(x) + ones * float(ones @ x)
 
     for turn in range(rounds):
         effort = {"steps": 150 * 2**turn, "tolerance": 1e-6 * 0.1**turn}
         x = bounded(program.gram, right, program.free, x, **effort)
-        if program.margin(program.adjoint(program.scatter(x))) > 0:
+        if _leads(program, x):
             x = face(program.gram, right, program.free, x)
         else:  # perhaps the dual has no bound; the point of the hull nearest to zero always exists
-            x = bounded(hull, right, program.free, x / max(float(right @ x), 1e-300), **effort)
-            x = face(hull, right, program.free, x)
-        if turn == 1 and len(x) * program.rows.shape[-1] * program.queries.shape[-1] <= DENSE:
-            x = _exact(program, right)
+            x = bounded(hull, ones, program.free, x / max(float(ones @ x), 1e-300), **effort)
+            x = face(hull, ones, program.free, x)
+        if turn in (1, 2) and len(x) * program.rows.shape[-1] * program.queries.shape[-1] <= DENSE:
+            x = _exact(program, right if _leads(program, x) else ones)
         found = _ended(program, x, tolerance, start)
         if best is None or found.converged or _better(found, best):
             best = found
@@ -60,6 +61,11 @@ def least_frobenius(program: Program, *, tolerance: float, rounds: int) -> Solve
         x = x * float(right @ x) / max(float(x @ program.gram(x)), 1e-300)
     assert best is not None
     return best
+
+
+def _leads(program: Program, x: Floats) -> bool:
+    """Whether the constraints summed with multipliers have a margin."""
+    return program.margin(program.adjoint(program.scatter(x))) > 0
 
 
 def bounded(product: Product, right: Floats, free: Flags, x: Floats, *, steps: int, tolerance: float) -> Floats:
@@ -97,7 +103,7 @@ def face(product: Product, right: Floats, free: Flags, x: Floats) -> Floats:
 def _exact(program: Program, right: Floats) -> Floats:
     """The point of the hull nearest to zero by an active set, from all constraints written out."""
     rows = np.einsum("gsd,gq->gsdq", program.rows, program.queries).reshape(program.least.size, -1)[program.index]
-    columns = np.vstack([(rows * program.scale[:, None]).T, right])
+    columns = np.vstack([rows.T, right])
     both = np.hstack([columns, -columns[:, program.free]])  # what is free is the difference of two
     try:
         found, _ = scipy_module("optimize").nnls(both, np.append(np.zeros(len(columns) - 1), 1.0))
@@ -133,7 +139,8 @@ def _ended(program: Program, x: Floats, tolerance: float, start: int) -> Solved:
         closer = program.meet(weights, (x > 0) | program.free)
         if program.margin(closer) * np.linalg.norm(weights) > margin * np.linalg.norm(closer):
             weights, margin = closer, program.margin(closer)
-    shown = eps <= ZERO * program.size
+    # In the hull of constraints of size one, a combination that is zero up to rounding shows that there is no margin.
+    shown = total > 0 and norm <= ZERO * float(multipliers[program.least].sum())
     feasible = margin > 0 and not shown
     upper = float(np.linalg.norm(weights)) / margin if feasible else np.inf
     lower = 1.0 / eps if eps > 0 else np.inf
@@ -143,7 +150,7 @@ def _ended(program: Program, x: Floats, tolerance: float, start: int) -> Solved:
         lower=lower,
         upper=upper,
         feasible=feasible,
-        farkas=None if feasible else multipliers / total if total > 0 else None,
+        farkas=multipliers if shown else None,
         eps=eps,
         converged=shown or (feasible and upper / lower - 1 <= tolerance),
         products=program.products - start,

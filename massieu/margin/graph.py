@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from massieu.margin.frobenius import least_frobenius
-from massieu.margin.nuclear import least_nuclear
-from massieu.margin.program import Program, one_thread, scipy_module
+from massieu.margin.border import floats, sized, whole_numbers
+from massieu.margin.least import checked_tolerance, least_norm, sentence
+from massieu.margin.program import Program, scipy_module
 
 __all__ = ["GraphMargin", "TokenGraph", "graph_margin", "token_graph"]
 
@@ -47,7 +47,7 @@ class GraphMargin:
         feasible: weights with a positive margin were found.
         farkas: multipliers for the rows of ``graph.above``, then ``graph.equal``, that show there are none, or None.
         eps: no weights of norm one that meet the equalities have a margin above it.
-        converged: the bounds agree to the tolerance, or eps is zero up to rounding.
+        converged: the bounds agree to the tolerance, or ``farkas`` is given.
         graph: what was asked.
     """
 
@@ -61,6 +61,11 @@ class GraphMargin:
     eps: float
     converged: bool
     graph: TokenGraph
+
+    @property
+    def ended(self) -> str:
+        """How the solver ended, a sentence."""
+        return sentence(self.feasible, self.converged, len(self.graph.above) > 0, self.gap, self.eps)
 
     @property
     def gap(self) -> float:
@@ -88,9 +93,9 @@ def token_graph(sequences: Sequence[Sequence[int] | Tensor], labels: Sequence[in
         (tensor([[0, 0, 1]]), tensor([[0, 0, 2]]))
     """
     rows = [torch.as_tensor(row) for row in sequences]
-    wanted = torch.as_tensor(labels).tolist()
-    if not rows or len(rows) != len(wanted):
-        raise ValueError(f"there must be one label for each sequence, got {len(wanted)} for {len(rows)}")
+    if not rows or len(rows) != len(labels):
+        raise ValueError(f"there must be one label for each sequence, got {len(labels)} for {len(rows)}")
+    wanted = whole_numbers(labels, "labels", len(rows)).tolist()
     for i, (row, label) in enumerate(zip(rows, wanted, strict=True)):
         if row.ndim != 1 or row.dtype.is_floating_point or not len(row) or row.min() < 0:
             raise ValueError(f"sequences must hold token indices from 0, but sequence {i} is {row.tolist()}")
@@ -118,7 +123,7 @@ def token_graph(sequences: Sequence[Sequence[int] | Tensor], labels: Sequence[in
 
 
 def graph_margin(
-    embeddings: Tensor, graph: TokenGraph, *, norm: str = "fro", tolerance: float | None = None, rounds: int = 6
+    embeddings: Tensor, graph: TokenGraph, norm: str = "fro", *, tolerance: float | None = None, rounds: int = 6
 ) -> GraphMargin:
     r"""Weights of least norm that order the logits of every last token as its graph does.
 
@@ -141,12 +146,11 @@ def graph_margin(
         >>> found.weights[:, 2]
         tensor([ 0.3333,  0.3333, -0.6667], dtype=torch.float64)
     """
-    if norm not in ("fro", "nuc"):
-        raise ValueError(f"norm must be 'fro' or 'nuc', got {norm!r}")
-    embeddings = torch.as_tensor(embeddings).double()
-    if embeddings.ndim != 2 or len(embeddings) < graph.component.shape[1] or not embeddings.isfinite().all():
+    tolerance = checked_tolerance(norm, tolerance, rounds)
+    embeddings = sized(floats(embeddings, "embeddings", 2), "embeddings")
+    if len(embeddings) < graph.component.shape[1]:
         raise ValueError(
-            f"embeddings must be finite, one row for each of {graph.component.shape[1]} tokens or more,"
+            f"embeddings must have one row for each of {graph.component.shape[1]} tokens or more,"
             f" got shape {tuple(embeddings.shape)}"
         )
     triples = torch.cat([graph.above, graph.equal])
@@ -164,16 +168,12 @@ def graph_margin(
     equal = torch.zeros(shape, dtype=torch.bool)
     equal[where] = torch.arange(len(triples)) >= len(graph.above)
     arrays = (differences, embeddings[graph.last], least, equal)
-    solver = least_frobenius if norm == "fro" else least_nuclear
-    tolerance = (1e-10 if norm == "fro" else 1e-6) if tolerance is None else tolerance
-    with one_thread():
-        found = solver(Program(*(array.numpy() for array in arrays)), tolerance=tolerance, rounds=rounds)
+    found = least_norm(Program(*(array.numpy() for array in arrays)), norm, tolerance=tolerance, rounds=rounds)
     weights = torch.from_numpy(np.ascontiguousarray(found.weights))
-    size = float(torch.linalg.matrix_norm(weights, norm))
     return GraphMargin(
         weights=weights,
         dual=torch.from_numpy(found.multipliers)[where][: len(graph.above)],
-        margin=0.0 if not found.feasible else 1 / size if size > 0 else float("inf"),
+        margin=1 / found.upper if found.upper > 0 else float("inf"),
         lower=found.lower,
         upper=found.upper,
         feasible=found.feasible,

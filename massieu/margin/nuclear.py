@@ -33,7 +33,7 @@ def least_nuclear(program: Program, *, tolerance: float, rounds: int) -> Solved:
     penalty = float(np.linalg.norm(primal) / np.linalg.norm(image))
     clipped = clip(image)
     for _ in range(100 * rounds):
-        right = program.rewards / penalty + program.gather(program.values(clipped - primal / penalty))
+        right = program.rewards / penalty + program.select(program.values(clipped - primal / penalty))
         accuracy = 0.1 * min(state.gap, 0.1) * float(program.rewards.max()) / penalty
         x = bounded(program.gram, right, program.free, x, steps=100, tolerance=accuracy)
         image = program.adjoint(program.scatter(x))

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, softplus
 
+from massieu.margin.border import floats, head_of, padded, per_token, sized, whole_numbers
+
 __all__ = ["Assumptions", "TokenSelection"]
 
-Head = Tensor | Callable[[Tensor], Tensor]
+Head = Tensor | Sequence[float] | Sequence[Sequence[float]] | Callable[[Tensor], Tensor]
 
 LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
     "logistic": lambda score: softplus(-score),
@@ -63,7 +65,8 @@ class TokenSelection:
         queries: ``(sequences, query_dim)``.
         scores: ``(sequences, length)``, or one tensor ``(length_i,)`` for each sequence.
         labels: -1 and 1 for a head with one output, classes from 0 for one with several; shape ``(sequences,)``.
-        head: ``(dim,)``, ``(classes, dim)``, or a function of ``(..., dim)`` with one output or several.
+        head: ``(dim,)``, ``(classes, dim)``, or a function of ``(..., dim)`` with one output or several. A module is
+            copied, in float64 and as it evaluates, without dropout; training leaves it as it is.
         targets: distributions :math:`p_i` over the tokens, shaped as ``scores``.
         loss: of a score: "logistic", "exponential" or "linear".
         lengths: tokens of each sequence that are present, where ``tokens`` is one padded tensor.
@@ -97,22 +100,23 @@ class TokenSelection:
         if sum(ways.values()) != 1 or (head is None) != (labels is None):
             given = [*(name for name, there in ways.items() if there), *(["labels"] if labels is not None else [])]
             raise ValueError(f"give scores, or labels and head, or targets; got {', '.join(given) or 'none of them'}")
-        self.tokens, self.present = _padded(tokens, lengths)
-        self.queries = _floats(queries, "queries", 2)
+        self.tokens, self.present = padded(tokens, lengths)
+        self.queries = sized(floats(queries, "queries", 2), "queries")
         if len(self.queries) != len(self.tokens):
             raise ValueError(
                 f"queries must have one row for each of the {len(self.tokens)} sequences, got {len(self.queries)}"
             )
-        self.loss, self.head, self.labels, self.targets = loss, head, labels, None
+        self.loss, self.labels, self.targets = loss, labels, None
+        self.head = None if head is None else head_of(head, self.tokens.shape[-1])
         if targets is not None:
-            self.targets = self._per_token(targets, "targets")
+            self.targets = per_token(targets, "targets", self.present)
             total = self.targets.sum(-1)
             if (self.targets < 0).any() or (total - 1).abs().max() > 1e-6:
                 raise ValueError("targets must be distributions: not negative, with sum one over each sequence")
             self.targets = self.targets / total[:, None]
             self.scores = self.targets
         elif scores is not None:
-            self.scores = self._per_token(scores, "scores")
+            self.scores = per_token(scores, "scores", self.present)
         else:
             self.scores = self._scores_of_head()
 
@@ -136,9 +140,8 @@ class TokenSelection:
         """Which tokens are best: highest score, or any mass in the targets; ``(sequences, length)``, boolean."""
         if self.targets is not None:
             return self.targets > 0
-        low = self.scores.masked_fill(~self.present, torch.inf).amin(-1, keepdim=True)
         high = self.scores.masked_fill(~self.present, -torch.inf).amax(-1, keepdim=True)
-        return self.present & (self.scores >= high - TIE * (high - low))
+        return self.present & (high - self.scores <= TIE * self._range())
 
     def selection(self) -> Tensor:
         """The best token of every sequence, shape ``(sequences,)``; a sentence if there is not exactly one."""
@@ -146,9 +149,29 @@ class TokenSelection:
         if tied:
             raise ValueError(
                 f"every sequence must have one best token, but sequence {tied[0]} has {int(self.best[tied[0]].sum())}"
-                f" ({len(tied)} sequences of {len(self.tokens)} are tied); say which to select, or use ties='pick'"
+                f" ({len(tied)} sequences of {len(self.tokens)} are tied); break the ties, or ask max_margin, which can pick"
             )
         return self.best.int().argmax(-1)
+
+    def picked(self, selection: Tensor | Sequence[int]) -> Tensor:
+        """Any token of every sequence, checked to be there; shape ``(sequences,)``."""
+        chosen, count = torch.as_tensor(selection), len(self.tokens)
+        inside = chosen.shape == (count,) and bool(((chosen >= 0) & (chosen < self.lengths)).all())
+        if not inside or chosen.dtype.is_floating_point or chosen.dtype == torch.bool:
+            raise ValueError(
+                f"selection must be the index of a token for each of the {count} sequences, got {chosen.tolist()}"
+            )
+        return chosen.long()
+
+    def tied(self, selection: Tensor | Sequence[int]) -> Tensor:
+        """Tokens as good as the selected ones, which are among them: of the same score up to rounding, or with mass in
+        the targets if the selected one has some; ``(sequences, length)``, boolean."""
+        chosen = self.picked(selection)[:, None]
+        alone = torch.zeros_like(self.present).scatter(1, chosen, True)
+        if self.targets is not None:
+            return alone | (self.best & self.best.gather(1, chosen))
+        away = (self.scores - self.scores.gather(1, chosen)).abs()
+        return self.present & (away <= TIE * self._range())
 
     def assumptions(self) -> Assumptions:
         """What theorems ask for, checked."""
@@ -173,7 +196,7 @@ class TokenSelection:
 
     def logits(self, weights: Tensor) -> Tensor:
         r""":math:`X_i W z_i`, shape ``(sequences, length)``; minus infinity where no token is."""
-        logits = torch.einsum("ntd,nd->nt", self.tokens, self.queries @ weights.mT)
+        logits = torch.einsum("ntd,nd->nt", self.tokens, self.queries @ self._weights(weights).mT)
         return logits.masked_fill(~self.present, -torch.inf)
 
     def attention(self, weights: Tensor) -> Tensor:
@@ -200,51 +223,46 @@ class TokenSelection:
         """The token of highest logit in every sequence, shape ``(sequences,)``."""
         return self.logits(weights).argmax(-1)
 
-    def loss_of(self, selection: Tensor) -> float:
+    def loss_of(self, selection: Tensor | Sequence[int]) -> float:
         """Mean loss if attention rests on one token of each sequence: what the objective tends to on its way there."""
-        alone = torch.nn.functional.one_hot(selection, self.tokens.shape[1]).to(self.tokens)
+        alone = torch.nn.functional.one_hot(self.picked(selection), self.tokens.shape[1]).to(self.tokens)
         return float(self.losses(alone).mean())
 
-    def margins(self, weights: Tensor, selection: Tensor | None = None) -> Tensor:
+    def margins(self, weights: Tensor, selection: Tensor | Sequence[int] | None = None) -> Tensor:
         """By how much the selected token's logit exceeds every other's, least over the others; ``(sequences,)``."""
-        chosen = (self.selection() if selection is None else selection)[:, None]
+        chosen = (self.selection() if selection is None else self.picked(selection))[:, None]
         logits = self.logits(weights)
         return logits.gather(1, chosen)[:, 0] - logits.scatter(1, chosen, -torch.inf).amax(-1)
 
-    def differences(self, selection: Tensor) -> Tensor:
+    def differences(self, selection: Tensor | Sequence[int]) -> Tensor:
         r""":math:`x_{i\alpha_i} - x_{it}`, shape ``(sequences, length, dim)``; zero at the selected and absent ones."""
-        chosen = self.tokens.gather(1, selection[:, None, None].expand(-1, 1, self.tokens.shape[-1]))
+        chosen = self.tokens.gather(1, self.picked(selection)[:, None, None].expand(-1, 1, self.tokens.shape[-1]))
         return (chosen - self.tokens) * self.present[..., None]
 
-    def _per_token(self, values: Tensor | Sequence[Tensor], name: str) -> Tensor:
-        rows = [torch.as_tensor(row).to(self.tokens) for row in values]
-        lengths, most = self.lengths.tolist(), self.tokens.shape[1]
-        filled = self.tokens.new_zeros(len(lengths), most)
-        padded = isinstance(values, Tensor)
-        for i, row in enumerate(rows):
-            wanted = most if padded else lengths[i] if i < len(lengths) else 0
-            if len(rows) != len(lengths) or row.shape != (wanted,):
-                raise ValueError(
-                    f"{name} must have one number for each token, shape {(len(lengths), most)} or a list of rows;"
-                    f" got {len(rows)} rows, the {i}th of shape {tuple(row.shape)}"
-                )
-            filled[i, : lengths[i]] = row[: lengths[i]]
-        if not filled.isfinite().all():
-            raise ValueError(f"{name} must be finite, but some are nan or infinite; remove those sequences")
-        return filled
+    def __repr__(self) -> str:
+        lengths = self.lengths
+        length = str(int(lengths[0])) if (lengths == lengths[0]).all() else f"{lengths.min()} to {lengths.max()}"
+        goal = "targets" if self.targets is not None else "scores" if self.head is None else "a head"
+        tied = int((self.best.sum(-1) > 1).sum())
+        return (
+            f"TokenSelection({len(self.tokens)} sequences of {length} tokens, dim {self.shape[0]},"
+            f" query_dim {self.shape[1]}, by {goal}, {tied} tied)"
+        )
+
+    def _range(self) -> Tensor:
+        """Highest score of every sequence minus its lowest, shape ``(sequences, 1)``."""
+        low = self.scores.masked_fill(~self.present, torch.inf).amin(-1, keepdim=True)
+        return self.scores.masked_fill(~self.present, -torch.inf).amax(-1, keepdim=True) - low
+
+    def _weights(self, weights: Tensor) -> Tensor:
+        """Weights in float64, with their derivatives."""
+        weights = torch.as_tensor(weights)
+        if weights.shape != self.shape or weights.dtype.is_complex:
+            raise ValueError(f"weights must be real with shape {self.shape}, got shape {tuple(weights.shape)}")
+        return weights.double()
 
     def _scores_of_head(self) -> Tensor:
-        assert self.labels is not None
-        labels = torch.as_tensor(self.labels)
-        if labels.shape != (len(self.tokens),):
-            raise ValueError(f"labels must have shape ({len(self.tokens)},), got {tuple(labels.shape)}")
-        if isinstance(self.head, Tensor):
-            if self.head.ndim not in (1, 2) or self.head.shape[-1] != self.tokens.shape[-1]:
-                raise ValueError(
-                    f"head must have shape ({self.tokens.shape[-1]},) or (classes, {self.tokens.shape[-1]}),"
-                    f" got {tuple(self.head.shape)}"
-                )
-            self.head = _floats(self.head, "head", self.head.ndim)
+        labels = whole_numbers(self.labels, "labels", len(self.tokens))
         with torch.no_grad():
             outputs = self._outputs(self.tokens)
         if outputs.shape[:2] != self.present.shape or outputs.ndim > 3:
@@ -252,25 +270,33 @@ class TokenSelection:
                 f"head must turn {tuple(self.tokens.shape)} into {tuple(self.present.shape)}, with classes as a last"
                 f" axis if there are several, got {tuple(outputs.shape)}"
             )
-        if outputs.ndim == 2 and not torch.isin(labels, torch.tensor([-1, 1])).all():
+        if not outputs[self.present].isfinite().all():
+            raise ValueError("head must give finite numbers for all tokens, but some are nan or infinite")
+        if outputs.ndim == 2 and not (labels.abs() == 1).all():
             raise ValueError("labels must be -1 and 1 for a head with one output")
         if outputs.ndim == 3 and not ((labels >= 0) & (labels < outputs.shape[-1])).all():
             raise ValueError(f"labels must be classes from 0 to {outputs.shape[-1] - 1} for this head")
-        self.labels = labels.to(self.tokens) if outputs.ndim == 2 else labels.long()
+        self.labels = labels.to(self.tokens) if outputs.ndim == 2 else labels
         if self.linear:
             scores = self.labels[:, None] * outputs
         else:
             length = self.tokens.shape[1]
             with torch.no_grad():
                 scores = -torch.stack([self._losses_of_head(self.tokens[:, t]) for t in range(length)], 1)
-        return scores * self.present
+        return scores.masked_fill(~self.present, 0.0)
 
     def _outputs(self, states: Tensor) -> Tensor:
         """What the head says: ``(...)`` for one output, else ``(..., classes)``."""
         if isinstance(self.head, Tensor):
             return states @ self.head.mT if self.head.ndim == 2 else states @ self.head
         assert self.head is not None
-        outputs = self.head(states)
+        try:
+            outputs = self.head(states)
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(f"head must take a float64 tensor of shape {tuple(states.shape)}, but: {error}") from error
+        if not isinstance(outputs, Tensor):
+            raise ValueError(f"head must give a tensor, got {type(outputs).__name__}")
+        outputs = outputs.double()
         return outputs[..., 0] if outputs.ndim == states.ndim and outputs.shape[-1] == 1 else outputs
 
     def _losses_of_head(self, states: Tensor) -> Tensor:
@@ -290,44 +316,3 @@ class TokenSelection:
             int(torch.linalg.matrix_rank(rows[1:count])) == count - 1
             for rows, count in zip(edges, self.lengths.tolist(), strict=True)
         )
-
-
-def _floats(values: Tensor, name: str, axes: int) -> Tensor:
-    values = torch.as_tensor(values)
-    if values.ndim != axes or values.dtype.is_complex or 0 in values.shape:
-        raise ValueError(f"{name} must be real with {axes} axes, none of them empty, got shape {tuple(values.shape)}")
-    values = values.detach().double().cpu()
-    if not values.isfinite().all():
-        raise ValueError(f"{name} must be finite, but some are nan or infinite; remove those sequences")
-    return values
-
-
-def _padded(tokens: Tensor | Sequence[Tensor], lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Tokens ``(sequences, length, dim)``, zero where absent, and which of them are present."""
-    if isinstance(tokens, Tensor):
-        counts = [tokens.shape[1]] * len(tokens) if lengths is None and tokens.ndim == 3 else None
-        if tokens.ndim != 3 or tokens.shape[-1] == 0 or len(tokens) == 0:
-            raise ValueError(f"tokens must have shape (sequences, length, dim), got {tuple(tokens.shape)}")
-        if counts is None:
-            counts = torch.as_tensor(lengths).tolist()
-        if len(counts) != len(tokens) or max(counts) > tokens.shape[1] or min(counts) < 0:
-            raise ValueError(f"lengths must be one of at most {tokens.shape[1]} for each sequence, got {counts}")
-        rows = [row[:count] for row, count in zip(tokens, counts, strict=True)]
-    else:
-        if lengths is not None:
-            raise ValueError("lengths belong to one padded tensor of tokens; a list of sequences has its own")
-        rows = [torch.as_tensor(row) for row in tokens]
-        if not rows:
-            raise ValueError("tokens must hold at least one sequence, got none")
-    for i, row in enumerate(rows):
-        if row.ndim != 2 or row.shape[-1] != rows[0].shape[-1]:
-            raise ValueError(f"every sequence must have shape (length, dim), got {tuple(row.shape)} for sequence {i}")
-        if len(row) < 2:
-            count = "no token" if len(row) == 0 else "one token"
-            raise ValueError(f"there must be tokens to select from, but sequence {i} has {count}; leave it out")
-    rows = [_floats(row, "tokens", 2) for row in rows]
-    filled = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    if isinstance(tokens, Tensor):  # scores come in the shape of the tokens, even if no sequence fills it
-        filled = torch.nn.functional.pad(filled, (0, 0, 0, tokens.shape[1] - filled.shape[1]))
-    present = torch.tensor([len(row) for row in rows])[:, None]
-    return filled, torch.arange(filled.shape[1]) < present

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -19,7 +19,10 @@ Flags = NDArray[np.bool_]
 Product = Callable[[Floats], Floats]
 
 ZERO = 1e-10
-"""Constraints whose hull comes this near to zero, in units of their own size, are taken to contain it."""
+"""Constraints of size one whose hull comes this near to zero are taken to contain it."""
+
+ROUNDING = 1e-12
+"""What rounding leaves of values of size one."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,9 @@ class Solved:
 class Program:
     r"""Least norm of W subject to :math:`\langle a_c, W z_g \rangle \ge 1`, or :math:`= 0` for some constraints.
 
+    Rows and queries are held with size one and weights in units of one over the smallest constraint, so that a
+    constraint asks for :math:`b_c \le 1`, whatever the units of the data; ``natural`` undoes this.
+
     Each group has a query :math:`z_g` and constraints :math:`a_c z_g^\top`, so that a product with all of them costs
     two small matrix products and no Gram matrix is ever held:
 
@@ -65,16 +71,18 @@ class Program:
     """
 
     def __init__(self, rows: Floats, queries: Floats, least: Flags, equal: Flags) -> None:
-        self.rows, self.queries, self.least = rows, queries, least
-        sizes = np.linalg.norm(rows, axis=-1) * np.linalg.norm(queries, axis=-1)[:, None]
-        self.equal = equal & (sizes > 0)  # zero equals zero
+        self.rows, row_sizes = _units(rows)
+        self.queries, query_sizes = _units(queries)
+        sizes = row_sizes * query_sizes[:, None]
+        self.least, self.equal = least, equal & (sizes > 0)  # zero equals zero
         self.index = np.flatnonzero(self.least | self.equal)
         self.free = self.equal.ravel()[self.index]
-        # In units of each constraint's own size the Gram matrix has a unit diagonal.
-        self.scale = 1.0 / np.where(sizes > 0, sizes, 1.0).ravel()[self.index]
-        self.rewards = np.where(self.free, 0.0, self.scale)
-        self.size = float(np.median(sizes[self.least])) if self.least.any() else 1.0
-        self.size = self.size if self.size > 0 else 1.0
+        asked = sizes[self.least & (sizes > 0)]
+        self.size = float(asked.min()) if asked.size else 1.0
+        # The smallest constraint asks most of weights in these units; one without size asks for what cannot be.
+        self.asks = self.size / np.where(sizes > 0, sizes, self.size)
+        # Who asks for less than rounding leaves over is given that, which costs nothing; bounds take what was asked.
+        self.rewards = np.where(self.free, 0.0, np.maximum(self.asks.ravel()[self.index], ROUNDING))
         self.products = 0
 
     def values(self, weights: Floats) -> Floats:
@@ -86,33 +94,44 @@ class Program:
         return np.asarray(np.matmul(multipliers[:, None, :], self.rows)[:, 0].T @ self.queries)
 
     def scatter(self, x: Floats) -> Floats:
-        """Multipliers ``(groups, slots)`` from scaled ones, one for each constraint."""
+        """Multipliers ``(groups, slots)`` from those of the constraints alone."""
         multipliers = np.zeros(self.least.shape)
-        multipliers.ravel()[self.index] = x * self.scale
+        multipliers.ravel()[self.index] = x
         return multipliers
 
-    def select(self, multipliers: Floats) -> Floats:
-        """Scaled multipliers, one for each constraint: the inverse of ``scatter``."""
-        return np.asarray(multipliers.ravel()[self.index] / self.scale)
-
-    def gather(self, values: Floats) -> Floats:
-        """Scaled values, one for each constraint."""
-        return values.ravel()[self.index] * self.scale
+    def select(self, values: Floats) -> Floats:
+        """Values of the constraints alone: the inverse of ``scatter``."""
+        return np.asarray(values.ravel()[self.index])
 
     def gram(self, x: Floats) -> Floats:
-        """Gram matrix of the scaled constraints times a vector."""
+        """Gram matrix of the constraints times a vector."""
         self.products += 1
-        return self.gather(self.values(self.adjoint(self.scatter(x))))
+        return self.select(self.values(self.adjoint(self.scatter(x))))
 
     def margin(self, weights: Floats) -> float:
-        """Least value over the constraints that ask for at least one, minus what is left of those that ask for zero."""
+        """Least value, as a part of what is asked for, minus what is left of the constraints that ask for zero."""
+        if not self.least.any():
+            return np.inf
         values = self.values(weights)
-        rest = float(np.abs(values[self.equal]).max()) if self.equal.any() else 0.0
-        return float(values[self.least].min()) - rest if self.least.any() else np.inf
+        rest = np.abs(values[self.equal] / self.asks[self.equal]).max() if self.equal.any() else 0.0
+        return float((values[self.least] / self.asks[self.least]).min() - rest)
 
     def reward(self, multipliers: Floats) -> float:
-        """Sum of the multipliers of the constraints that ask for at least one."""
-        return float(multipliers[self.least].sum())
+        """Sum of the multipliers with what is asked for."""
+        return float((multipliers * self.asks)[self.least].sum())
+
+    def natural(self, found: Solved) -> Solved:
+        """A result in the units of the data; multipliers of a certificate have sum one over what is asked for."""
+        shown = None if found.farkas is None else found.farkas * self.asks
+        return replace(
+            found,
+            weights=found.weights / self.size,
+            multipliers=found.multipliers * self.asks / self.size / self.size,
+            lower=found.lower / self.size,
+            upper=found.upper / self.size,
+            farkas=None if shown is None else shown / shown[self.least].sum(),
+            eps=found.eps * self.size,
+        )
 
     def level(self, weights: Floats) -> Floats:
         """The weights without their part along the constraints that ask for zero."""
@@ -124,10 +143,19 @@ class Program:
         product = restricted(self.gram, inside, len(self.index))
         for _ in range(2):  # the second pass removes what rounding left
             part = np.zeros(len(self.index))
-            off = (self.gather(self.values(weights)) - self.rewards)[inside]
+            off = (self.select(self.values(weights)) - self.rewards)[inside]
             part[inside] = conjugate_gradient(product, off, steps=2 * len(inside) + 50)
             weights = weights - self.adjoint(self.scatter(part))
         return weights
+
+
+def _units(vectors: Floats) -> tuple[Floats, Floats]:
+    """Vectors of size one, zero ones excepted, and what their sizes were."""
+    largest = np.abs(vectors).max(-1, initial=0.0)
+    units = vectors / np.where(largest > 0, largest, 1.0)[..., None]
+    sizes = np.sqrt(np.einsum("...d,...d->...", units, units))
+    units /= np.where(sizes > 0, sizes, 1.0)[..., None]
+    return units, sizes * largest
 
 
 def restricted(product: Product, inside: NDArray[np.intp], size: int) -> Product:

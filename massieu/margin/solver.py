@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -10,10 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from massieu.margin.frobenius import least_frobenius
-from massieu.margin.nuclear import least_nuclear
+from massieu.margin.least import checked_tolerance, least_norm, sentence
 from massieu.margin.problem import TokenSelection
-from massieu.margin.program import Program, Solved, one_thread
+from massieu.margin.program import Program, Solved
 
 __all__ = ["MaxMargin", "direction_bound", "max_margin"]
 
@@ -37,9 +37,13 @@ class MaxMargin:
         margin: largest margin of weights of norm one, which is one over the norm of ``weights``.
         lower, upper: the least norm lies between them, whatever the solver did.
         feasible: weights with a positive margin were found.
-        farkas: multipliers, of sum one over the rivals, that show that there are none, the same shape, or None.
-        eps: no weights of norm one have a margin above it: norm of the constraints summed with ``farkas``.
-        converged: the bounds agree to the tolerance, or eps is zero up to rounding.
+        farkas: multipliers, of sum one over the rivals, that show that there are none, the same shape, or None. They
+            show it up to rounding: constraints that cancel to 1e-10 of their own size count as cancelling, so data that
+            are feasible by less are called infeasible. If tied tokens were to be picked, those of the pick that failed
+            least.
+        eps: no weights of norm one have a margin above it: norm of the constraints summed with the multipliers.
+        converged: the bounds agree to the tolerance, or ``farkas`` is given; else feasible weights are not the best,
+            and without them nothing is decided.
         products: Gram products spent.
         norm: "fro" or "nuc".
         ties: "pick" or "equal".
@@ -62,6 +66,11 @@ class MaxMargin:
     ties: str
 
     @property
+    def ended(self) -> str:
+        """How the solver ended, a sentence."""
+        return sentence(self.feasible, self.converged, bool(self.rivals.any()), self.gap, self.eps)
+
+    @property
     def gap(self) -> float:
         """Relative distance of the bounds; infinite where the data are not feasible."""
         if not self.feasible:
@@ -77,10 +86,11 @@ class MaxMargin:
 
 def max_margin(
     problem: TokenSelection,
-    *,
     norm: str = "fro",
+    *,
     ties: str = "pick",
-    selection: Tensor | None = None,
+    selection: Tensor | Sequence[int] | None = None,
+    rivals: Tensor | str = "all",
     tolerance: float | None = None,
     rounds: int = 6,
     limit: int = 1000,
@@ -93,16 +103,19 @@ def max_margin(
     Where a sequence has several best tokens, ``ties`` says what is asked of them. With "pick" one of them has to exceed
     all tokens that are not best, and nothing is asked among them: a union of programs over the ways to pick, the right
     one for tied scores. With "equal" they have equal logits and all exceed the others, the right program for targets
-    with several tokens. ``selection`` overrides both: the given token has to exceed every other one.
+    with several tokens. ``selection`` overrides both: the given token has to exceed its ``rivals``.
 
     Args:
         problem: tokens, queries and which tokens are best.
         norm: "fro" for the Frobenius norm, whose solution is unique, or "nuc" for the nuclear norm.
         ties: "pick" or "equal".
         selection: any token of each sequence, shape ``(sequences,)``, instead of the best.
+        rivals: what a given selection has to exceed: "all" other tokens; those "untied" with it, which is what descent
+            asks for, since nothing is gained between tokens of equal score; or flags ``(sequences, length)``.
         tolerance: on the relative gap between upper and lower bound.
         rounds: of the solver, each with twice the steps of the last.
-        limit: programs to solve for a union before giving up.
+        limit: programs to solve for a union before giving up with a sentence; their number grows with the sequences
+            whose pick matters, at worst as the product of their tied tokens.
 
     Source:
         Ataee Tarzanagh et al. 2023, "Transformers as support vector machines"; bounds and union are derived from the
@@ -118,21 +131,18 @@ def max_margin(
         >>> round(found.margin, 4), found.gap < 1e-9, found.support.tolist()
         (1.4142, True, [[False, True]])
     """
-    if norm not in ("fro", "nuc"):
-        raise ValueError(f"norm must be 'fro' or 'nuc', got {norm!r}")
+    tolerance = checked_tolerance(norm, tolerance, rounds)
     if ties not in ("pick", "equal"):
         raise ValueError(f"ties must be 'pick' or 'equal', got {ties!r}")
-    tolerance = (1e-10 if norm == "fro" else 1e-6) if tolerance is None else tolerance
-    if tolerance <= 0 or rounds < 1 or limit < 1:
-        raise ValueError(
-            f"tolerance must be positive, rounds and limit at least one, got {tolerance}, {rounds} and {limit}"
-        )
-    alternatives = problem.best
-    if selection is not None:
-        alternatives = _chosen(problem, selection)
-    with one_thread():
-        search = _Search(problem, alternatives, norm, ties, tolerance, rounds)
-        return search.run(limit)
+    if not isinstance(limit, int) or limit < 1:
+        raise ValueError(f"limit must be at least one program, got {limit}")
+    if selection is None:
+        if not isinstance(rivals, str) or rivals != "all":
+            raise ValueError("rivals belong to a given selection; the best tokens have all others as rivals")
+        return _Search(problem, problem.best, problem.present & ~problem.best, norm, ties, tolerance, rounds).run(limit)
+    chosen = torch.nn.functional.one_hot(problem.picked(selection), problem.tokens.shape[1]).bool()
+    lose = _rivals(problem, chosen, rivals)
+    return _Search(problem, chosen, lose, norm, ties, tolerance, rounds).run(limit)
 
 
 def direction_bound(problem: TokenSelection, weights: Tensor, solution: MaxMargin) -> float:
@@ -159,6 +169,10 @@ def direction_bound(problem: TokenSelection, weights: Tensor, solution: MaxMargi
     """
     if solution.norm != "fro" or not solution.feasible:
         raise ValueError("solution must be feasible and of the Frobenius norm, where the bound is derived")
+    if solution.rivals.shape != problem.present.shape or (solution.rivals & ~problem.present).any():
+        raise ValueError("solution must be one of this problem, but its tokens are others")
+    if not solution.rivals.any():
+        raise ValueError("solution must ask for something, but all tokens are tied: there is no direction")
     others = problem.present & ~solution.rivals
     if solution.ties == "equal" and (others.sum(-1) > 1).any():
         raise ValueError("solution must not ask for equal logits, which other weights do not have; use ties='pick'")
@@ -167,28 +181,40 @@ def direction_bound(problem: TokenSelection, weights: Tensor, solution: MaxMargi
         raise ValueError(f"weights must have shape {problem.shape} and not vanish, got shape {tuple(weights.shape)}")
     logits = problem.logits(weights)
     values = logits.gather(1, solution.selection[:, None]) - logits
-    return float(values[solution.rivals].min() / weights.norm()) * solution.lower
+    size = weights.abs().max()  # so that squares do not overflow
+    return float(values[solution.rivals].min() / size / (weights / size).norm()) * solution.lower
 
 
-def _chosen(problem: TokenSelection, selection: Tensor) -> Tensor:
-    """A selection as flags ``(sequences, length)``."""
-    selection = torch.as_tensor(selection)
-    shape = (len(problem.tokens),)
-    inside = selection.shape == shape and bool(((selection >= 0) & (selection < problem.lengths)).all())
-    if selection.shape != shape or selection.dtype.is_floating_point or not inside:
+def _rivals(problem: TokenSelection, chosen: Tensor, rivals: Tensor | str) -> Tensor:
+    """The tokens that selected ones have to exceed, as flags ``(sequences, length)``."""
+    if isinstance(rivals, str):
+        if rivals not in ("all", "untied"):
+            raise ValueError(f"rivals must be 'all', 'untied' or flags for all tokens, got {rivals!r}")
+        tied = chosen if rivals == "all" else problem.tied(chosen.int().argmax(-1))
+        return problem.present & ~tied
+    flags = torch.as_tensor(rivals)
+    if flags.shape != chosen.shape or flags.dtype != torch.bool or (flags & (chosen | ~problem.present)).any():
         raise ValueError(
-            f"selection must be the index of a token for each of the {shape[0]} sequences, got {selection.tolist()}"
+            f"rivals must be flags of shape {tuple(chosen.shape)}, false at selected and absent tokens,"
+            f" got shape {tuple(flags.shape)} of {flags.dtype}"
         )
-    return torch.nn.functional.one_hot(selection.long(), problem.tokens.shape[1]).bool()
+    return flags
 
 
 class _Search:
     """Best first over partial picks: a sequence is decided only once the weights found without it fail it."""
 
     def __init__(
-        self, problem: TokenSelection, alternatives: Tensor, norm: str, ties: str, tolerance: float, rounds: int
+        self,
+        problem: TokenSelection,
+        alternatives: Tensor,
+        rivals: Tensor,
+        norm: str,
+        ties: str,
+        tolerance: float,
+        rounds: int,
     ) -> None:
-        self.problem, self.alternatives, self.norm, self.ties = problem, alternatives, norm, ties
+        self.problem, self.alternatives, self.rivals, self.norm, self.ties = problem, alternatives, rivals, norm, ties
         self.tolerance, self.rounds, self.products = tolerance, rounds, 0
         self.several = alternatives.sum(-1) > 1
 
@@ -218,26 +244,27 @@ class _Search:
                 if solved >= limit:
                     raise ValueError(
                         f"the best of all ways to pick from tied tokens must be found within {limit} programs, but"
-                        f" {int(self.several.sum())} sequences are tied; raise limit, or give a selection"
+                        f" {int(self.several.sum())} sequences are tied; call max_margin with a larger limit,"
+                        " or with a selection"
                     )
                 pick = selection.clone()
                 pick[worst] = token
                 left = undecided.clone()
                 left[worst] = False
                 visit(pick, left)
-        # Every pick is covered by a program that failed, and the largest bound on their margins holds for all.
-        return self.result(*max(failed, key=lambda pair: pair[0].eps))
+        # Every pick is covered by a program that failed, and the largest bound on their margins holds for all; nothing
+        # is shown while one of them is undecided.
+        return self.result(*max(failed, key=lambda pair: (not pair[0].converged, pair[0].eps)))
 
     def solve(self, selection: Tensor, undecided: Tensor) -> Solved:
         """The program of the decided sequences."""
         problem = self.problem
         equal = self.alternatives.clone() if self.ties == "equal" else torch.zeros_like(self.alternatives)
         equal.scatter_(1, selection[:, None], False)
-        least = problem.present & ~self.alternatives & ~undecided[:, None]
+        least = self.rivals & ~undecided[:, None]
         arrays = (problem.differences(selection), problem.queries, least, equal)
         program = Program(*(array.numpy() for array in arrays))
-        solver = least_frobenius if self.norm == "fro" else least_nuclear
-        found = solver(program, tolerance=self.tolerance, rounds=self.rounds)
+        found = least_norm(program, self.norm, tolerance=self.tolerance, rounds=self.rounds)
         self.products += found.products
         return found
 
@@ -245,24 +272,23 @@ class _Search:
         """Give undecided sequences their best pick under the weights; which of them fails most, if one does."""
         logits = self.problem.logits(torch.from_numpy(found.weights))
         top = logits.masked_fill(~self.alternatives, -torch.inf)
-        rest = logits.masked_fill(self.alternatives, -torch.inf)
+        rest = logits.masked_fill(~self.rivals, -torch.inf)
         selection = torch.where(undecided, top.argmax(-1), selection)
         slack = (top.amax(-1) - rest.amax(-1)).masked_fill(~undecided, torch.inf)
         least = float(slack.min())
         return selection, None if least >= 1 - self.tolerance else int(slack.argmin())
 
     def result(self, found: Solved, selection: Tensor) -> MaxMargin:
-        dual, rivals = torch.from_numpy(found.multipliers), self.problem.present & ~self.alternatives
+        dual, rivals = torch.from_numpy(found.multipliers), self.rivals
         equal = self.alternatives.scatter(1, selection[:, None], False) & (self.ties == "equal")
         weights = torch.from_numpy(np.ascontiguousarray(found.weights))
-        size = float(torch.linalg.matrix_norm(weights, self.norm))
         return MaxMargin(
             weights=weights,
             selection=selection,
             rivals=rivals,
             dual=dual,
             support=(rivals & (dual > ACTIVE * dual[rivals].max())) | equal if rivals.any() else equal,
-            margin=1 / size if found.feasible and size > 0 else float("inf") if found.feasible else 0.0,
+            margin=1 / found.upper if found.upper > 0 else float("inf"),
             lower=found.lower,
             upper=found.upper,
             feasible=found.feasible,

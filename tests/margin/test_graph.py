@@ -153,3 +153,26 @@ def test_bad_embeddings_get_a_sentence():
         graph_margin(torch.full((3, 4), float("nan")), graph)
     with pytest.raises(ValueError, match="norm must be 'fro' or 'nuc', got 'op'"):
         graph_margin(torch.ones(3, 4), graph, norm="op")
+    with pytest.raises(ValueError, match="embeddings must be zero or of a size between 1e-60 and 1e[+]60, got 1e[+]70"):
+        graph_margin(1e70 * torch.ones(3, 4, dtype=torch.float64), graph)
+
+
+@pytest.mark.parametrize("options", [{"rounds": 0}, {"tolerance": -1.0}])
+def test_bad_requests_get_a_sentence(options):
+    with pytest.raises(ValueError, match="tolerance must be between zero and one and rounds at least one"):
+        graph_margin(torch.eye(3), token_graph([[0, 1, 2]], [0]), **options)
+
+
+def test_labels_may_be_a_tensor_of_whole_numbers():
+    sequences = [[0, 1, 2], [1, 0, 2]]
+    same = token_graph(sequences, torch.tensor([0.0, 1.0]))
+    assert torch.equal(same.equal, token_graph(sequences, [0, 1]).equal)
+    with pytest.raises(ValueError, match=r"labels must be whole numbers, got \[0.0, 0.5\]"):
+        token_graph(sequences, torch.tensor([0.0, 0.5]))
+
+
+def test_the_norm_may_come_third_and_the_end_is_told():
+    graph = token_graph([[0, 1, 2], [1, 0, 2]], [0, 1])
+    found = graph_margin(torch.eye(3), graph, "nuc")
+    assert found.ended.startswith("solved: the bounds agree to ")
+    assert graph_margin(torch.eye(3), token_graph([[0, 0]], [0])).ended.startswith("nothing was asked")

@@ -103,7 +103,7 @@ def test_ties_are_found_up_to_rounding():
         problem.selection()
     assert str(caught.value) == (
         "every sequence must have one best token, but sequence 0 has 2 (1 sequences of 2 are tied);"
-        " say which to select, or use ties='pick'"
+        " break the ties, or ask max_margin, which can pick"
     )
 
 

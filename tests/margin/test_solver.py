@@ -9,7 +9,7 @@ import torch
 from selections import dense, draw, tied
 from torch.testing import assert_close
 
-from massieu.margin import TokenSelection, direction_bound, frobenius, max_margin
+from massieu.margin import TokenSelection, direction_bound, frobenius, max_margin, random_problem
 
 cp = pytest.importorskip("cvxpy")
 
@@ -25,7 +25,7 @@ def by_cvxpy(problem, selection, rivals, equal=None):
     return program.value**0.5, torch.from_numpy(weights.value)
 
 
-@pytest.mark.parametrize("size", [(10, 5, 10), (50, 20, 32), (100, 32, 64)])
+@pytest.mark.parametrize("size", [(10, 5, 10), (50, 20, 32), (100, 32, 64), (200, 64, 128)])
 def test_the_gap_is_certified(size):
     problem = draw(*size)
     found = max_margin(problem)
@@ -146,12 +146,31 @@ def test_picks_that_all_fail_share_one_bound():
     assert found.eps < 1e-9
 
 
+def test_tokens_tied_with_a_selection_may_be_spared():
+    problem = tied(0)
+    selection = problem.best.int().argmax(-1)
+    selection[0] = int((~problem.best[0]).int().argmax())
+    found = max_margin(problem, selection=selection, rivals="untied")
+    expected = problem.present.clone()
+    for i, t in enumerate(selection.tolist()):
+        expected[i] &= problem.scores[i] != problem.scores[i, t]
+    assert torch.equal(found.rivals, expected)
+    value, weights = by_cvxpy(problem, selection, expected)
+    assert_close(found.weights, weights, rtol=0, atol=1e-5 * value)
+    assert torch.equal(max_margin(problem, selection=selection.tolist(), rivals=expected).weights, found.weights)
+    assert max_margin(problem, selection=selection).upper > 1.01 * found.upper
+    for ties in ("pick", "equal"):  # all tied: nothing is asked
+        level = TokenSelection(problem.tokens, problem.queries, scores=torch.ones(5, problem.tokens.shape[1]))
+        assert not max_margin(level, selection=selection, rivals="untied", ties=ties).rivals.any()
+
+
 def test_where_all_tokens_are_tied_nothing_is_asked():
     for ties in ("pick", "equal"):
         found = max_margin(draw(3, 4, 5, scores=torch.ones(3, 4)), ties=ties)
         assert found.feasible
         assert found.converged
         assert found.gap == 0
+        assert found.ended == "nothing was asked: all tokens are tied"
         assert not found.weights.any()
         assert found.margin == float("inf")
         assert not found.direction.any()
@@ -184,6 +203,69 @@ def test_units_do_not_matter():
     uneven = max_margin(TokenSelection(problem.tokens * sizes[:, None], problem.queries, scores=problem.scores))
     assert uneven.converged
     assert uneven.gap < 1e-9
+
+
+@pytest.mark.parametrize("ratio", [1e20, 1e40])
+def test_one_unit_for_each_sequence_is_no_infeasibility(ratio):
+    problem = random_problem(6, 4, 16, kind="equal")
+    powers = torch.linspace(0, 1, 6, dtype=torch.float64)[:, None, None]
+    found = max_margin(TokenSelection(problem.tokens * ratio**powers, problem.queries, scores=problem.scores))
+    assert found.feasible
+    assert found.gap < 1e-9
+    # What cannot be told apart stays so in any units.
+    twins = problem.tokens.clone()
+    twins[-1] = twins[-1, :1]
+    assert not max_margin(TokenSelection(twins * ratio**powers, problem.queries, scores=problem.scores)).feasible
+
+
+@pytest.mark.parametrize("norm", ["fro", "nuc"])
+@pytest.mark.parametrize("unit", [1e-58, 1e-40, 1e40, 1e58])
+def test_extreme_units_change_weights_and_margin_alone(unit, norm):
+    problem = random_problem(3, 3, 6, kind="equal")
+    plain = max_margin(problem, norm)
+    scaled = TokenSelection(
+        unit * problem.tokens / problem.tokens.abs().max(), unit * problem.queries, scores=problem.scores
+    )
+    size = unit / float(problem.tokens.abs().max()) * unit
+    found = max_margin(scaled, norm)
+    assert found.converged
+    assert torch.equal(found.support, plain.support)
+    assert_close(found.direction, plain.direction, rtol=0, atol=1e-6)
+    assert found.margin == pytest.approx(size * plain.margin, rel=1e-5)
+    assert_close(found.dual * (size * size), plain.dual, rtol=0, atol=1e-3 * float(plain.dual.max()))
+    if norm == "fro":
+        assert direction_bound(scaled, found.weights, found) == pytest.approx(1, abs=1e-9)
+
+
+def test_nearly_infeasible_data_are_decided_or_have_no_certificate():
+    generator = torch.Generator().manual_seed(0)
+    tokens, query = torch.randn(4, 5, generator=generator).double(), torch.randn(5, generator=generator).double()
+    moved = torch.randn(4, 5, generator=generator).double()
+
+    def apart(by):
+        pair = torch.stack([tokens, tokens + by * moved])
+        return max_margin(TokenSelection(pair, query.expand(2, -1), scores=torch.eye(4)[:2]))
+
+    wide, thin, hidden = apart(1e-3), apart(1e-9), apart(1e-12)
+    assert wide.feasible
+    assert wide.ended.startswith("solved: the bounds agree to ")
+    assert thin.eps == pytest.approx(1e-6 * wide.eps, rel=1e-2)
+    assert thin.feasible or (thin.farkas is None and not thin.converged)
+    assert not hidden.feasible
+    assert hidden.converged
+    assert hidden.farkas is not None
+    assert hidden.ended == "infeasible: constraints of size one cancel to less than 1e-10, so no weights have a margin"
+
+
+def test_an_undecided_answer_has_no_certificate(monkeypatch):
+    monkeypatch.setattr(frobenius, "DENSE", 0)
+    monkeypatch.setattr(frobenius, "bounded", lambda product, right, free, x, **_: x + 1)
+    monkeypatch.setattr(frobenius, "face", lambda product, right, free, x: x)
+    found = max_margin(draw(24, 8, 2), rounds=1)
+    assert not found.feasible
+    assert not found.converged
+    assert found.farkas is None
+    assert found.ended == f"undecided: no margin was found, and none above {found.eps:.0e} exists; raise rounds"
 
 
 @pytest.mark.parametrize("angle", [1e-2, 1e-5, 1e-7])
@@ -282,12 +364,27 @@ def test_products_run_on_one_thread():
     [
         ({"norm": "max"}, "norm must be 'fro' or 'nuc', got 'max'"),
         ({"ties": "both"}, "ties must be 'pick' or 'equal', got 'both'"),
-        ({"tolerance": 0.0}, "tolerance must be positive"),
-        ({"rounds": 0}, "rounds and limit at least one, got 1e-10, 0 and 1000"),
+        ({"tolerance": 0.0}, "tolerance must be between zero and one and rounds at least one, got 0.0 and 6"),
+        ({"tolerance": float("nan")}, "tolerance must be between zero and one and rounds at least one, got nan and 6"),
+        ({"rounds": 0}, "rounds at least one, got 1e-10 and 0"),
+        ({"rounds": 1.5}, "rounds at least one, got 1e-10 and 1.5"),
+        ({"limit": 0}, "limit must be at least one program, got 0"),
+        ({"rivals": "untied"}, "rivals belong to a given selection; the best tokens have all others as rivals"),
+        (
+            {"selection": [0] * 5, "rivals": "some"},
+            "rivals must be 'all', 'untied' or flags for all tokens, got 'some'",
+        ),
+        (
+            {"selection": [0] * 5, "rivals": torch.ones(5, 4, dtype=torch.bool)},
+            "rivals must be flags of shape .*, false at selected and absent tokens",
+        ),
         ({"selection": torch.tensor([0, 1])}, r"a token for each of the 5 sequences, got \[0, 1\]"),
         ({"selection": torch.tensor([0, 5, 0, 0, 0])}, "selection must be the index of a token"),
         ({"selection": torch.zeros(5)}, "selection must be the index of a token"),
-        ({"limit": 2}, "within 2 programs, but 4 sequences are tied; raise limit, or give a selection"),
+        (
+            {"limit": 2},
+            "within 2 programs, but 4 sequences are tied; call max_margin with a larger limit, or with a selection",
+        ),
     ],
 )
 def test_bad_requests_get_a_sentence(options, sentence):
@@ -306,6 +403,15 @@ def test_bounds_that_do_not_hold_are_refused():
         direction_bound(problem, torch.zeros(8, 8), found)
     with pytest.raises(ValueError, match="feasible and of the Frobenius norm"):
         direction_bound(problem, found.weights, max_margin(problem, norm="nuc"))
+
+
+def test_bounds_of_other_problems_and_of_nothing_are_refused():
+    found = max_margin(draw(6, 5, 8))
+    with pytest.raises(ValueError, match="solution must be one of this problem, but its tokens are others"):
+        direction_bound(draw(6, 4, 8), found.weights, found)
+    level = draw(3, 4, 5, scores=torch.ones(3, 4))
+    with pytest.raises(ValueError, match="all tokens are tied: there is no direction"):
+        direction_bound(level, torch.ones(5, 5), max_margin(level))
 
 
 @pytest.mark.parametrize(("module", "package"), [("scipy.optimize", "scipy"), ("threadpoolctl", "threadpoolctl")])
