@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from massieu.inspection.weights import TOLERANCE, HeadWeights, each_layer
 from massieu.margin import TokenSelection
 from massieu.taps import AttentionCall, tap
 
-__all__ = ["HeadRows", "each_sample", "head_rows"]
+__all__ = ["HeadRows", "each_sample", "head_rows", "some"]
 
 BIAS = "the query bias is a last column of W, with a one as the last entry of every query"
 
@@ -36,6 +37,7 @@ class HeadRows:
         maps: W of every head, ``(heads, dim, query_dim)``.
         whole: whether :math:`x^T W z` are the head's scores, up to a constant of the row; ``(heads,)``.
         note: what does not hold here, or None.
+        rounding: tokens that differ by less than this part of their size may be the same.
     """
 
     problem: TokenSelection
@@ -45,6 +47,7 @@ class HeadRows:
     maps: Tensor
     whole: Tensor
     note: str | None
+    rounding: float
 
 
 def head_rows(
@@ -108,9 +111,24 @@ def each_sample(
             seen.append(weights.layer)
             if layers is None or weights.layer in layers:
                 yield weights, _read(model, sampled, weights)
+    if not seen:
+        raise ValueError("the model must have attention that can be listened to, but none was heard")
     missing = sorted(set(layers or ()) - set(seen))
     if missing:
         raise ValueError(f"layers must be some of 0 to {max(seen, default=0)}, got {missing[0]}; count from zero")
+
+
+def some(values: Sequence[int] | None, name: str) -> list[int] | None:
+    """Some layers or heads, or None for all."""
+    if values is None:
+        return None
+    try:
+        wanted = [operator.index(value) for value in values]
+    except TypeError:
+        wanted = []
+    if not wanted or min(wanted) < 0:
+        raise ValueError(f"{name} must be a list of whole numbers from 0, or None for all, got {values!r}")
+    return wanted
 
 
 @dataclass(frozen=True)
@@ -245,6 +263,7 @@ def _together(rows: Sequence[_Row], weights: HeadWeights) -> HeadRows:
         maps,
         torch.stack([_same(problem.logits(w), [row.scores[h] for row in rows], tolerance) for h, w in enumerate(maps)]),
         "; ".join(note for note in (weights.note, BIAS if biased else None) if note) or None,
+        8 * torch.finfo(weights.query.dtype).eps,
     )
 
 

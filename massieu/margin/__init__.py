@@ -14,6 +14,7 @@ from massieu.margin.path import (
     selections_reached,
 )
 from massieu.margin.problem import Assumptions, TokenSelection
+from massieu.margin.report import SelectionReport, selection_report
 from massieu.margin.solver import MaxMargin, direction_bound, max_margin
 from massieu.margin.trajectory import Trajectory
 
@@ -25,6 +26,7 @@ __all__ = [
     "LogGradient",
     "MaxMargin",
     "RegularizationPath",
+    "SelectionReport",
     "Split",
     "TokenSelection",
     "Trajectory",
@@ -44,5 +46,6 @@ __all__ = [
     "path_bound",
     "random_problem",
     "regularization_path",
+    "selection_report",
     "selections_reached",
 ]

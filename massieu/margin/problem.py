@@ -149,7 +149,8 @@ class TokenSelection:
         if tied:
             raise ValueError(
                 f"every sequence must have one best token, but sequence {tied[0]} has {int(self.best[tied[0]].sum())}"
-                f" ({len(tied)} sequences of {len(self.tokens)} are tied); break the ties, or ask max_margin, which can pick"
+                f" ({len(tied)} sequences of {len(self.tokens)} are tied); break the ties, or ask max_margin, which can"
+                " pick"
             )
         return self.best.int().argmax(-1)
 
@@ -194,9 +195,16 @@ class TokenSelection:
             independent=self._independent(),
         )
 
+    def as_weights(self, weights: Tensor) -> Tensor:
+        """Weights in float64, with their derivatives, checked to have the right shape."""
+        weights = torch.as_tensor(weights)
+        if weights.shape != self.shape or weights.dtype.is_complex:
+            raise ValueError(f"weights must be real with shape {self.shape}, got shape {tuple(weights.shape)}")
+        return weights.double()
+
     def logits(self, weights: Tensor) -> Tensor:
         r""":math:`X_i W z_i`, shape ``(sequences, length)``; minus infinity where no token is."""
-        logits = torch.einsum("ntd,nd->nt", self.tokens, self.queries @ self._weights(weights).mT)
+        logits = torch.einsum("ntd,nd->nt", self.tokens, self.queries @ self.as_weights(weights).mT)
         return logits.masked_fill(~self.present, -torch.inf)
 
     def attention(self, weights: Tensor) -> Tensor:
@@ -253,13 +261,6 @@ class TokenSelection:
         """Highest score of every sequence minus its lowest, shape ``(sequences, 1)``."""
         low = self.scores.masked_fill(~self.present, torch.inf).amin(-1, keepdim=True)
         return self.scores.masked_fill(~self.present, -torch.inf).amax(-1, keepdim=True) - low
-
-    def _weights(self, weights: Tensor) -> Tensor:
-        """Weights in float64, with their derivatives."""
-        weights = torch.as_tensor(weights)
-        if weights.shape != self.shape or weights.dtype.is_complex:
-            raise ValueError(f"weights must be real with shape {self.shape}, got shape {tuple(weights.shape)}")
-        return weights.double()
 
     def _scores_of_head(self) -> Tensor:
         labels = whole_numbers(self.labels, "labels", len(self.tokens))

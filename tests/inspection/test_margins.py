@@ -10,10 +10,10 @@ import torch
 pytest.importorskip("transformers")
 from taps.families import build
 
-from massieu.inspection import margin_report, margins, selections
-from massieu.inspection.margins import NOT_CERTAIN, NOT_ONE_MATRIX, NOT_READ, random_head, span_projection
+from massieu.inspection import margin_report, selections
+from massieu.inspection.margins import NOT_ONE_MATRIX, NOT_READ, random_head, span_projection
 from massieu.inspection.selections import BIAS, head_rows
-from massieu.margin import TokenSelection, max_margin
+from massieu.margin import TokenSelection, max_margin, report, selection_report
 from massieu.nn import Transformer
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
@@ -182,13 +182,60 @@ def test_a_random_head_has_the_singular_values_and_nothing_else():
     [
         ({"rows": 0}, "rows must be a positive whole number, got 0; 32 is usual"),
         ({"layers": [3]}, "layers must be some of 0 to 0, got 3; count from zero"),
+        ({"layers": []}, r"layers must be a list of whole numbers from 0, or None for all, got \[\]"),
+        ({"layers": 0}, "layers must be a list of whole numbers from 0, or None for all, got 0"),
         ({"heads": [3]}, r"heads must be some of 0 to 0 in blocks.0.attention, got \[3\]"),
+        ({"heads": [0, 9]}, r"heads must be some of 0 to 0 in blocks.0.attention, got \[0, 9\]"),
+        ({"heads": 0}, "heads must be a list of whole numbers from 0, or None for all, got 0"),
+        ({"heads": [-1]}, r"heads must be a list of whole numbers from 0, or None for all, got \[-1\]"),
+        ({"heads": [0.5]}, r"heads must be a list of whole numbers from 0, or None for all, got \[0.5\]"),
         ({"inputs": []}, "inputs must hold at least one batch, got none"),
     ],
 )
 def test_bad_requests_get_a_sentence(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         margin_report(encoder(), **{"inputs": [{"inputs": vectors()}], **options})
+
+
+def test_a_model_without_attention_gets_a_sentence():
+    with pytest.raises(ValueError, match="the model must have attention that can be listened to, but none was heard"):
+        margin_report(torch.nn.Linear(DIM, DIM).double(), inputs=[{"input": vectors()}])
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_copies_of_the_selected_token_are_not_asked_to_lose(causal):
+    options = {"positions": None, "causal": causal, "generator": torch.Generator().manual_seed(0)}
+    model = Transformer(16, num_layers=1, num_heads=2, vocabulary=9, **options)
+    text, again = torch.tensor([[1, 2, 1, 3, 4, 5, 6, 7]]), torch.tensor([[1, 1, 1, 1]])
+    table = margin_report(model, inputs=[{"inputs": text}], rows=8)
+    assert table["feasible"].all()
+    assert (table["correlation"] >= table["margin_ratio"] - 1e-6).all()
+    assert table["reproduced"].eq(1).all()
+    assert table["note"].str.contains("see the selected token again: its copies are not asked to lose").any()
+    nothing = margin_report(model, inputs=[{"inputs": again}], rows=2)
+    assert nothing["note"].str.contains(report.NOTHING_ASKED).all()
+    assert nothing["correlation"].isna().all()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert margin_report(model, inputs=[{"inputs": text}], rows=4)["note"].str.contains(report.NOTHING_ASKED).all()
+
+
+def test_the_report_of_a_head_is_that_of_its_matrix():
+    model = encoder()
+    given = {"inputs": [{"inputs": vectors()}], "rows": 6}
+    sample = head_rows(model, layer=0, **given)
+    head = margin_report(model, **given).iloc[0]
+    alone = selection_report(sample.maps[0].float(), sample.problem)
+    for name in (
+        "margin",
+        "best_margin",
+        "correlation",
+        "span_correlation",
+        "shuffled_correlation",
+        "random_correlation",
+    ):
+        assert head[name] == pytest.approx(getattr(alone, name), abs=1e-5), name
 
 
 def test_options_of_loading_are_for_names():
@@ -216,6 +263,6 @@ def test_a_projection_that_does_not_converge_is_no_result(monkeypatch):
 
 def test_a_solver_that_stopped_early_is_told(monkeypatch):
     stopped = lambda *given, **options: replace(max_margin(*given, **options), converged=False)  # noqa: E731
-    monkeypatch.setattr(margins, "max_margin", stopped)
+    monkeypatch.setattr(report, "max_margin", stopped)
     table = margin_report(encoder(), inputs=[{"inputs": vectors()}], rows=4)
-    assert NOT_CERTAIN in table["note"].item()
+    assert report.NOT_CERTAIN in table["note"].item()

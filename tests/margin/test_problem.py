@@ -191,6 +191,47 @@ def test_random_problems_are_what_they_are_called(kind):
             {"scores": SCORES[:, :2]},
             "scores must have one number for each token, shape (2, 3) or a list of rows; got 2 rows, the 0th of shape (2,)",
         ),
+        (
+            {"scores": []},
+            "scores must have one number for each token, shape (2, 3) or a list of rows; got 0 rows",
+        ),
+        (
+            {"scores": torch.ones(0, 3)},
+            "scores must have one number for each token, shape (2, 3) or a list of rows; got 0 rows",
+        ),
+        (
+            {"scores": torch.ones(3, 3)},
+            "scores must have one number for each token, shape (2, 3) or a list of rows; got 3 rows, the 2th of shape (3,)",
+        ),
+        ({"scores": SCORES.double() * 1e80}, "scores must be at most 1e+60 in size, got 3e+80; choose other units"),
+        ({"scores": SCORES.cfloat()}, "scores must be real, got torch.complex64; take their real parts"),
+        ({"tokens": TOKENS.cfloat()}, "tokens must be real, got torch.complex64; take their real parts"),
+        (
+            {"tokens": TOKENS.double() * 1e100},
+            "tokens must be zero or of a size between 1e-60 and 1e+60, got 1e+100; choose other units",
+        ),
+        (
+            {"queries": QUERIES.double() * 1e-200},
+            "queries must be zero or of a size between 1e-60 and 1e+60, got 1e-200; choose other units",
+        ),
+        ({"tokens": TOKENS, "lengths": torch.tensor([3, 2.5])}, "lengths must be whole numbers, got [3.0, 2.5]"),
+        ({"tokens": TOKENS, "lengths": torch.ones(2, 2)}, "lengths must have shape (2,), got (2, 2)"),
+        (
+            {"scores": None, "labels": torch.tensor([0.7, 1.9]), "head": torch.ones(3, 2)},
+            "labels must be whole numbers, got [0.699999988079071, 1.899999976158142]",
+        ),
+        (
+            {"scores": None, "labels": torch.tensor([True, False]), "head": torch.ones(2)},
+            "labels must be -1 and 1 for a head with one output",
+        ),
+        (
+            {"scores": None, "labels": torch.ones(2), "head": lambda states: states.sum(-1) * torch.nan},
+            "head must give finite numbers for all tokens, but some are nan or infinite",
+        ),
+        (
+            {"scores": None, "labels": torch.ones(2), "head": lambda states: 1.0},
+            "head must give a tensor, got float",
+        ),
         ({"scores": SCORES.log()}, "scores must be finite, but some are nan or infinite; remove those sequences"),
         (
             {"scores": None, "targets": SCORES},
@@ -220,6 +261,80 @@ def test_bad_input_gets_a_sentence(arguments, message):
     with pytest.raises(ValueError) as caught:
         TokenSelection(**given)
     assert str(caught.value) == message
+
+
+MLP = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Tanh(), torch.nn.Dropout(0.5), torch.nn.Linear(4, 3))
+
+
+def test_a_module_is_copied_to_float64_and_evaluates():
+    labels = torch.tensor([2, 0])
+    problem = TokenSelection(TOKENS, QUERIES, labels=labels, head=MLP.train())
+    plain = MLP.double().eval()
+    same = TokenSelection(TOKENS, QUERIES, labels=labels, head=lambda states: plain(states))
+    weights = normal(2, 2)
+    assert_close(problem.scores, same.scores)
+    assert_close(problem.objective(weights), same.objective(weights))
+    assert not problem.objective(weights).requires_grad
+    MLP.float().train()
+    TokenSelection(TOKENS, QUERIES, labels=labels, head=MLP)
+    assert MLP.training
+    assert MLP[0].weight.dtype == torch.float32
+    assert MLP[0].weight.requires_grad
+
+
+def test_a_function_that_cannot_take_float64_gets_a_sentence():
+    with pytest.raises(ValueError, match=r"head must take a float64 tensor of shape \(2, 3, 2\), but: .* dtype"):
+        TokenSelection(TOKENS, QUERIES, labels=torch.ones(2), head=lambda states: states @ torch.ones(2))
+
+
+def test_heads_and_labels_may_be_lists_and_labels_booleans():
+    listed = TokenSelection(TOKENS, QUERIES, labels=[1, -1], head=[0.5, 1.0])
+    assert listed.linear
+    assert_close(
+        listed.scores,
+        TokenSelection(TOKENS, QUERIES, labels=torch.tensor([1.0, -1.0]), head=torch.tensor([0.5, 1.0])).scores,
+    )
+    flags, classes = torch.tensor([True, False]), torch.tensor([1, 0])
+    head = normal(2, 2)
+    assert_close(*(TokenSelection(TOKENS, QUERIES, labels=labels, head=head).scores for labels in (flags, classes)))
+
+
+def test_weights_of_any_precision_are_taken_and_of_any_other_shape_refused():
+    problem = TokenSelection(TOKENS, QUERIES, scores=SCORES)
+    weights = torch.eye(2)
+    for method in (problem.logits, problem.attention, problem.objective, problem.selected, problem.margins):
+        assert_close(method(weights), method(weights.double()))
+        with pytest.raises(ValueError, match=r"weights must be real with shape \(2, 2\), got shape \(2, 3\)"):
+            method(torch.ones(2, 3))
+    leaf = torch.eye(2, requires_grad=True)
+    problem.objective(leaf).backward()
+    assert leaf.grad.dtype == torch.float32
+    assert leaf.grad.any()
+
+
+def test_absent_tokens_cannot_be_selected():
+    problem = TokenSelection(TOKENS, QUERIES, scores=SCORES, lengths=torch.tensor([3, 2]))
+    for method in (problem.loss_of, problem.differences, problem.tied, lambda one: problem.margins(torch.eye(2), one)):
+        method([2, 1])
+        for selection in ([2, 2], [-1, 0], [0], torch.zeros(2), torch.tensor([True, False])):
+            with pytest.raises(ValueError, match="selection must be the index of a token for each of the 2 sequences"):
+                method(selection)
+
+
+def test_tokens_tied_with_a_selection_are_told_in_any_units():
+    scores = torch.tensor([[0.1 + 0.2, 0.3, 0.0, 0.0], [1.0, 0.0, 0.5, 0.5]], dtype=torch.float64)
+    for unit in (1e-50, 1.0, 1e50):
+        problem = TokenSelection(normal(2, 4, 3), QUERIES, scores=unit * scores)
+        assert problem.tied([1, 0]).tolist() == [[True, True, False, False], [True, False, False, False]]
+        assert problem.tied([2, 3]).tolist() == [[False, False, True, True], [False, False, True, True]]
+    soft = TokenSelection(normal(1, 4, 3), QUERIES[:1], targets=torch.tensor([[0.5, 0.3, 0.2, 0.0]]))
+    assert soft.tied([1]).tolist() == [[True, True, True, False]]
+    assert soft.tied([3]).tolist() == [[False, False, False, True]]
+
+
+def test_a_problem_is_shown_in_a_line():
+    problem = TokenSelection(TOKENS, QUERIES, scores=torch.ones(2, 3), lengths=torch.tensor([3, 2]))
+    assert repr(problem) == "TokenSelection(2 sequences of 2 to 3 tokens, dim 2, query_dim 2, by scores, 2 tied)"
 
 
 def test_bad_random_problems_get_a_sentence():
