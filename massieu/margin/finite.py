@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from massieu.margin.gradients import size_of
 from massieu.margin.graph import GraphMargin, graph_margin, token_graph
 from massieu.margin.problem import TokenSelection
 from massieu.margin.solver import MaxMargin, max_margin
 
-__all__ = ["FiniteComponent", "Split", "finite_component", "next_token_component"]
+__all__ = ["FiniteComponent", "Split", "finite_component", "next_token_component", "tied_sets"]
 
 RANK = 1e-10
 """Singular values below this part of the largest count as zero."""
@@ -24,7 +25,8 @@ class Split:
 
     Attributes:
         projection: :math:`\Pi W` onto the finite subspace, shape ``(dim, query_dim)``.
-        coefficient: :math:`C = \langle W, W_{mm} \rangle / \|W_{mm}\|^2`.
+        coefficient: :math:`C = \langle W, W_{mm} \rangle / \|W_{mm}\|^2`; zero where all tokens have mass, so that
+            nothing diverges.
         residual: :math:`W - W_{fin} - C W_{mm}`.
         error: :math:`\|\Pi W - W_{fin}\|`, which goes to zero in training; the residual's norm need not.
     """
@@ -46,13 +48,15 @@ class FiniteComponent:
         attained: whether :math:`s^*` is the targets themselves, which it is where the equations are independent.
         solution: the max-margin solution, equal within each tied set, hence orthogonal to the subspace.
         converged: the gradient within the subspace fell below the tolerance.
-        gradient: norm of that gradient.
+        gradient: norm of that gradient, where the largest entries of tokens and of queries are one.
+        tied: the tied sets, boolean, shape ``(sequences, length)``.
         steps: Newton steps made.
     """
 
     basis: Tensor
     weights: Tensor
     attention: Tensor
+    tied: Tensor
     attained: bool
     solution: MaxMargin | GraphMargin
     converged: bool
@@ -61,15 +65,21 @@ class FiniteComponent:
 
     def project(self, weights: Tensor) -> Tensor:
         """Orthogonal projection onto the finite subspace, shape ``(dim, query_dim)``."""
-        coordinates = torch.einsum("rde,de->r", self.basis, weights)
+        coordinates = torch.einsum("rde,de->r", self.basis, weights.detach().double())
         return torch.einsum("r,rde->de", coordinates, self.basis)
 
     def split(self, weights: Tensor) -> Split:
         """Write weights as finite part, multiple of the max-margin solution, and residual."""
         if tuple(weights.shape) != tuple(self.weights.shape):
             raise ValueError(f"weights must have shape {tuple(self.weights.shape)}, got {tuple(weights.shape)}")
-        far = self.solution.weights
-        coefficient = float((weights * far).sum() / far.square().sum())
+        if not self.solution.feasible:
+            raise ValueError(
+                "weights are split along the max-margin solution, but there is none: no weights put the tied tokens"
+                " first; project() is there still"
+            )
+        weights, far = weights.detach().double(), self.solution.weights
+        size = size_of(far)
+        coefficient = float((weights * (far / size)).sum()) / size if size > 0 else 0.0
         projection = self.project(weights)
         residual = weights - self.weights - coefficient * far
         return Split(projection, coefficient, residual, float((projection - self.weights).norm()))
@@ -97,7 +107,7 @@ def finite_component(
         tied: :math:`O_i`, boolean, ``(sequences, length)``, where they are not the tokens with mass: for next-token
             data, the tokens of the label's strongly connected component. Targets must lie within.
         solution: max-margin solution that belongs to ``tied``; needed if that is given.
-        tolerance: on the norm of the gradient.
+        tolerance: on the norm of the gradient, where the largest entries of tokens and of queries are one.
         steps: Newton steps at most.
 
     Source:
@@ -112,27 +122,38 @@ def finite_component(
     """
     if problem.targets is None:
         raise ValueError("a finite component belongs to targets, but the problem has scores; their optimum is infinite")
-    inside = problem.best if tied is None else tied
-    if tied is not None and solution is None:
-        raise ValueError("tied sets of your own need their max-margin solution; give both, tied and solution")
-    if inside.shape != problem.present.shape or (problem.best & ~inside).any() or (inside & ~problem.present).any():
-        raise ValueError("tied must be boolean for every token, true where targets have mass and false where none is")
+    inside = problem.best if tied is None else tied_sets(problem, tied, solution)
     if solution is None:
         solution = max_margin(problem, ties="equal")
-    basis = _basis(problem, inside)
-    features = torch.einsum("ntd,rde,ne->ntr", problem.tokens, basis, problem.queries)
+    units = [float(part.abs().max()) or 1.0 for part in (problem.tokens, problem.queries)]
+    tokens, queries = problem.tokens / units[0], problem.queries / units[1]
+    basis = _basis(tokens, queries, inside)
+    features = torch.einsum("ntd,rde,ne->ntr", tokens, basis, queries)
     coordinates, size, made = _newton(features, inside, problem.targets, tolerance, steps)
     attention = (features @ coordinates).masked_fill(~inside, -torch.inf).softmax(-1)
     return FiniteComponent(
         basis=basis,
-        weights=torch.einsum("r,rde->de", coordinates, basis),
+        weights=torch.einsum("r,rde->de", coordinates, basis) / units[0] / units[1],
         attention=attention,
         attained=bool((attention - problem.targets).abs().max() < 1e-9),
         solution=solution,
         converged=size <= tolerance,
         gradient=size,
+        tied=inside,
         steps=made,
     )
+
+
+def tied_sets(problem: TokenSelection, tied: Tensor, solution: MaxMargin | GraphMargin | None) -> Tensor:
+    """Tied sets of the caller's own, checked."""
+    if problem.targets is None:
+        raise ValueError("tied sets belong to targets, but the problem has scores, whose ties are found")
+    if solution is None:
+        raise ValueError("tied sets of your own need their max-margin solution; give both, tied and solution")
+    wrong = not isinstance(tied, Tensor) or tied.dtype != torch.bool or tied.shape != problem.present.shape
+    if wrong or (problem.best & ~tied).any() or (tied & ~problem.present).any():
+        raise ValueError("tied must be boolean for every token, true where targets have mass and false where none is")
+    return tied
 
 
 def next_token_component(
@@ -157,6 +178,7 @@ def next_token_component(
         >>> finite.weights[:, 2].exp()  # token 0 twice as often as token 1
         tensor([1.4142, 0.7071, 1.0000], dtype=torch.float64)
     """
+    embeddings = torch.as_tensor(embeddings)
     graph = token_graph(sequences, labels)
     solution = graph_margin(embeddings, graph)
     rows = [torch.as_tensor(row) for row in sequences]
@@ -173,16 +195,19 @@ def next_token_component(
     return problem, finite_component(problem, tied=inside, solution=solution)
 
 
-def _basis(problem: TokenSelection, inside: Tensor) -> Tensor:
+def _basis(tokens: Tensor, queries: Tensor, inside: Tensor) -> Tensor:
     anchor = inside.int().argmax(-1)
     others = inside.scatter(1, anchor[:, None], False)
-    edges = torch.einsum("ed,eq->edq", problem.differences(anchor)[others], problem.queries[others.nonzero()[:, 0]])
+    first = tokens.gather(1, anchor[:, None, None].expand(-1, 1, tokens.shape[-1]))
+    edges = torch.einsum("ed,eq->edq", (first - tokens)[others], queries[others.nonzero()[:, 0]])
     if len(edges) == 0:
         return edges
+    # A direction counts whatever its size.
+    flat = torch.nn.functional.normalize(edges.flatten(1), eps=1e-300)
     sizes: Tensor
     rows: Tensor
-    _, sizes, rows = torch.linalg.svd(edges.flatten(1), full_matrices=False)
-    return rows[sizes > RANK * sizes[0]].reshape(-1, *problem.shape)
+    _, sizes, rows = torch.linalg.svd(flat, full_matrices=False)
+    return rows[sizes > RANK * sizes[0]].reshape(-1, *edges.shape[1:])
 
 
 def _newton(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from massieu.margin.descent import Method, descend
-from massieu.margin.gradients import Landscape, misalignment
+from massieu.margin.gradients import Landscape, misalignment, size_of
 from massieu.margin.problem import TokenSelection
 from massieu.margin.program import Floats, one_thread, scipy_module
 from massieu.margin.solver import MaxMargin, max_margin
@@ -30,6 +31,11 @@ __all__ = [
     "selections_reached",
 ]
 
+SMALL = 1e-4
+"""Radii below this part of the norm of the max-margin solution are small: the loss is nearly linear within them."""
+STATIONARY = 1e-6
+"""A slope along the sphere, per norm of the max-margin solution, that counts as none."""
+
 
 @dataclass(frozen=True)
 class RegularizationPath:
@@ -39,7 +45,7 @@ class RegularizationPath:
         table: one row for each radius: ``radius``; ``misalignment`` and ``correlation`` with the max-margin direction
             of the best tokens; ``bound`` that is proven for the misalignment; ``log_loss_gap`` above the best tokens;
             ``selects_best``; ``starts`` that ended within 1e-6 of the least ``log_loss_gap``; ``converged``, whether
-            the solver said so at the one that was kept.
+            the slope along the sphere vanishes at the one that was kept, to 1e-6 of its natural size.
         weights: shape ``(radii, dim, query_dim)``.
         selections: the tokens of highest logit, shape ``(radii, sequences)``.
         solution: the max-margin solution of the best tokens.
@@ -82,11 +88,12 @@ def regularization_path(
 
     by L-BFGS over directions, from random starts, the max-margin direction and the minimiser of the last radius; the
     least is kept, and nothing proves that it is the global one. On the sphere, not in the ball: at small radii the
-    least loss of the ball may be inside.
+    least loss of the ball may be inside. At radii below 1e-4 of the norm of the max-margin solution, where losses
+    differ by rounding, directions opposite to the gradient are iterated instead, which is a contraction there.
 
     Args:
         problem: one with a unique best token in each sequence, which must be feasible.
-        radii: positive norms.
+        radii: positive norms, whose natural unit is the norm of the max-margin solution.
         starts: random ones at each radius.
         generator: of the starts, or a seed for one.
         steps: of L-BFGS at most, for each start.
@@ -101,11 +108,14 @@ def regularization_path(
         >>> bool(far.misalignment < far.bound), bool(far.misalignment < 0.01), bool(far.selects_best)
         (True, True, True)
     """
-    if len(radii) == 0 or not all(math.isfinite(radius) and radius > 0 for radius in radii):
-        raise ValueError(f"radii must be positive numbers, at least one; got {list(radii)}")
-    if starts < 0:
-        raise ValueError(f"starts must not be negative, got {starts}")
-    best = problem.selection()
+    if isinstance(radii, (int, float)):
+        raise ValueError(f"radii must be a list of numbers, got {radii}; give [{radii}]")
+    radii = [float(radius) for radius in radii]
+    if not radii or not all(math.isfinite(radius) and radius > 0 for radius in radii):
+        raise ValueError(f"radii must be positive numbers, at least one; got {radii}")
+    if not isinstance(starts, Integral) or starts < 0:
+        raise ValueError(f"starts must be a whole number and not negative, got {starts}")
+    best = _unique(problem)
     solution = _feasible(problem)
     provable = problem.linear
     draw = torch.Generator().manual_seed(generator) if isinstance(generator, int) else generator
@@ -115,7 +125,9 @@ def regularization_path(
     for radius in radii:
         drawn = torch.randn(starts, *problem.shape, generator=draw, dtype=torch.float64)
         with one_thread():
-            ends = [_minimised(landscape, start, radius, best, steps) for start in (solution.weights, found, *drawn)]
+            ends = [
+                _minimised(landscape, start, radius, solution, steps) for start in (solution.weights, found, *drawn)
+            ]
         least, found, converged = min(ends, key=lambda end: end[0])
         kept.append(found)
         apart = misalignment(found, solution.weights)
@@ -163,22 +175,26 @@ def path_bound(problem: TokenSelection, radius: float, solution: MaxMargin | Non
         raise ValueError(
             "the bound is derived for scores or a linear head, but the loss is another; compare measured ones"
         )
-    best = problem.selection()
+    if not (math.isfinite(radius) and radius > 0):
+        raise ValueError(f"radius must be a positive number, got {radius}")
+    best = _unique(problem)
     solution = _feasible(problem) if solution is None else solution
     scores = problem.scores[problem.present]
     lead = problem.scores.gather(1, best[:, None]) - problem.scores
     lead = lead[problem.present & ~problem.best]
-    slopes = {
-        "logistic": torch.sigmoid(-scores),
-        "exponential": torch.exp(-scores),
-        "linear": torch.ones_like(scores),
+    log_slopes = {
+        "logistic": torch.nn.functional.logsigmoid(-scores),
+        "exponential": -scores,
+        "linear": torch.zeros_like(scores),
     }[problem.loss]
-    ratio = float(slopes.max() / slopes.min() * lead.max() / lead.min())
-    return solution.upper / radius * math.log(2 * len(best) * (int(problem.lengths.max()) - 1) * ratio)
+    log_ratio = float(log_slopes.max() - log_slopes.min() + lead.max().log() - lead.min().log())
+    return solution.upper / radius * (math.log(2 * len(best) * (int(problem.lengths.max()) - 1)) + log_ratio)
 
 
-def locally_optimal(problem: TokenSelection, selection: Tensor) -> LocalOptimality:
+def locally_optimal(problem: TokenSelection, selection: Tensor | Sequence[int]) -> LocalOptimality:
     """Whether descent can stay with a selection: its program is feasible, and its support tokens have lower scores.
+
+    Tokens whose score is that of the selected one up to rounding are no rivals: nothing is asked of them.
 
     Args:
         problem: one with scores or a head.
@@ -196,11 +212,11 @@ def locally_optimal(problem: TokenSelection, selection: Tensor) -> LocalOptimali
     """
     if problem.targets is not None:
         raise ValueError("local optimality compares scores, but the problem has targets, whose loss has one minimum")
-    solution = max_margin(problem, selection=selection)
+    solution = max_margin(problem, selection=selection, rivals="untied")
     if not solution.feasible:
         reason = f"no weights select these tokens: none of norm one has a margin above {solution.eps:.2g}"
         return LocalOptimality(False, reason, (), solution)
-    chosen = torch.as_tensor(selection)[:, None]
+    chosen = solution.selection[:, None]
     pairs = (solution.support & (problem.scores >= problem.scores.gather(1, chosen))).nonzero().tolist()
     offending = tuple((int(i), int(t)) for i, t in pairs)
     reason = "the program is feasible, and every support token has a lower score than the selected one"
@@ -243,31 +259,31 @@ def selections_reached(
         >>> round(float(reached.share.sum()), 9), bool(reached.locally_optimal.all())
         (1.0, True)
     """
-    if isinstance(starts, int):
-        if starts < 1:
-            raise ValueError(f"starts must be at least one, got {starts}")
+    if not isinstance(starts, Tensor):
+        if not isinstance(starts, Integral) or starts < 1:
+            raise ValueError(f"starts must be a whole number, at least one, or a tensor of weights; got {starts}")
         draw = torch.Generator().manual_seed(generator) if isinstance(generator, int) else generator
-        starts = scale * torch.randn(starts, *problem.shape, generator=draw, dtype=torch.float64)
-    if starts.ndim != 3 or tuple(starts.shape[1:]) != problem.shape:
+        starts = scale * torch.randn(int(starts), *problem.shape, generator=draw, dtype=torch.float64)
+    if starts.ndim != 3 or tuple(starts.shape[1:]) != problem.shape or len(starts) == 0:
         raise ValueError(
             f"starts must have shape (starts, {problem.shape[0]}, {problem.shape[1]}), got {tuple(starts.shape)}"
         )
-    groups: dict[tuple[int, ...], list[tuple[int, bool, float]]] = {}
+    groups: dict[tuple[int, ...], list[tuple[int, bool, Tensor]]] = {}
     for i, start in enumerate(starts):
-        run = descend(problem, method, step=step, steps=steps, start=start, record=[steps])
-        last = run.history.iloc[-1]
-        end = (i, bool(last.saturated), float(last.misalignment_selected))
+        run = descend(problem, method, step=step, steps=steps, start=start, record=[steps], compare=False)
+        end = (i, bool(run.history.saturated.iloc[-1]), run.weights)
         groups.setdefault(tuple(run.selection.tolist()), []).append(end)
     rows = [_cone(problem, selection, runs, len(starts)) for selection, runs in groups.items()]
     return table(sorted(rows, key=lambda row: -row["share"]))
 
 
 def _cone(
-    problem: TokenSelection, selection: tuple[int, ...], runs: list[tuple[int, bool, float]], total: int
+    problem: TokenSelection, selection: tuple[int, ...], runs: list[tuple[int, bool, Tensor]], total: int
 ) -> dict[str, Any]:
     tokens = torch.tensor(selection)
     verdict = locally_optimal(problem, tokens)
-    apart = np.array([run[2] for run in runs])
+    axis = verdict.solution.weights if verdict.solution.feasible else torch.full(problem.shape, torch.nan)
+    apart = np.array([misalignment(run[2], axis) for run in runs])
     return {
         "selection": selection,
         "starts": tuple(run[0] for run in runs),
@@ -281,6 +297,17 @@ def _cone(
     }
 
 
+def _unique(problem: TokenSelection) -> Tensor:
+    """The best tokens, of which there must be one in each sequence."""
+    if problem.targets is not None and (problem.best.sum(-1) > 1).any():
+        raise ValueError(
+            "the path needs one best token in each sequence, but these targets share their mass; see finite_component"
+        )
+    if (problem.best.sum(-1) > 1).any():
+        raise ValueError("the path needs one best token in each sequence, but some scores are tied; see descend")
+    return problem.selection()
+
+
 def _feasible(problem: TokenSelection) -> MaxMargin:
     solution = max_margin(problem)
     if not solution.feasible:
@@ -292,28 +319,43 @@ def _feasible(problem: TokenSelection) -> MaxMargin:
 
 
 def _minimised(
-    landscape: Landscape, start: Tensor, radius: float, best: Tensor, steps: int
+    landscape: Landscape, start: Tensor, radius: float, solution: MaxMargin, steps: int
 ) -> tuple[float, Tensor, bool]:
-    """The least log loss gap on the sphere that one start leads to, its weights, and whether the solver converged."""
-    shape = start.shape
-    # Values are of the order of the radius, and their curvature too.
-    unit = max(1.0, radius)
+    """The least log loss gap on the sphere that one start leads to, its weights, and whether it is stationary there."""
+    shape, best = start.shape, solution.selection
+    # What the loss sees is the radius in units of the max-margin solution: of that order are values and their slopes.
+    unit = radius / solution.upper
 
-    def objective(flat: Floats) -> tuple[float, Floats]:
-        size = float(np.linalg.norm(flat))
-        weights = torch.from_numpy(flat).reshape(shape) * (radius / size)
+    def slope_at(weights: Tensor) -> tuple[float, Floats]:
+        """Log loss gap, and its gradient by the direction in this unit."""
         gap, gradient = landscape.gap(weights, best), landscape.gradient(weights)
         if gap.sign <= 0:
             raise ValueError(
                 "the loss must be least with attention on the best tokens, but weights with a lower one were found;"
                 " the head prefers mixtures of tokens"
             )
-        slope = (gradient.matrix * math.exp(min(gradient.log_scale - gap.log, 700.0))).numpy().ravel()
-        direction = flat / size
-        return gap.log / unit, (radius / size / unit) * (slope - (slope @ direction) * direction)
+        factor = math.exp(min(gradient.log_scale - gap.log, 700.0)) * solution.upper
+        return gap.log, (gradient.matrix * factor).numpy().ravel()
 
-    options = {"maxiter": steps, "maxfun": 2 * steps, "maxcor": 30, "ftol": 1e-15, "gtol": 1e-9}
-    first = (start / start.norm()).numpy().ravel()
-    found = scipy_module("optimize").minimize(objective, first, jac=True, method="L-BFGS-B", options=options)
-    weights = torch.from_numpy(found.x).reshape(shape)
-    return float(found.fun) * unit, weights * (radius / weights.norm()), bool(found.success)
+    level = slope_at(torch.zeros_like(start))[0]
+
+    def objective(flat: Floats) -> tuple[float, Floats]:
+        size = float(np.linalg.norm(flat))
+        direction = flat / size
+        value, slope = slope_at(torch.from_numpy(direction).reshape(shape) * radius)
+        return (value - level) / unit, (slope - (slope @ direction) * direction) / size
+
+    first = (start / size_of(start)).numpy().ravel()
+    if unit < SMALL:
+        found = first
+        for _ in range(steps):
+            slope = slope_at(torch.from_numpy(found).reshape(shape) * radius)[1]
+            before, found = found, -slope / (np.linalg.norm(slope) or 1.0)
+            if np.linalg.norm(found - before) < 1e-14:
+                break
+    else:
+        options = {"maxiter": steps, "maxfun": 2 * steps, "maxcor": 30, "ftol": 1e-15, "gtol": 1e-9}
+        found = scipy_module("optimize").minimize(objective, first, jac=True, method="L-BFGS-B", options=options).x
+    weights = torch.from_numpy(found).reshape(shape)
+    weights = weights * (radius / weights.norm())
+    return slope_at(weights)[0], weights, float(np.linalg.norm(objective(found)[1])) <= STATIONARY

@@ -2,13 +2,14 @@
 
 import math
 import sys
+import warnings
 
 import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
 
-from massieu.margin import TokenSelection, descend, max_margin, misalignment, random_problem
+from massieu.margin import TokenSelection, descend, max_margin, misalignment, next_token_component, random_problem
 from massieu.margin.descent import spaced
 
 
@@ -118,6 +119,9 @@ def test_factors_approach_the_nuclear_solution_and_not_the_frobenius_one():
     assert near < 0.03
     assert misalignment(run.weights, max_margin(problem, selection=run.selection).weights) > 3 * near
     assert run.history.correlation_bound.isna().all()
+    # In the norm that was minimised, no margin exceeds the largest.
+    assert 0.9 * run.local.margin < run.history.margin.iloc[-1] <= run.local.margin * (1 + 1e-5)
+    assert run.history.margin.iloc[-1] * run.history.norm.iloc[-1] < run.weights.norm() * run.local.margin
 
 
 @pytest.mark.parametrize("kind", ["head", "equal", "tied"])
@@ -184,6 +188,8 @@ def test_a_seed_draws_the_start():
     assert not torch.allclose(weights[0], weights[2])
     run = descend(problem, steps=1, start=1.0, parametrization="KQ", rank=2, norm="fro")
     assert [tuple(factor.shape) for factor in run.factors] == [(4, 2), (4, 2)]
+    again = descend(problem, steps=1, start=list(run.factors), parametrization="KQ", norm="fro")
+    assert [tuple(factor.shape) for factor in again.factors] == [(4, 2), (4, 2)]
 
 
 def test_a_run_says_why_it_stopped():
@@ -206,7 +212,39 @@ def test_a_run_says_why_it_stopped():
             "method must be one of gd, ngd, polyak, adam, sign or make a torch optimizer, got 'newton'",
         ),
         ({"step": 0.0}, "step and cap must be positive, got 0.0 and 10.0"),
-        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"steps": 0}, "steps must be a whole number, at least 1, got 0"),
+        ({"steps": 1.5}, "steps must be a whole number, at least 1, got 1.5"),
+        ({"record": 0}, "record must be at least 1 for each decade, or a list of steps, got 0"),
+        ({"record": 2.5}, "record must be a whole number for each decade, or a list of steps, got 2.5"),
+        ({"norm": "max"}, "norm must be 'fro' or 'nuc', got 'max'"),
+        ({"rank": 2}, "rank must be a whole number from 1, and belongs to KQ; got 2 with W"),
+        (
+            {"rank": -1, "parametrization": "KQ", "start": 0.1},
+            "rank must be a whole number from 1, and belongs to KQ; got -1 with KQ",
+        ),
+        (
+            {"parametrization": "KQ", "start": 0.0, "method": "adam"},
+            "factors need a start, because zero is one that they cannot leave; give start=0.1 or (K, Q)",
+        ),
+        (
+            {"parametrization": "KQ", "start": (torch.ones(()), torch.ones(()))},
+            "start must have shape (4, 4) and (4, 4), got () and ()",
+        ),
+        ({"start": [[0.0] * 4] * 4}, "start must be a tensor, a pair of them or a number, got list of others"),
+        ({"start": math.inf}, "start must be finite, but some of it is nan or infinite"),
+        ({"method": lambda parameters: None}, "method must make a torch optimizer from parameters, got NoneType"),
+        (
+            {"method": 3},
+            "method must be one of gd, ngd, polyak, adam, sign or make a torch optimizer, got 3",
+        ),
+        (
+            {"solution": max_margin(random_problem(2, 3, 5))},
+            "solution must have weights of shape (4, 4), got (5, 5)",
+        ),
+        (
+            {"tied": torch.ones(3, 3, dtype=torch.bool)},
+            "tied sets belong to targets, but the problem has scores, whose ties are found",
+        ),
         ({"parametrization": "QK"}, "parametrization must be W or KQ, got 'QK'"),
         (
             {"parametrization": "KQ"},
@@ -229,3 +267,118 @@ def test_without_pandas_a_run_says_what_to_install(monkeypatch):
         match=r"tables of training runs need pandas, which is not installed; pip install 'massieu\[verify\]'",
     ):
         descend(random_problem(3, 3, 4), steps=1)
+
+
+def contradiction():
+    """The same tokens and query twice, with different targets, and the least loss: that of their mean."""
+    targets = torch.tensor([[0.9, 0.1, 0.0, 0.0], [0.3, 0.7, 0.0, 0.0]], dtype=torch.float64)
+    tokens = random_problem(1, 4, 6).tokens.expand(2, -1, -1)
+    return TokenSelection(tokens, torch.ones(2, 3), targets=targets), float(torch.special.entr(targets.mean(0)).sum())
+
+
+def test_polyak_takes_the_least_loss_that_contradictory_targets_leave():
+    problem, least = contradiction()
+    history = descend(problem, "polyak", steps=1000, record=[10, 100]).history
+    assert history.loss.is_monotonic_decreasing
+    assert history.loss.iloc[-1] == pytest.approx(least, abs=1e-3)
+    assert least > float(torch.special.entr(problem.targets).sum(-1).mean()) + 0.1
+
+
+def test_polyak_stops_at_the_least_loss():
+    tokens = random_problem(1, 2, 6).tokens.expand(2, -1, -1)
+    problem = TokenSelection(tokens, torch.ones(2, 3), targets=torch.full((2, 2), 0.5))
+    # The gradient still tells targets from attention, their divergence, its square, no longer does.
+    run = descend(problem, "polyak", steps=100, start=torch.full((6, 3), 1e-12))
+    assert run.ended == "stopped at step 1: the loss is the least one, to rounding"
+    assert run.history.step.tolist() == [0]
+
+
+def test_polyak_is_refused_where_the_least_loss_is_not_known():
+    tokens = random_problem(1, 3, 6).tokens.expand(2, -1, -1)
+    problem = TokenSelection(tokens, torch.ones(2, 3), targets=torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.5, 0.5]]))
+    with pytest.raises(ValueError, match="Polyak steps need the least loss, which is known only where the tokens with"):
+        descend(problem, "polyak", steps=3)
+    assert descend(problem, "gd", steps=3).finished
+
+
+def test_scores_whose_loss_underflows_are_descended():
+    p = random_problem(3, 3, 6, kind="equal")
+    run = descend(TokenSelection(p.tokens, p.queries, scores=800 * p.scores), "ngd", steps=100, record=[100])
+    assert run.finished
+    assert run.history.loss.iloc[-1] == 0
+    assert run.history.misalignment_best.iloc[-1] < 0.01
+
+
+def test_enormous_weights_keep_their_norm_and_direction():
+    problem = random_problem(3, 3, 6, kind="equal")
+    runs = [descend(problem, "gd", step=step, steps=1).history.iloc[-1] for step in (1.0, 1e200)]
+    assert runs[1].norm == pytest.approx(1e200 * runs[0].norm, rel=1e-12)
+    assert runs[1].misalignment_best == pytest.approx(runs[0].misalignment_best, rel=1e-9)
+    assert runs[1].margin == pytest.approx(runs[0].margin, rel=1e-9)
+
+
+def test_a_solution_that_is_not_found_within_the_limit_leaves_its_columns_nan():
+    problem = random_problem(6, 4, 8, kind="tied")
+    found, missing = (descend(problem, "ngd", steps=10, limit=limit) for limit in (1000, 1))
+    assert found.history.misalignment_best.iloc[-1] > 0
+    assert missing.history.misalignment_best.isna().all()
+    assert missing.history.misalignment_selected.iloc[-1] == found.history.misalignment_selected.iloc[-1]
+    assert_close(missing.weights, found.weights)
+    with pytest.raises(ValueError, match="there is no max-margin solution that this run was compared with"):
+        _ = missing.best
+
+
+def test_a_run_need_not_be_compared(monkeypatch):
+    problem = random_problem(3, 3, 4)
+    full = descend(problem, "ngd", steps=10)
+    monkeypatch.setattr("massieu.margin.descent.max_margin", None)
+    monkeypatch.setattr("massieu.margin.trajectory.max_margin", None)
+    run = descend(problem, "ngd", steps=10, compare=False)
+    solved = ["misalignment_selected", "misalignment_best", "correlation_selected", "correlation_best"]
+    assert run.history[solved].isna().all(axis=None)
+    rest = full.history.columns.difference([*solved, "correlation_bound"])
+    assert run.history[rest].equals(full.history[rest])
+
+
+def test_next_token_runs_are_compared_with_the_solution_of_their_graph():
+    embeddings = torch.nn.functional.normalize(torch.randn(4, 6, generator=torch.Generator().manual_seed(0)), dim=-1)
+    problem, finite = next_token_component(embeddings, [[0, 0, 1, 2], [1, 0, 2], [3, 1, 2]], [0, 1, 3])
+    alone = descend(problem, "gd", steps=1000, record=[1000])
+    assert alone.history.misalignment_best.isna().all()  # tokens with mass cannot all be put first
+    for method in ("gd", "polyak"):
+        run = descend(problem, method, steps=1000, record=[1000], solution=finite.solution, tied=finite.tied)
+        assert run.best is finite.solution
+        assert run.history.misalignment_best.iloc[-1] < 0.01
+        assert run.history.misalignment_best.iloc[-1] == misalignment(run.weights, finite.solution.weights)
+        assert 0 < run.history.margin.iloc[-1] <= finite.solution.margin
+    with pytest.raises(ValueError, match="tied sets of your own need their max-margin solution"):
+        descend(problem, steps=1, tied=finite.tied)
+
+
+def test_a_run_that_stops_has_its_last_row():
+    problem = random_problem(3, 3, 4)
+    run = descend(problem, "sign", step=1e307, steps=100, record=[100])
+    assert not run.finished
+    made = int(run.ended.split("step ")[1].split(":")[0]) - 1
+    assert 0 < made < 99
+    assert run.history.step.tolist() == [0, made]
+    assert_close(run.snapshots[-1], run.weights)
+    run = descend(problem, "sign", step=1e308, steps=2)
+    assert run.history.step.iloc[-1] == run.snapshots.shape[0] - 1
+
+
+def test_a_module_as_head_is_trained_without_a_warning():
+    torch.manual_seed(0)
+    head = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1)).double()
+    p = random_problem(3, 3, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run = descend(TokenSelection(p.tokens, p.queries, labels=torch.tensor([1, -1, 1]), head=head), "ngd", steps=20)
+    assert run.finished
+
+
+def test_a_run_shows_itself_in_a_line():
+    shown = repr(descend(random_problem(3, 3, 4, kind="equal"), "ngd", steps=20, record=[20]))
+    assert shown.startswith("Trajectory(2 rows to step 20: norm ")
+    assert shown.endswith(" with the best; all 20 steps were made)")
+    assert len(shown) < 200

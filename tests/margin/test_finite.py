@@ -158,3 +158,42 @@ def test_bad_arguments_get_a_sentence(problem, finite):
         finite_component(problem, tied=~problem.best, solution=finite.solution)
     with pytest.raises(ValueError, match=r"weights must have shape \(12, 12\), got \(12,\)"):
         finite.split(torch.zeros(12))
+    with pytest.raises(ValueError, match="tied must be boolean for every token, true where targets have mass"):
+        finite_component(problem, tied=problem.best.double(), solution=finite.solution)
+
+
+@pytest.mark.parametrize("unit", [1e-50, 1e-10, 1e10, 1e50])
+def test_the_finite_component_does_not_depend_on_units(problem, finite, unit):
+    other = finite_component(TokenSelection(unit * problem.tokens, problem.queries, targets=problem.targets))
+    assert other.converged
+    assert other.attained
+    assert_close(unit * other.weights, finite.weights, rtol=1e-9, atol=1e-9)
+
+
+def test_sequences_of_other_units_count_as_well(problem):
+    units = torch.logspace(0, 12, 5, dtype=torch.float64)[:, None, None]
+    other = finite_component(TokenSelection(units * problem.tokens, problem.queries, targets=problem.targets))
+    assert len(other.basis) == 5
+
+
+def test_there_is_nothing_to_split_along_without_a_solution():
+    tokens = random_problem(1, 3, 6).tokens.expand(2, -1, -1)
+    targets = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.5, 0.5]])
+    finite = finite_component(TokenSelection(tokens, torch.ones(2, 3), targets=targets))
+    with pytest.raises(ValueError, match="weights are split along the max-margin solution, but there is none"):
+        finite.split(torch.ones(6, 3))
+
+
+def test_nothing_diverges_where_all_tokens_have_mass():
+    problem = TokenSelection(random_problem(2, 3, 6).tokens, torch.eye(6)[:2], targets=torch.full((2, 3), 1 / 3))
+    finite = finite_component(problem)
+    split = finite.split(torch.ones(6, 6))
+    assert split.coefficient == 0
+    assert_close(finite.weights + split.residual, torch.ones(6, 6, dtype=torch.float64))
+
+
+def test_embeddings_may_be_lists():
+    _, finite = next_token_component(
+        [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]], [[0, 1, 2], [1, 0, 2]], [0, 1]
+    )
+    assert finite.converged

@@ -12,6 +12,7 @@ from massieu.margin import (
     locally_optimal,
     log_gap,
     max_margin,
+    misalignment,
     path_bound,
     random_problem,
     regularization_path,
@@ -133,14 +134,29 @@ def test_bad_arguments_get_a_sentence():
         regularization_path(problem, [1.0, -1.0])
     with pytest.raises(ValueError, match="radii must be positive numbers, at least one; got"):
         regularization_path(problem, [])
-    with pytest.raises(ValueError, match="starts must not be negative, got -1"):
+    with pytest.raises(ValueError, match="starts must be a whole number and not negative, got -1"):
         regularization_path(problem, [1.0], starts=-1)
     with pytest.raises(ValueError, match="the best tokens must be selectable, but no weights put them all first"):
         regularization_path(INFEASIBLE, [1.0])
-    with pytest.raises(ValueError, match="every sequence must have one best token"):
+    with pytest.raises(ValueError, match="starts must be a whole number and not negative, got 1.5"):
+        regularization_path(problem, [1.0], starts=1.5)
+    with pytest.raises(ValueError, match=r"radii must be a list of numbers, got 1.0; give \[1.0\]"):
+        regularization_path(problem, 1.0)
+    for radius in (0.0, -1.0):
+        with pytest.raises(ValueError, match=f"radius must be a positive number, got {radius}"):
+            path_bound(problem, radius)
+    with pytest.raises(ValueError, match="the path needs one best token in each sequence, but these targets share"):
+        regularization_path(random_problem(3, 4, 6, kind="soft"), [1.0])
+    with pytest.raises(ValueError, match="the path needs one best token in each sequence, but some scores are tied"):
         regularization_path(random_problem(3, 4, 6, kind="tied"), [1.0])
-    with pytest.raises(ValueError, match="starts must be at least one, got 0"):
+    with pytest.raises(ValueError, match="starts must be a whole number, at least one, or a tensor of weights; got 0"):
         selections_reached(problem, 0)
+    with pytest.raises(
+        ValueError, match="starts must be a whole number, at least one, or a tensor of weights; got 2.0"
+    ):
+        selections_reached(problem, 2.0)
+    with pytest.raises(ValueError, match=r"starts must have shape \(starts, 6, 6\), got \(0, 6, 6\)"):
+        selections_reached(problem, torch.zeros(0, 6, 6))
     with pytest.raises(ValueError, match=r"starts must have shape \(starts, 6, 6\), got \(6, 6\)"):
         selections_reached(problem, torch.zeros(6, 6))
     soft = random_problem(3, 4, 6, kind="soft")
@@ -157,3 +173,49 @@ def test_a_head_that_prefers_mixtures_has_no_path():
     )
     with pytest.raises(ValueError, match="the head prefers mixtures of tokens"):
         regularization_path(problem, [0.1])
+
+
+@pytest.mark.parametrize("unit", [1e-10, 1e-6, 1e8])
+def test_the_path_does_not_depend_on_units(unit):
+    problem = random_problem(3, 3, 6, kind="equal")
+    other = TokenSelection(unit * problem.tokens, problem.queries, scores=problem.scores)
+    expected = regularization_path(problem, [0.1, 1.0, 10.0], starts=1).table
+    found = regularization_path(other, [0.1 / unit, 1 / unit, 10 / unit], starts=1).table
+    assert found.misalignment.to_list() == pytest.approx(expected.misalignment.to_list(), rel=1e-5)
+    assert found.converged.all()
+    assert expected.converged.all()
+
+
+def test_a_small_radius_leads_against_the_gradient_at_zero():
+    problem = random_problem(6, 8, 10, generator=1)
+    zero = torch.zeros(10, 10, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(problem.objective(zero), zero)
+    path = regularization_path(problem, [1e-12, 1e-9, 1e-6, 1e-4, 1e-2], starts=1)
+    apart = [misalignment(weights, -gradient) for weights in path.weights]
+    assert max(apart[:3]) < 1e-11
+    assert apart[3] < apart[4] < 1e-3
+    assert path.table.converged.all()
+    assert (path.table.misalignment > 0.5).all()  # far from the max-margin direction, where the search also began
+
+
+def test_scores_whose_loss_underflows_have_a_path():
+    p = random_problem(3, 3, 6, kind="equal")
+    rows = regularization_path(TokenSelection(p.tokens, p.queries, scores=1e3 * p.scores), [10, 100], starts=1).table
+    assert rows.misalignment.iloc[0] < 0.1
+    assert rows.misalignment.iloc[1] < 0.001
+    assert (rows.misalignment <= rows.bound).all()
+    assert rows.bound.map(math.isfinite).all()
+
+
+def test_scores_tied_up_to_rounding_are_no_rivals():
+    p = random_problem(1, 3, 6)
+    scores = torch.tensor([[0.1 + 0.2, 0.3, 0.0]], dtype=torch.float64)
+    problem = TokenSelection(p.tokens, p.queries, scores=scores)
+    assert [locally_optimal(problem, [token]).optimal for token in range(3)] == [True, True, False]
+
+
+def test_best_selections_of_tied_tokens_are_locally_optimal():
+    reached = selections_reached(random_problem(4, 4, 8, kind="tied"), 4, steps=300)
+    assert reached.best.all()
+    assert reached.locally_optimal.all()
+    assert reached.misalignment_most.max() < 0.01
