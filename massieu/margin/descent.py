@@ -13,8 +13,8 @@ from massieu.margin.finite import finite_component, tied_sets
 from massieu.margin.gradients import Landscape, LogGap
 from massieu.margin.graph import GraphMargin
 from massieu.margin.problem import TokenSelection
-from massieu.margin.solver import MaxMargin, max_margin
-from massieu.margin.trajectory import Comparison, Trajectory, best_solution, measured, table
+from massieu.margin.solver import MaxMargin
+from massieu.margin.trajectory import Trajectory, best_solution, comparison, measured, table
 
 __all__ = ["METHODS", "descend", "spaced"]
 
@@ -116,7 +116,7 @@ def descend(
     if finished and not weights.isfinite().all():
         finished, ended = False, f"all {steps} steps were made, but the weights are no longer finite"
     selection = problem.selected(weights.nan_to_num())
-    compared = _comparison(problem, selection, ties, best, norm, compare)
+    compared = comparison(problem, selection, ties, best, norm, compare)
     landscape = Landscape(problem)
     rows = [measured(landscape, k, one, compared) for k, one in zip(at, snapshots, strict=True)]
     factors = (parameters[0].detach(), parameters[1].detach()) if len(parameters) == 2 else None
@@ -204,22 +204,6 @@ def _limit(problem: TokenSelection, tied: Tensor | None, best: MaxMargin | Graph
             " put first, but no weights do that here; use gd or ngd, or give tied and solution"
         )
     return finite.attention
-
-
-def _comparison(
-    problem: TokenSelection,
-    selection: Tensor,
-    ties: Tensor,
-    best: MaxMargin | GraphMargin | None,
-    norm: str,
-    compare: bool,
-) -> Comparison:
-    if problem.targets is not None and (ties.sum(-1) > 1).any():
-        return Comparison(ties, problem.present & ~ties, best, best, norm)
-    chosen = torch.nn.functional.one_hot(selection, problem.tokens.shape[1]).bool()
-    rivals = problem.present & ~problem.tied(selection)
-    local = max_margin(problem, norm=norm, selection=selection, rivals=rivals) if compare else None
-    return Comparison(chosen, rivals, local, best, norm)
 
 
 def _update(

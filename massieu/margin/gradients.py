@@ -234,7 +234,7 @@ class Landscape:
     def _pulls(self, log_attention: Tensor) -> tuple[Floats, float]:
         """The coefficients c of all tokens over a common factor, and its logarithm.
 
-        Arrays of numpy, whose operations on a few numbers take a third of the time of torch's.
+        Arrays of numpy, whose operations on a few numbers start faster than torch's.
         """
         attention = log_attention.exp()
         rise, log_weights, weights = self._slopes(attention).numpy(), log_attention.numpy(), attention.numpy()

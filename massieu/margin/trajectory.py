@@ -17,7 +17,7 @@ from massieu.margin.solver import MaxMargin, direction_bound, max_margin
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Comparison", "Trajectory", "best_solution", "measured", "table"]
+__all__ = ["Comparison", "Trajectory", "best_solution", "comparison", "measured", "table"]
 
 SATURATED = 0.999
 """Attention is saturated when every sequence gives more than this to one token."""
@@ -111,6 +111,23 @@ def best_solution(problem: TokenSelection, norm: str, limit: int) -> MaxMargin |
         return max_margin(problem, norm=norm, limit=limit)
     except ValueError:  # too many ways to pick from tied tokens
         return None
+
+
+def comparison(
+    problem: TokenSelection,
+    selection: Tensor,
+    ties: Tensor,
+    best: MaxMargin | GraphMargin | None,
+    norm: str,
+    compare: bool,
+) -> Comparison:
+    """What to compare a run with that ended with a selection, where these tokens are tied for the first place."""
+    if problem.targets is not None and (ties.sum(-1) > 1).any():
+        return Comparison(ties, problem.present & ~ties, best, best, norm)
+    chosen = torch.nn.functional.one_hot(selection, problem.tokens.shape[1]).bool()
+    rivals = problem.present & ~problem.tied(selection)
+    local = max_margin(problem, norm=norm, selection=selection, rivals=rivals) if compare else None
+    return Comparison(chosen, rivals, local, best, norm)
 
 
 @torch.no_grad()

@@ -331,7 +331,6 @@ def test_a_solution_that_is_not_found_within_the_limit_leaves_its_columns_nan():
 def test_a_run_need_not_be_compared(monkeypatch):
     problem = random_problem(3, 3, 4)
     full = descend(problem, "ngd", steps=10)
-    monkeypatch.setattr("massieu.margin.descent.max_margin", None)
     monkeypatch.setattr("massieu.margin.trajectory.max_margin", None)
     run = descend(problem, "ngd", steps=10, compare=False)
     solved = ["misalignment_selected", "misalignment_best", "correlation_selected", "correlation_best"]
