@@ -319,7 +319,7 @@ def practical_optimizers(trial: Trial) -> Evidence:
             "of normalised descent": gap("ngd").measured,
             "of Polyak": gap("polyak").measured,
             "share of the ℓ∞ margin that sign descent has": float(problem.margins(signs / signs.abs().max()).min())
-            / entrywise_margin(problem, runs["sign"].best),
+            / entrywise_margin(problem, max_margin(problem)),
         },
         curve=along({name: run.history.misalignment_best.iloc[1:] for name, run in runs.items()}, runs["ngd"]),
     )
