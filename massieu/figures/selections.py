@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from massieu.figures.axes import INK, MARK, add_legend, check_columns, finish, new_figure
+from massieu.figures.axes import INK, add_legend, check_columns, finish, new_figure
 from massieu.report import colours
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def approach(histories: Mapping[str, pandas.DataFrame], column: str = "misalignm
         ends.append((float(later[column].iloc[-1]), float(later["step"].iloc[-1])))
     least, last = min(ends)
     steps = [last / 100, last]
-    axis.plot(steps, [3 * least * (last / step) ** 2 for step in steps], ":", color=MARK, linewidth=1.2, label="1 / k²")
+    axis.plot(steps, [3 * least * (last / step) ** 2 for step in steps], ":", color=INK, linewidth=1.2, label="1 / k²")
     axis.set(xscale="log", yscale="log")
     finish(axis, "Distance from the max-margin direction", "step k", "1 − correlation")
     add_legend(axis)
