@@ -45,8 +45,10 @@ def scale() -> list[Row]:
 def compare_scale(patterns: int, dim: int, queries: int) -> Row:
     query, stored = draw(patterns, dim, queries)
     beta, halves = dim**-0.5, stored.bfloat16()
+    inputs = arranged(query, stored)
     ways: dict[str, Callable[[], object]] = {
         "limit": Limit(stored, queries),
+        "kernel": lambda: kernels.retrieve(inputs, 1, TOP),
         "at scale": lambda: retrieve_at_scale(query, stored, beta=beta, top=TOP),
         "in tiles": lambda: retrieve_at_scale(query, stored, beta=beta, top=TOP, progress=lambda *_: None),
         "bfloat16": lambda: retrieve_at_scale(query, halves, beta=beta, top=TOP),
@@ -86,10 +88,15 @@ def draw(patterns: int, dim: int, queries: int) -> tuple[Tensor, Tensor]:
     return torch.randn(queries, dim, generator=generator), stored
 
 
+def arranged(query: Tensor, stored: Tensor) -> kernels.Inputs:
+    """What the retrieval entry of the kernel takes."""
+    options = {"sink": None, "causal": False, "window": None, "lengths": None}
+    return kernels.arrange(query, stored, stored, None, scale=stored.shape[1] ** -0.5, **options).inputs
+
+
 def compare_retrieval(patterns: int, dim: int, queries: int) -> Row:
     query, stored = draw(patterns, dim, queries)
-    options = {"sink": None, "causal": False, "window": None, "lengths": None}
-    inputs = kernels.arrange(query, stored, stored, None, scale=dim**-0.5, **options).inputs
+    inputs = arranged(query, stored)
     ways: dict[str, Callable[[], object]] = {
         "limit": Limit(stored, queries),
         "full": lambda: kernels.retrieve(inputs, 2),
