@@ -341,7 +341,7 @@ def fast_rate(trial: Trial) -> Evidence:
     queries = torch.randn(4, 24, generator=generator, dtype=torch.float64)
     scores = torch.tensor([[1.0, 0.0, 0.0]]).expand(4, 3)
     problem = TokenSelection(rows.reshape(4, 3, 24), torch.nn.functional.normalize(queries, dim=-1), scores=scores)
-    runs = {method: descend(problem, method, step=10.0, steps=steps, record=8) for method in ("gd", "ngd", "polyak")}
+    runs = {method: descend(problem, method, step=100.0, steps=steps, record=8) for method in ("gd", "ngd", "polyak")}
 
     def excess(method: str) -> Gap:
         history = runs[method].history.iloc[1:]

@@ -42,7 +42,7 @@ def equal_scores(trial: Trial) -> Evidence:
     """Distance of the exponent from −2 over the last two decades of steps, and of the selection from the best tokens;
     the control is plain descent."""
     size = (20, 10, 64) if trial.full else (6, 4, 24)
-    steps, step = (10000, 1.0) if trial.full else (1000, 10.0)
+    steps, step = (10000, 1.0) if trial.full else (2000, 100.0)
     problem = random_problem(*size, kind="equal", generator=trial.generator)
     runs = {method: descend(problem, method, step=step, steps=steps) for method in ("gd", "ngd", "polyak")}
 
