@@ -75,6 +75,8 @@ class BestOfRows {
     }
 
     Best& operator[](int64_t row) { return best_[row]; }
+    int64_t most() const { return most_; }
+    Real bar(int64_t row) const { return bars_[row]; }
 
   private:
     void look(int64_t row, const Real* score, int64_t stride, int64_t from, int64_t count) {

@@ -10,6 +10,25 @@
 
 namespace massieu::MASSIEU_BUILD {
 
+// What vectors of weights 2^u add up to, lane by lane.
+template <class Real>
+struct Weights {
+    Vector<Real> total{}, first{}, second{}, collision{};
+
+    // Take in one more, and write it.
+    void take(Vector<Real> u, Real* at) {
+        const Vector<Real> weight = power_of_two<Real>(u), product = weight * u;
+        store(at, weight);
+        total += weight;
+        first += product;
+        second += product * u;
+        collision += weight * weight;
+    }
+    void add(const Weights& other) {
+        total += other.total, first += other.first, second += other.second, collision += other.collision;
+    }
+};
+
 // What is known of the rows of a panel after some of their atoms, with u = score - maximum in base 2. A row is summed
 // in double: it may have a million atoms.
 template <class Real>
@@ -42,6 +61,19 @@ struct RowSums {
         collision[lane] *= r * r;
         total[lane] *= r;
     }
+
+    void add(int64_t lane, const Weights<Real>& sum) {
+        constexpr int64_t L = Lanes<Real>::COUNT;
+        Real totals[L], firsts[L], seconds[L], collisions[L];
+        store(totals, sum.total), store(firsts, sum.first);
+        store(seconds, sum.second), store(collisions, sum.collision);
+        for (int64_t i = 0; i < L; i++) {
+            total[lane + i] += totals[i];
+            first[lane + i] += firsts[i];
+            second[lane + i] += seconds[i];
+            collision[lane + i] += collisions[i];
+        }
+    }
 };
 
 // Turn the scores of one vector of rows into weights 2^u, and take them into the sums; in `one_row` the lanes are atoms
@@ -65,20 +97,7 @@ bool absorb(RowSums<Real>& sums, int64_t lane, int64_t count, int64_t stride, Re
         maximum = all<Real>(most);
     }
 
-    struct Part {
-        Vector<Real> total{}, first{}, second{}, collision{};
-        void take(Vector<Real> u, Real* at) {
-            const Vector<Real> weight = power_of_two<Real>(u), product = weight * u;
-            store(at, weight);
-            total += weight;
-            first += product;
-            second += product * u;
-            collision += weight * weight;
-        }
-        void add(const Part& other) {
-            total += other.total, first += other.first, second += other.second, collision += other.collision;
-        }
-    } a, b, sum;
+    Weights<Real> a, b, sum;
     // Atoms too light to matter must not overflow the square.
     auto below = [&](int64_t at) {
         return greatest<Real>(all<Real>(Bits<Real>::SMALLEST), load(score + at * stride) - maximum);
@@ -90,7 +109,7 @@ bool absorb(RowSums<Real>& sums, int64_t lane, int64_t count, int64_t stride, Re
             b.take(below(j + 1), score + (j + 1) * stride);
         }
         a.add(b), sum.add(a);
-        a = b = Part();
+        a = b = Weights<Real>();
     }
     if (j < count) sum.take(below(j), score + j * stride);
 
@@ -101,15 +120,7 @@ bool absorb(RowSums<Real>& sums, int64_t lane, int64_t count, int64_t stride, Re
     } else {
         store(decay, all<Real>(1));
     }
-    Real totals[L], firsts[L], seconds[L], collisions[L];
-    store(totals, sum.total), store(firsts, sum.first);
-    store(seconds, sum.second), store(collisions, sum.collision);
-    for (int64_t i = 0; i < L; i++) {
-        sums.total[lane + i] += totals[i];
-        sums.first[lane + i] += firsts[i];
-        sums.second[lane + i] += seconds[i];
-        sums.collision[lane + i] += collisions[i];
-    }
+    sums.add(lane, sum);
     return moved;
 }
 
@@ -117,8 +128,8 @@ bool absorb(RowSums<Real>& sums, int64_t lane, int64_t count, int64_t stride, Re
 constexpr int64_t FEW_ROWS = 4;
 // Numbers in a tile of keys of such a row: it stays in the second cache for the other rows.
 constexpr int64_t ROW_TILE = 32 * 1024;
-constexpr int64_t FEW_VECTORS = 1;  // vectors of atoms that such a row takes in at once
-constexpr int64_t LINES_AHEAD = 8;  // of the atoms after the next, which are asked for early
+constexpr int64_t STEADY_VECTORS =
+    16;  // vectors of atoms whose weights such a row adds up before it rounds to its sums
 
 // A span of rows on its way through the atoms: panels of rows, their sums and their outputs.
 template <class Input, class Real>
@@ -208,21 +219,67 @@ class RowBlock {
         add_values(p, lanes, values, count, moved ? decay : nullptr);
     }
 
-    // The same for a panel of one row. A few atoms at a time: they serve as values while they are in the first cache,
-    // and the next ones come from memory meanwhile.
+    // The same for a panel of one row. A vector of atoms at a time: they serve as values while they are in the first
+    // cache, and the next ones come from memory meanwhile.
     void row_tile(int64_t p, Tile<Real> keys, Tile<Real> values, int64_t from, int64_t count) {
         for (int64_t few; count; count -= few, from += few, keys = keys.part(few), values = values.part(few)) {
-            few = smaller(count, FEW_VECTORS * L);
+            if ((few = steady(p, keys, values, count))) continue;
+            few = smaller(count, L);
             Real decay[L];
-            // The processor fetches ahead by itself within a page of memory only.
-            const Real* later = keys.data + 2 * few * keys.stride;
-            for (int64_t line = 0; line < LINES_AHEAD; line++)
-                __builtin_prefetch(later + line * 64 / sizeof(Real), 0, 2);
             row_scores<Input, Real>(call_, panels_[p], queries(p), keys, from, few, score_);
             best_.absorb_row(p, score_, from, few);
-            const bool moved = absorb<Real, true>(sums_[p], 0, ceil_div(few, L), L, score_, decay);
+            const bool moved = absorb<Real, true>(sums_[p], 0, 1, L, score_, decay);
             add_values(p, 1, values, few, moved ? decay : nullptr);
         }
+    }
+
+    // Take in atoms of one row as long as none of them is among the best so far: nothing decays then, and all that is
+    // added up stays in registers. Returns how many were taken in; none if the row is too wide for that.
+    int64_t steady(int64_t p, Tile<Real> keys, Tile<Real> values, int64_t count) {
+        if ((value_width_ && width_ != value_width_) || call_.log_weight) return 0;
+        switch (width_ / L) {
+            case 1:
+                return value_width_ ? steady_run<1, 1>(p, keys, values, count)
+                                    : steady_run<1, 0>(p, keys, values, count);
+            case 2:
+                return value_width_ ? steady_run<2, 2>(p, keys, values, count)
+                                    : steady_run<2, 0>(p, keys, values, count);
+            case 3:
+                return value_width_ ? steady_run<3, 3>(p, keys, values, count)
+                                    : steady_run<3, 0>(p, keys, values, count);
+            case 4:
+                return value_width_ ? steady_run<4, 4>(p, keys, values, count)
+                                    : steady_run<4, 0>(p, keys, values, count);
+            default:
+                return 0;
+        }
+    }
+
+    template <int64_t VECTORS, int64_t VALUES>
+    int64_t steady_run(int64_t p, Tile<Real> keys, Tile<Real> values, int64_t count) {
+        const Vector<Real> maximum = load(sums_[p].maximum);
+        const Vector<Real> bar = best_.most() ? all<Real>(best_.bar(p)) : maximum;
+        Vector<Real> output[VALUES + 1];
+#pragma GCC unroll 4
+        for (int64_t v = 0; v < VALUES; v++) output[v] = load(this->output(p) + v * L);
+        Weights<Real> sum;
+        int64_t done = 0;
+        for (count = smaller(count, STEADY_VECTORS * L); done + L <= count; done += L) {
+            const Vector<Real> score = vector_of_scores<Real>(queries(p), keys, L, VECTORS * L);
+            if (any<Real>(score > bar)) break;
+            Real weight[L];
+            sum.take(greatest<Real>(all<Real>(Bits<Real>::SMALLEST), score - maximum), weight);
+#pragma GCC unroll 16
+            for (int64_t k = 0; k < L; k++)
+#pragma GCC unroll 4
+                for (int64_t v = 0; v < VALUES; v++)
+                    output[v] += weight[k] * load(values.data + k * values.stride + v * L);
+            keys = keys.part(L), values = values.part(L);
+        }
+#pragma GCC unroll 4
+        for (int64_t v = 0; v < VALUES; v++) store(this->output(p) + v * L, output[v]);
+        sums_[p].add(0, sum);
+        return done;
     }
 
     // Weights times values; before that, outputs decay where a maximum moved.
