@@ -1,0 +1,170 @@
+"""What one reading of a model in training found, as numbers that travel: to a table, to a line of JSON and back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["Flag", "Place", "Reading"]
+
+
+class Place(NamedTuple):
+    """An attention call of the model.
+
+    Attributes:
+        stack: "encoder", "decoder" or "cross", as in :class:`massieu.taps.AttentionCall`.
+        layer: its number in the stack.
+        name: path of the attention module; ``path[1]`` for its second call in one pass.
+        heads: number of its heads.
+    """
+
+    stack: str
+    layer: int
+    name: str
+    heads: int
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A quantity that crossed a threshold, or came back.
+
+    Attributes:
+        name: such as "entropy collapse".
+        stack: with ``layer``, the place.
+        layer: number in the stack.
+        head: number of the head; None where the whole layer is meant.
+        value: of the quantity, at this reading.
+        threshold: that it crossed.
+        reason: one sentence: what was seen, and why it matters.
+        reference: where this was described.
+        state: "raised" at the reading where it crossed, "cleared" where it came back.
+    """
+
+    name: str
+    stack: str
+    layer: int
+    head: int | None
+    value: float
+    threshold: float
+    reason: str
+    reference: str
+    state: Literal["raised", "cleared"] = "raised"
+
+    def __str__(self) -> str:
+        head = "" if self.head is None else f" head {self.head}"
+        return f"{self.name} {self.state} in {self.stack} layer {self.layer}{head}: {self.reason} [{self.reference}]"
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """The state of a model at one step of its training.
+
+    Attributes:
+        step: number of the step, from zero.
+        places: the attention calls, in the order of the model: row ``i`` of every tensor belongs to ``places[i]``.
+        heads: by quantity, float64 ``(places, heads)``; nan where undefined and behind the last head of a place.
+        layers: by quantity, float64 ``(places,)``.
+        flags: what was raised or cleared at this step.
+
+    Example:
+        >>> place = Place("decoder", 3, "h.3.attn", heads=2)
+        >>> reading = Reading(100, (place,), {"entropy": torch.tensor([[0.5, 1.5]])}, {"token_cosine": torch.ones(1)})
+        >>> reading.series()["entropy/layer03/median"], reading.series()["token_cosine/layer03"]
+        (1.0, 1.0)
+        >>> Reading.from_dict(reading.to_dict()).series(per_head=True)["entropy/layer03/head01"]
+        1.5
+    """
+
+    step: int
+    places: tuple[Place, ...]
+    heads: Mapping[str, Tensor] = field(default_factory=dict)
+    layers: Mapping[str, Tensor] = field(default_factory=dict)
+    flags: tuple[Flag, ...] = ()
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """A short name for every place: ``layer03``, or ``decoder.layer03`` where the model has several stacks."""
+        several = len({place.stack for place in self.places}) > 1
+        return tuple(f"{f'{place.stack}.' if several else ''}layer{place.layer:02d}" for place in self.places)
+
+    def series(self, per_head: bool = False) -> dict[str, float]:
+        """Flat names and numbers, the same names at every reading; nan where undefined.
+
+        Of a quantity of the heads: ``quantity/layer03/min``, ``/median`` and ``/max`` over the heads of a place, and
+        with ``per_head`` also ``quantity/layer03/head07``; of a layer: ``quantity/layer03``.
+        """
+        found: dict[str, float] = {}
+        for name, values in self.heads.items():
+            for place, label, row in zip(self.places, self.labels, values.tolist(), strict=True):
+                own = row[: place.heads]
+                found |= {f"{name}/{label}/{key}": value for key, value in _summary(own).items()}
+                if per_head:
+                    found |= {f"{name}/{label}/head{head:02d}": value for head, value in enumerate(own)}
+        for name, values in self.layers.items():
+            found |= {f"{name}/{label}": value for label, value in zip(self.labels, values.tolist(), strict=True)}
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for ``json.dumps(..., allow_nan=False)``; nan becomes None, infinities strings."""
+        rows = {
+            name: [_plain(row[: place.heads]) for place, row in zip(self.places, values.tolist(), strict=True)]
+            for name, values in self.heads.items()
+        }
+        return {
+            "step": self.step,
+            "places": [list(place) for place in self.places],
+            "heads": rows,
+            "layers": {name: _plain(values.tolist()) for name, values in self.layers.items()},
+            "flags": [
+                {key: _plain([x])[0] if isinstance(x, float) else x for key, x in asdict(flag).items()}
+                for flag in self.flags
+            ],
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Reading:
+        """The reading that :meth:`to_dict` was called on."""
+        try:
+            places = tuple(Place(*place) for place in values["places"])
+            most = max((place.heads for place in places), default=0)
+            heads = {name: _tensor([_numbers(row, most) for row in rows]) for name, rows in values["heads"].items()}
+            layers = {name: _tensor(_numbers(row)) for name, row in values["layers"].items()}
+            figures = ("value", "threshold")
+            flags = (
+                Flag(**{**flag, **{name: _numbers([flag[name]])[0] for name in figures}}) for flag in values["flags"]
+            )
+            return cls(int(values["step"]), places, heads, layers, tuple(flags))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(
+                f"a reading must have step, places, heads, layers and flags as to_dict writes them, got {error!r};"
+                " read a log that massieu.watch wrote"
+            ) from error
+
+
+def _summary(values: Sequence[float]) -> dict[str, float]:
+    known = torch.tensor([value for value in values if not math.isnan(value)], dtype=torch.float64)
+    if not len(known):
+        return dict.fromkeys(("min", "median", "max"), math.nan)
+    # Not Tensor.median, which takes the lower of two in the middle; quantile would make nan of infinities.
+    ordered, middle = known.sort().values, len(known) // 2
+    median = ordered[middle] if len(known) % 2 else ordered[middle - 1 : middle + 1].mean()
+    return {"min": ordered[0].item(), "median": median.item(), "max": ordered[-1].item()}
+
+
+def _plain(values: Sequence[float]) -> list[float | str | None]:
+    return [None if math.isnan(value) else str(value) if math.isinf(value) else value for value in values]
+
+
+def _numbers(values: Sequence[float | str | None], length: int = 0) -> list[float]:
+    """The opposite of ``_plain``, filled up with nan."""
+    found = [math.nan if value is None else float(value) for value in values]
+    return found + [math.nan] * (length - len(found))
+
+
+def _tensor(values: Sequence[Any]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
