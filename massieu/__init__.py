@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from massieu import kernels as kernels
     from massieu import margin as margin
     from massieu import memory as memory
+    from massieu import monitor as monitor
     from massieu import nn as nn
     from massieu import taps as taps
     from massieu.duality import Inversion, Proximal, bregman, conjugate, natural_from_mean, natural_gradient, prox
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
         Sphere,
         Tilted,
     )
+    from massieu.monitor import Reading, Watch, watch
     from massieu.statistics import Attended, RowStatistics, attend, mass_count, row_statistics
 
 __version__ = "0.1.0"
@@ -68,9 +70,11 @@ __all__ = [
     "Points",
     "Poisson",
     "Proximal",
+    "Reading",
     "RowStatistics",
     "Sphere",
     "Tilted",
+    "Watch",
     "attend",
     "bregman",
     "conjugate",
@@ -81,11 +85,13 @@ __all__ = [
     "prox",
     "read_inspection",
     "row_statistics",
+    "watch",
 ]
 
 # Names are looked up on first use, so that the command line answers without waiting for torch.
-_HOMES = ("statistics", "measures", "duality", "inspection")
-_SUBMODULES = ("claims", "contrast", "dynamics", "geometry", "inspection", "kernels", "margin", "memory", "nn", "taps")
+_HOMES = ("statistics", "measures", "duality", "inspection", "monitor")
+_SUBMODULES = ("claims", "contrast", "dynamics", "geometry", "inspection", "kernels", "margin", "memory", "monitor")
+_SUBMODULES += ("nn", "taps")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,170 @@
+"""Flags with hysteresis: a quantity crosses one threshold to raise a flag and has to come back over another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from massieu.monitor.reading import Flag, Place, Reading
+
+__all__ = ["RULES", "Flags", "Rule"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """When to raise a flag.
+
+    Attributes:
+        name: of the flag.
+        quantity: which quantity is compared.
+        sign: "<" if small values are bad, ">" if large ones are.
+        threshold: beyond this the flag is raised.
+        back: beyond this, on the other side, it is cleared again.
+        reason: what it means, without the figures.
+        reference: who described it.
+        each: whether every head is compared, or the median of the heads of a layer.
+    """
+
+    name: str
+    quantity: str
+    sign: Literal["<", ">"]
+    threshold: float
+    back: float
+    reason: str
+    reference: str
+    each: Literal["head", "layer"] = "head"
+
+    def __post_init__(self) -> None:
+        if self.sign not in ("<", ">"):
+            raise ValueError(f'sign must be "<" or ">", got {self.sign!r}; "<" where small values are bad')
+        if self.crosses(self.back):
+            raise ValueError(
+                f"back must lie on the good side of threshold, got {self.back:g} for {self.quantity} {self.sign}"
+                f" {self.threshold:g}; equal values switch off the hysteresis"
+            )
+
+    def crosses(self, value: float) -> bool:
+        """Whether a value raises the flag."""
+        return value < self.threshold if self.sign == "<" else value > self.threshold
+
+    def returns(self, value: float) -> bool:
+        """Whether a value clears it."""
+        return value >= self.back if self.sign == "<" else value <= self.back
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "entropy collapse",
+        "normalized_entropy",
+        "<",
+        0.1,
+        0.15,
+        "most heads of the layer look at single tokens, which goes with loss spikes and divergence",
+        "Zhai et al. 2023, arXiv 2303.06296",
+        each="layer",
+    ),
+    Rule(
+        "logit growth",
+        "score_max",
+        ">",
+        100.0,
+        80.0,
+        "scores of this size saturate the softmax and overwhelm half precision; training diverged where they kept growing",
+        "Dehghani et al. 2023, arXiv 2302.05442; the bound is that of Kimi K2, arXiv 2507.20534",
+    ),
+    Rule(
+        "rank collapse",
+        "token_cosine",
+        ">",
+        0.98,
+        0.95,
+        "the tokens of a sequence have become nearly the same direction, so attention has nothing left to tell apart",
+        "Dong et al. 2021, arXiv 2103.03404",
+        each="layer",
+    ),
+    Rule(
+        "dead head",
+        "output_share",
+        "<",
+        0.01,
+        0.02,
+        "the head adds next to nothing beside the others of its layer and could be removed",
+        "Michel et al. 2019, arXiv 1905.10650",
+    ),
+    Rule(
+        "duplicate head",
+        "likeness",
+        ">",
+        0.98,
+        0.95,
+        "the head attends as another head of its layer does, so one of them is redundant",
+        "Clark et al. 2019, arXiv 1906.04341, section 6",
+    ),
+)
+"""What is flagged unless other rules are given."""
+
+Key = tuple[str, str, int, int | None]
+
+
+class Flags:
+    """The flags that are raised now.
+
+    Example:
+        >>> flags = Flags(RULES)
+        >>> place = Place("decoder", 0, "h.0.attn", heads=1)
+        >>> for score in (50.0, 120.0, 90.0, 70.0):
+        ...     reading = Reading(0, (place,), {"score_max": torch.tensor([[score]])})
+        ...     print([flag.state for flag in flags.update(reading)], len(flags.active))
+        [] 0
+        ['raised'] 1
+        [] 1
+        ['cleared'] 0
+    """
+
+    def __init__(self, rules: Sequence[Rule] = RULES) -> None:
+        self.rules = tuple(rules)
+        self._active: dict[Key, Flag] = {}
+
+    @property
+    def active(self) -> tuple[Flag, ...]:
+        """The flags that are raised and not cleared, each as it was raised."""
+        return tuple(self._active.values())
+
+    def update(self, reading: Reading) -> tuple[Flag, ...]:
+        """What a reading raises and clears; a value that is nan changes nothing."""
+        changed = []
+        for rule in self.rules:
+            for place, head, value in _values(rule, reading):
+                key = (rule.name, place.stack, place.layer, head)
+                if key not in self._active and rule.crosses(value):
+                    self._active[key] = _flag(rule, place, head, value, "raised")
+                    changed.append(self._active[key])
+                elif key in self._active and rule.returns(value):
+                    del self._active[key]
+                    changed.append(_flag(rule, place, head, value, "cleared"))
+        return tuple(changed)
+
+
+def _values(rule: Rule, reading: Reading) -> Iterator[tuple[Place, int | None, float]]:
+    for i, place in enumerate(reading.places):
+        if rule.quantity in reading.layers:
+            yield place, None, reading.layers[rule.quantity][i].item()
+        elif rule.quantity in reading.heads:
+            heads = reading.heads[rule.quantity][i, : place.heads]
+            if rule.each == "head":
+                yield from ((place, head, value) for head, value in enumerate(heads.tolist()))
+            else:
+                yield place, None, heads.nanmedian().item()
+
+
+def _flag(rule: Rule, place: Place, head: int | None, value: float, state: Literal["raised", "cleared"]) -> Flag:
+    whose = "the median head has" if rule.each == "layer" and rule.quantity == "normalized_entropy" else "it has"
+    limit = rule.threshold if state == "raised" else rule.back
+    side = {"raised": {"<": "below", ">": "above"}, "cleared": {"<": "above", ">": "below"}}[state][rule.sign]
+    words = rule.quantity.replace("_", " ")
+    figure = f"{whose} {words} {value:.3g}, {side} {limit:g}"
+    reason = f"{rule.reason} ({figure})" if state == "raised" else f"{figure} again"
+    assert not math.isnan(value)
+    return Flag(rule.name, place.stack, place.layer, head, value, limit, reason, rule.reference, state)

@@ -1,0 +1,121 @@
+"""One forward pass that is listened to: its attention calls, the projections before them, the stream behind blocks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from massieu.inspection.anatomy import hidden_tensors
+from massieu.monitor.projections import Seen, is_projection, score_sizes
+from massieu.monitor.reading import Place
+from massieu.monitor.tallies import Tally, add_call, add_tokens, present_rows
+from massieu.taps import AttentionCall, Tap, tap
+from massieu.taps.structure import attention_modules, named
+from massieu.taps.tap import _recomputes
+
+__all__ = ["Listening"]
+
+WEIGHTS = frozenset({"qk_norm", "qk_size"})
+STREAM = frozenset({"token_cosine", "effective_rank"})
+
+
+class Listening:
+    """Sums of one forward pass, from when it is opened until it is closed.
+
+    Args:
+        model: the model.
+        wanted: names of quantities.
+        vectors: where power iterations of earlier readings ended, by place; those of this one are put there.
+        fallback: whether to listen outside of attention interfaces too, as in :func:`massieu.taps.tap`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        wanted: frozenset[str],
+        vectors: dict[tuple[str, int], Tensor],
+        *,
+        fallback: bool = True,
+    ) -> None:
+        self.tallies: dict[tuple[str, int], Tally] = {}
+        self._wanted, self._vectors = wanted, vectors
+        self._seen: dict[nn.Module, list[Seen]] = {}
+        self._ended: dict[nn.Module, list[tuple[Tally, Tensor]]] = {}
+        self._blocks: dict[str, nn.Module] = {}
+        self._stack = contextlib.ExitStack()
+        with contextlib.ExitStack() as stack:
+            self.tap: Tap = stack.enter_context(tap(model, self._receive, fallback=fallback))
+            attention = attention_modules(model)
+            if wanted & WEIGHTS:
+                for module in attention.values():
+                    for part in filter(is_projection, module.modules()):
+                        stack.callback(part.register_forward_hook(self._keep(module)).remove)
+            if wanted & STREAM:
+                modules = {path: module for module, path in named(model).items()}
+                self._blocks = {path: modules[_block(path, modules)] for path in attention}
+                for block in dict.fromkeys(self._blocks.values()):
+                    stack.callback(block.register_forward_hook(self._end_block).remove)
+            self._stack = stack.pop_all()
+
+    def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Say that the model runs already: hooks that its own first hook registers come too late for this pass."""
+        self.tap._begin(model, args, kwargs)
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._stack.close()
+        self._seen.clear()
+        self._ended.clear()
+
+    def _receive(self, call: AttentionCall) -> None:
+        tensor = call.scores if call.query is None else call.query
+        assert tensor is not None
+        key = (call.stack, call.layer)
+        name = f"{call.name}[{call.number}]" if call.number else call.name
+        tally = self.tallies.setdefault(key, Tally(Place(call.stack, call.layer, name, tensor.shape[1])))
+        add_call(tally, call, self._wanted)
+        if self._wanted & WEIGHTS:
+            found, vector = score_sizes(call, self._seen.pop(call.module, []), self._vectors.get(key))
+            tally.known |= found
+            if vector is not None:
+                self._vectors[key] = vector
+        block = self._blocks.get(call.name)
+        if block is not None:
+            self._ended.setdefault(block, []).append((tally, present_rows(call)))
+
+    def _keep(self, owner: nn.Module) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            if isinstance(output, Tensor) and not _recomputes():
+                self._seen.setdefault(owner, []).append(Seen(module, output.detach()))
+
+        return hook
+
+    def _end_block(self, block: nn.Module, args: Any, output: Any) -> None:
+        tokens = next(hidden_tensors(output), None)
+        if tokens is None or _recomputes():
+            return
+        tokens = tokens.detach()
+        tokens = tokens[None] if tokens.dim() == 2 else tokens
+        if any(getattr(part, "batch_first", True) is False for part in block.modules()):
+            tokens = tokens.transpose(0, 1)
+        with torch.no_grad(), torch.autocast(tokens.device.type, enabled=False):
+            for tally, present in self._ended.pop(block, []):
+                # Models of images may go from windows to images in between: then there is no saying which token is whose.
+                if tokens.dim() == 3 and present.shape == tokens.shape[:2]:
+                    add_tokens(tally, tokens, present, self._wanted)
+
+
+def _block(path: str, modules: Mapping[str, nn.Module]) -> str:
+    """The block that an attention module is part of: the innermost module around it that goes by a number.
+
+    Example:
+        >>> _block("h.3.attn", {"h.3": None})
+        'h.3'
+    """
+    parts = path.split(".")
+    paths = [".".join(parts[: end + 1]) for end, part in enumerate(parts) if part.isdigit()]
+    return next((found for found in reversed(paths) if found in modules), path)

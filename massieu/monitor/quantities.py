@@ -1,0 +1,91 @@
+"""What a reading holds: every quantity with its title, formula and explanation, and which of them to compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from massieu.inspection.quantities import GEOMETRY, QUANTITIES, Quantity
+
+__all__ = ["HEADS", "LAYERS", "WATCHED", "chosen"]
+
+_SHARED = ("log_normalizer", "entropy", "normalized_entropy", "perplexity", "effective_atoms", "score_variance")
+_SHARED += ("score_max", "score_range", "peak", "sink_mass", "qk_norm")
+
+_OWN = (
+    Quantity(
+        "qk_size",
+        "heads",
+        GEOMETRY,
+        "Size, query-key",
+        "|A|_F",
+        "|A|_F,  A = scale W_Q^⊤ W_K",
+        "",
+        "The Frobenius norm of the query-key map: how large scores are for tokens in all directions.",
+        scale="logarithmic",
+    ),
+    Quantity(
+        "output_share",
+        "heads",
+        "Heads beside each other",
+        "Size of the output",
+        "|o_h|",
+        "sqrt(mean over rows of |o_h|^2), divided by that of all heads of the layer",
+        "",
+        "How much a head says beside the other heads of its layer. One is average; a head near zero is dead.",
+        scale="logarithmic",
+    ),
+    Quantity(
+        "likeness",
+        "heads",
+        "Heads beside each other",
+        "Likeness to another head",
+        "max cos",
+        "largest over other heads h′ of the layer of cos(p_h − u, p_h′ − u),  u = uniform, without the first token",
+        "",
+        "How much the attention of a head departs from uniform in the same way as that of its most similar neighbour, over"
+        " sampled rows. The first token is left out, where idle heads park their attention. One is a copy.",
+    ),
+    replace(
+        QUANTITIES["effective_rank"],
+        formula="exp of the entropy of λ_i / Σ λ_i,  λ = eigenvalues of the covariance of x_i / |x_i|",
+        explanation="In how many directions the tokens of a sequence differ behind the block, of up to 64 tokens spread"
+        " evenly. One token of huge norm does not count more than the others.",
+    ),
+    QUANTITIES["token_cosine"],
+    Quantity(
+        "update_ratio",
+        "layers",
+        "Training",
+        "Update of the weights",
+        "|ΔW| / |W|",
+        "|W_t − W_{t−1}|_F / |W_{t−1}|_F over the parameters of the attention module",
+        "",
+        "How much the last step before the reading changed the weights of attention. About 0.001 is usual.",
+        scale="logarithmic",
+        digits=5,
+    ),
+)
+
+WATCHED: dict[str, Quantity] = {**{name: QUANTITIES[name] for name in _SHARED}, **{own.name: own for own in _OWN}}
+"""Every quantity by name; those shared with :func:`massieu.inspect_model` mean the same there."""
+
+HEADS: tuple[str, ...] = tuple(name for name, quantity in WATCHED.items() if quantity.table == "heads")
+LAYERS: tuple[str, ...] = tuple(name for name, quantity in WATCHED.items() if quantity.table == "layers")
+
+
+def chosen(quantities: Iterable[str] | str) -> frozenset[str]:
+    """The names that were asked for: "all", one name, or several.
+
+    Example:
+        >>> sorted(chosen(("entropy", "log_normalizer")))
+        ['entropy', 'log_normalizer']
+    """
+    if quantities == "all":
+        return frozenset(WATCHED)
+    names = [quantities] if isinstance(quantities, str) else list(quantities)
+    unknown = [name for name in names if name not in WATCHED]
+    if unknown or not names:
+        got = ", ".join(map(repr, unknown)) or "none"
+        raise ValueError(f'quantities must be "all" or some of {", ".join(WATCHED)}, got {got}; "all" costs little')
+    return frozenset(names)
