@@ -90,8 +90,10 @@ __all__ = [
 
 # Names are looked up on first use, so that the command line answers without waiting for torch.
 _HOMES = ("statistics", "measures", "duality", "inspection", "monitor")
-_SUBMODULES = ("claims", "contrast", "dynamics", "geometry", "inspection", "kernels", "margin", "memory", "monitor")
-_SUBMODULES += ("nn", "taps")
+_SUBMODULES = (
+    *("claims", "contrast", "dynamics", "geometry", "inspection", "kernels", "margin", "memory", "monitor", "nn"),
+    "taps",
+)
 
 
 def __getattr__(name: str) -> Any:

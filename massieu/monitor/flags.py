@@ -71,7 +71,7 @@ RULES: tuple[Rule, ...] = (
         ">",
         100.0,
         80.0,
-        "scores of this size saturate the softmax and overwhelm half precision; training diverged where they kept growing",
+        "scores of this size saturate the softmax and strain half precision; where they kept growing, runs diverged",
         "Dehghani et al. 2023, arXiv 2302.05442; the bound is that of Kimi K2, arXiv 2507.20534",
     ),
     Rule(

@@ -104,7 +104,7 @@ class Listening:
             tokens = tokens.transpose(0, 1)
         with torch.no_grad(), torch.autocast(tokens.device.type, enabled=False):
             for tally, present in self._ended.pop(block, []):
-                # Models of images may go from windows to images in between: then there is no saying which token is whose.
+                # Models of images may go from windows to images in between: then nothing says which token is whose.
                 if tokens.dim() == 3 and present.shape == tokens.shape[:2]:
                     add_tokens(tally, tokens, present, self._wanted)
 

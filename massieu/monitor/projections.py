@@ -1,9 +1,10 @@
 r"""The weights behind queries and keys, found in a running model by what they compute.
 
-A projection of an attention module is recognised by its output: blocks of it have the norms of the queries (or keys) that
-were heard, token by token, up to one factor. Rotary positions turn queries and keep their norms, so fused, interleaved,
-grouped, scaled and rotated projections are all the same; where a norm or another nonlinearity stands between, nothing is
-found.
+A projection of an attention module is recognised by its output: blocks of it have the norms of the queries (or keys)
+that were heard, token by token, up to one factor. Rotary positions turn queries and keep their norms, so fused,
+interleaved, grouped, scaled and rotated projections are all the same; where a norm or another nonlinearity stands
+between, nothing is found. :func:`massieu.inspection.weights.head_weights` finds more, by differentiation, at a price
+that a training loop cannot pay.
 """
 
 from __future__ import annotations
@@ -37,16 +38,14 @@ def is_projection(module: nn.Module) -> bool:
     return own and isinstance(weight, Tensor) and weight.dim() == 2 and weight.is_floating_point()
 
 
-def score_sizes(
-    call: AttentionCall, seen: list[Seen], start: Tensor | None
-) -> tuple[dict[str, Tensor], Tensor | None]:
+def score_sizes(call: AttentionCall, seen: list[Seen], start: Tensor | None) -> tuple[dict[str, Tensor], Tensor | None]:
     r"""Largest singular value and Frobenius norm of :math:`A = \mathrm{scale}\, W_Q^\top W_K`, each ``(heads,)``.
 
     .. math:: \sigma_1(A)^2 = \mathrm{scale}^2 \lambda_1(G_K G_Q), \quad
               |A|_F^2 = \mathrm{scale}^2 \, \mathrm{tr}\, G_K G_Q, \quad G_Q = W_Q W_Q^\top, \; G_K = W_K W_K^\top
 
-    The eigenvalue comes from a power iteration that starts where the one of the last reading ended; a Rayleigh quotient is
-    never above the true value.
+    The eigenvalue comes from a power iteration that starts where that of the last reading ended; as a Rayleigh quotient
+    it is never above the true one.
 
     Args:
         call: the attention call.
@@ -60,6 +59,8 @@ def score_sizes(
     if weights is None:
         return {}, None
     query, key = weights
+    # Where only the scores were heard, the scale is in them.
+    scale = abs(call.scale) if call.query is not None else query.shape[1] ** -0.5
     share = query.shape[0] // key.shape[0]
     left, right = query @ query.mT, (key @ key.mT).repeat_interleave(share, 0)
     vector = left.new_ones(left.shape[:2]) if start is None or start.shape != left.shape[:2] else start
@@ -69,32 +70,33 @@ def score_sizes(
     square = torch.einsum("hi,hij,hj->h", image, right, image) / (vector * image).sum(-1).clamp_min(FEW)
     size = (left * right.mT).sum((-2, -1))
     found = {"qk_norm": square, "qk_size": size}
-    return {name: abs(call.scale) * value.clamp_min(0).sqrt().double().cpu() for name, value in found.items()}, vector
+    return {name: scale * value.clamp_min(0).sqrt().double().cpu() for name, value in found.items()}, vector
 
 
 def _weights(call: AttentionCall, seen: list[Seen]) -> tuple[Tensor, Tensor] | None:
     """``(heads, head_dim, dim)`` and ``(key_heads, head_dim, context_dim)``."""
+    if isinstance(call.module, nn.MultiheadAttention):
+        return _multihead(call.module)
     if call.query is None or call.key is None:
         return None
-    if isinstance(call.module, nn.MultiheadAttention):
-        return _multihead(call.module, call.query.shape[1])
     query, key = _match(call.query, seen), _match(call.key, seen)
     if query is None or key is None or call.query.shape[1] % key.shape[0]:
         return None
     return query, key
 
 
-def _multihead(module: nn.MultiheadAttention, heads: int) -> tuple[Tensor, Tensor]:
+def _multihead(module: nn.MultiheadAttention) -> tuple[Tensor, Tensor]:
+    """What it keeps in no module of its own."""
     if module.in_proj_weight is not None:
         query, key, _ = module.in_proj_weight.detach().chunk(3)
     else:
         query, key = module.q_proj_weight.detach(), module.k_proj_weight.detach()
-    return query.float().unflatten(0, (heads, -1)), key.float().unflatten(0, (heads, -1))
+    return query.float().unflatten(0, (module.num_heads, -1)), key.float().unflatten(0, (module.num_heads, -1))
 
 
 def _match(heard: Tensor, seen: list[Seen]) -> Tensor | None:
     """Rows of the projections, ``(heads, head_dim, dim)``, whose outputs have the norms of the vectors heard."""
-    batch, heads, tokens, dim = heard.shape
+    batch, _, tokens, dim = heard.shape
     at = torch.linspace(0, tokens - 1, min(TOKENS, tokens)).long().to(heard.device)
     norms = heard[0, :, at].float().norm(dim=-1)  # (heads, some tokens)
     blocks: list[Tensor] = []
@@ -103,9 +105,8 @@ def _match(heard: Tensor, seen: list[Seen]) -> Tensor | None:
         rows = _rows(output, batch, tokens)
         if rows is None or rows.shape[-1] % dim:
             continue
-        weight = module.weight.detach()
-        weight = weight if isinstance(module, nn.Linear) else weight.mT  # type: ignore[operator]
-        blocks += weight.unflatten(0, (-1, dim)).unbind(0)  # type: ignore[operator]
+        weight = module.get_parameter("weight").detach()
+        blocks += (weight if isinstance(module, nn.Linear) else weight.mT).unflatten(0, (-1, dim)).unbind(0)
         sizes.append(rows[at].float().unflatten(-1, (-1, dim)).norm(dim=-1).mT)
     if not blocks:
         return None

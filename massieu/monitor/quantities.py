@@ -9,8 +9,10 @@ from massieu.inspection.quantities import GEOMETRY, QUANTITIES, Quantity
 
 __all__ = ["HEADS", "LAYERS", "WATCHED", "chosen"]
 
-_SHARED = ("log_normalizer", "entropy", "normalized_entropy", "perplexity", "effective_atoms", "score_variance")
-_SHARED += ("score_max", "score_range", "peak", "sink_mass", "qk_norm")
+_SHARED = (
+    *("log_normalizer", "entropy", "normalized_entropy", "perplexity", "effective_atoms", "score_variance"),
+    *("score_max", "score_range", "peak", "sink_mass", "qk_norm"),
+)
 
 _OWN = (
     Quantity(
@@ -41,10 +43,10 @@ _OWN = (
         "Heads beside each other",
         "Likeness to another head",
         "max cos",
-        "largest over other heads h′ of the layer of cos(p_h − u, p_h′ − u),  u = uniform, without the first token",
+        "largest over other heads h′ of the layer of cos(p_h − u, p_h′ − u),  p without the first token, u uniform",
         "",
-        "How much the attention of a head departs from uniform in the same way as that of its most similar neighbour, over"
-        " sampled rows. The first token is left out, where idle heads park their attention. One is a copy.",
+        "How much the attention of a head departs from uniform in the same way as that of its most similar neighbour,"
+        " over sampled rows. The first token is left out, where idle heads park their attention. One is a copy.",
     ),
     replace(
         QUANTITIES["effective_rank"],

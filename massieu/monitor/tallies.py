@@ -17,8 +17,10 @@ __all__ = ["Tally", "add_call", "add_tokens", "present_rows"]
 
 ROWS = 16  # of each sequence, where whole rows are needed
 TOKENS = 64  # of each sequence, for its effective rank
-EXACT = ("log_normalizer", "entropy", "normalized_entropy", "perplexity", "effective_atoms", "score_variance")
-EXACT += ("peak", "sink_mass")
+EXACT = (
+    *("log_normalizer", "entropy", "normalized_entropy", "perplexity", "effective_atoms", "score_variance"),
+    *("peak", "sink_mass"),
+)
 
 
 @dataclass
@@ -86,7 +88,7 @@ def add_call(tally: Tally, call: AttentionCall, wanted: frozenset[str]) -> None:
         if "score_range" in wanted:
             _add_rows(tally, "score_range", sampled_rows(call, position)["score_range"], taken)
         if "likeness" in wanted:
-            _add_departures(tally, call, position, taken)
+            _add_departures(tally, call, position, taken, present)
 
 
 def add_tokens(tally: Tally, tokens: Tensor, present: Tensor, wanted: frozenset[str]) -> None:
@@ -113,12 +115,16 @@ def _add_rows(tally: Tally, name: str, values: Tensor, counted: Tensor) -> None:
     tally.add(name, values.double().masked_fill(~there, 0.0).sum((0, 2)), there.sum((0, 2)))
 
 
-def _add_departures(tally: Tally, call: AttentionCall, position: Tensor, taken: Tensor) -> None:
-    """Inner products between heads of how their weights depart from uniform, the first atom left out."""
+def _add_departures(tally: Tally, call: AttentionCall, position: Tensor, taken: Tensor, present: Tensor) -> None:
+    """Inner products between heads of how their weights on atoms behind the first depart from uniform ones."""
     scores = _scores_at(call, position)
+    if call.stack != "cross":
+        first = present.to(torch.uint8).argmax(-1)[:, None, None, None].to(scores.device)
+        atom = torch.arange(scores.shape[-1], device=scores.device)
+        scores = scores.masked_fill(atom == first, -torch.inf)
     visible = (scores > -torch.inf).to(scores.dtype)
     departure = probabilities(scores) - visible / visible.sum(-1, keepdim=True).clamp_min(1)
-    departure = departure[..., 1:] * taken[:, None, :, None].to(departure.device)
+    departure = departure * taken[:, None, :, None].to(departure.device)
     flat = departure.transpose(0, 1).flatten(1)
     product = flat @ flat.mT
     tally.add("likeness", product, torch.ones_like(product))

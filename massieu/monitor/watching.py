@@ -47,25 +47,26 @@ def watch(
 ) -> Watch:
     r"""Read the thermodynamics of a model's attention now and then while it trains.
 
-    At steps 0, ``every``, 2 ``every`` and so on, the forward pass is listened to and becomes a :class:`Reading`: entropy,
-    log Z, scores and sinks of every head, the size of its weights, the likeness of tokens, and flags. In between, one hook
-    compares two numbers. Weights, gradients and random numbers are those of an unwatched run, to the last bit.
+    At steps 0, ``every``, 2 ``every`` and so on, the forward pass is listened to and becomes a :class:`Reading`:
+    entropy, log Z, scores and sinks of every head, the size of its weights, the likeness of tokens, and flags. In
+    between, one hook compares two numbers. Weights, gradients and random numbers are those of an unwatched run, to the
+    last bit.
 
     A step is what happens between two changes of the weights, so that accumulated gradients count as one step and
     evaluation as none. Changes are seen where an optimizer of torch makes them, or anything that writes parameters in
     place; in other loops, and where you want to count yourself, call :meth:`Watch.step` behind each update. Of several
     passes of one step the first is read.
 
-    A compiled model is read in a pass of its own that runs uncompiled, with random numbers and buffers put back, before the
-    compiled one: a reading then costs a forward pass more. Pass what ``torch.compile`` returned.
+    A compiled model is read in a pass of its own that runs uncompiled, with random numbers and buffers put back, before
+    the compiled one: a reading then costs a forward pass more. Pass what ``torch.compile`` returned.
 
     Args:
         model: any module with attention that :func:`massieu.taps.tap` can hear.
         every: how many steps lie between two readings.
-        log: where readings go: a callable, a path (``.jsonl``, ``.csv``), a name ("tensorboard", "wandb", "trackio"), or
-            a list of these; readings are kept in :attr:`Watch.readings` anyway.
+        log: where readings go: a callable, a path (``.jsonl``, ``.csv``), a name ("tensorboard", "wandb", "trackio"),
+            or a list of these; readings are kept in :attr:`Watch.readings` anyway.
         heads: whether :attr:`Watch.history` and logs of single numbers have a series for each head, too.
-        quantities: "all", or some names of :data:`massieu.monitor.WATCHED`; ``("log_normalizer", "entropy")`` is cheapest.
+        quantities: "all", or some names of :data:`massieu.monitor.WATCHED`, such as ``("log_normalizer", "entropy")``.
         rules: when to raise flags.
         gather: called with the sums of each reading before they become figures: merges those of several processes.
 
@@ -230,8 +231,8 @@ class Watch:
         heard = listening.tap
         if not listening.tallies:
             raise NotObservable(
-                f"watch heard no attention in {type(self._plain).__name__} ({heard.sentence}); pass the model that holds"
-                " the attention layers, and massieu.taps.tap shows what is heard"
+                f"watch heard no attention in {type(self._plain).__name__} ({heard.sentence}); pass the model that"
+                " holds the attention layers, and massieu.taps.tap shows what is heard"
             )
         missing = [name for name in heard.missing if name not in heard.idle]
         if missing and self._fallback and not self.readings:
@@ -292,14 +293,15 @@ class _Hook:
     def __call__(self, *args: Any) -> None:
         call_eagerly(self._method, *args)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
-        return _unwatched
-
-    def __reduce__(self) -> str:
-        return "_unwatched"
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
+        return _silent, ()
 
 
-def _unwatched(*_: Any) -> None:
+def _silent() -> Callable[..., None]:
+    return _nothing
+
+
+def _nothing(*_: Any) -> None:
     """The hook of a copy."""
 
 
@@ -318,7 +320,7 @@ def _optimized(owner: Watch) -> Callable[..., None]:
 @contextlib.contextmanager
 def _unnoticed(model: nn.Module) -> Iterator[None]:
     """What runs inside leaves random numbers, buffers and the casts of autocast as they were."""
-    buffers = [(buffer, buffer._version, buffer.detach().clone()) for buffer in model.buffers()]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
     numbers, cached = random.getstate(), torch.is_autocast_cache_enabled()
     # A cast that is made without gradients would be used by the pass that needs them.
@@ -330,8 +332,9 @@ def _unnoticed(model: nn.Module) -> Iterator[None]:
         torch.set_autocast_cache_enabled(cached)
         random.setstate(numbers)
         with torch.no_grad():
-            for buffer, version, value in buffers:
-                if buffer._version != version:
+            for buffer, value in buffers:
+                # By value: batch norms write without a new version, and what was not written may be part of a graph.
+                if not torch.equal(buffer, value):
                     buffer.copy_(value)
 
 

@@ -48,7 +48,7 @@ class Encoder(nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         tokens = self.encoder(self.embedding(ids))
-        return self.head(self.norm(tokens.mT).mT)
+        return self.head(self.norm(tokens.flatten(0, 1)).unflatten(0, ids.shape))
 
 
 def own() -> nn.Module:
