@@ -55,9 +55,10 @@ def benchmarks() -> dict[str, Benchmark]:
     from benchmarks.margin import margin
     from benchmarks.memory import memory
     from benchmarks.retrieval import retrieval, scale
+    from benchmarks.watch import watch
 
     kernels = (forward, forward_bfloat16, forward_grouped, forward_backward, retrieval, scale, memory)
-    every = (*kernels, inspection, contrast, dynamics, margin)
+    every = (*kernels, inspection, contrast, dynamics, margin, watch)
     return {benchmark.__name__: benchmark for benchmark in every}
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from massieu.monitor import Reading, watching
 from massieu.taps import ears
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "watch.md").read_text(encoding="utf-8")
 WORDS = torch.randint(10, (2, 8), generator=torch.Generator().manual_seed(0))
 
 
@@ -420,3 +423,17 @@ def test_a_model_without_attention_says_so_at_its_first_pass():
     with pytest.raises(NotObservable, match="watch heard no attention in Sequential"), massieu.watch(model):
         model(torch.randn(2, 4))
     assert not model._forward_hooks
+
+
+def test_the_page_shows_code_that_runs_and_prints_what_it_says(capsys):
+    block, printed = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE, flags=re.DOTALL)[0]
+    exec(compile(block, "watch.md", "exec"), {"__name__": "__main__"})
+    assert capsys.readouterr().out == printed
+
+
+def test_the_page_names_every_quantity_and_every_flag():
+    names = [*massieu.monitor.WATCHED, *(rule.name for rule in massieu.monitor.RULES)]
+    assert [name for name in names if f"`{name}`" not in PAGE] == []
+    for rule in massieu.monitor.RULES:
+        (row,) = (line for line in PAGE.splitlines() if line.startswith(f"| `{rule.name}`"))
+        assert f"{rule.threshold:g} | {rule.back:g} |" in row

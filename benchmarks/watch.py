@@ -1,0 +1,124 @@
+"""What it costs to watch a model in training, against the same steps unwatched.
+
+Processor time in one process and one thread, in turns, each way with a model and an optimizer of its own; dropout is
+off, which leaves torch its fastest attention.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import massieu
+from benchmarks.runner import Row, track
+
+LENGTH = 1024
+ROUNDS = 7
+CALLS = 1000
+LIGHT = ("log_normalizer", "entropy")
+
+
+def watch() -> list[Row]:
+    """Training steps of a 6-layer GPT-2, read each time (log Z and entropy, or all), seldom, and by wandb.watch."""
+    (case,) = track([f"GPT-2 shape, 6 layers, T = {LENGTH}"])
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return [{"case": case, **compare()}]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def compare(rounds: int = ROUNDS) -> Row:
+    """Median ratios of processor time over rounds in random order, with their quartiles."""
+    ways = build()
+    for step, _ in ways.values():
+        step()
+        step()  # the second reading knows the last step
+    order, taken = random.Random(0), []
+    for _ in range(rounds):
+        times = {}
+        for name in order.sample(list(ways), len(ways)):
+            begin = time.process_time()
+            ways[name][0]()
+            times[name] = time.process_time() - begin
+        taken.append(times)
+    plain = statistics.median(each["plain"] for each in taken)
+    row: Row = {"rounds": rounds, "plain CPU s": plain}
+    for name in ways:
+        if name != "plain":
+            low, middle, high = statistics.quantiles([each[name] / each["plain"] for each in taken], n=4)
+            row |= {name: middle, f"{name} low": low, f"{name} high": high}
+    idle = seconds_between_readings(ways["between readings"][1])
+    for _, handle in ways.values():
+        if handle is not None:
+            handle.close()
+    # A hundredth of a reading, and the hooks of the other steps, which are too short to be seen in a step.
+    every = (statistics.median(each["every=1, all"] - each["plain"] for each in taken) / 100 + idle) / plain
+    return row | {"between readings us": 1e6 * idle, "every=100 %": 100 * every}
+
+
+def build() -> dict[str, tuple[Callable[[], object], Any]]:
+    """Every way as a training step, with its watch."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    dropout = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
+    model = GPT2LMHeadModel(GPT2Config(n_layer=6, n_positions=LENGTH, loss_type="ForCausalLM", **dropout)).train()
+    ids = torch.randint(model.config.vocab_size, (1, LENGTH), generator=torch.Generator().manual_seed(0))
+    options: dict[str, dict[str, Any] | None] = {
+        "plain": None,
+        "every=1, log Z and entropy": {"every": 1, "quantities": LIGHT},
+        "every=1, all": {"every": 1},
+        "between readings": {"every": 10**6},
+    }
+    ways = {}
+    for name, own in options.items():
+        copied = copy.deepcopy(model)
+        ways[name] = (step(copied, ids), None if own is None else massieu.watch(copied, **own))
+    if importlib.util.find_spec("wandb"):
+        copied = copy.deepcopy(model)
+        ways["wandb.watch"] = (step(copied, ids, _wandb(copied)), None)
+    return ways
+
+
+def step(model: torch.nn.Module, ids: torch.Tensor, logged: Callable[[], object] | None = None) -> Callable[[], object]:
+    """One training step."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+    def run() -> None:
+        model(ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if logged is not None:
+            logged()
+
+    return run
+
+
+def seconds_between_readings(handle: massieu.Watch) -> float:
+    """How long both hooks take in a step that is not read."""
+    model = handle._model
+    begin = time.process_time()
+    for _ in range(CALLS):
+        handle._begin(model, (), {})
+        handle._end(model, (), {}, None)
+    return (time.process_time() - begin) / CALLS
+
+
+def _wandb(model: torch.nn.Module) -> Callable[[], object]:
+    import wandb
+
+    os.environ["WANDB_SILENT"] = "true"
+    run = wandb.init(mode="offline", dir=tempfile.mkdtemp())
+    wandb.watch(model, log="all", log_freq=1)
+    return lambda: run.log({"step": 1})
