@@ -44,7 +44,7 @@ if TYPE_CHECKING:
         Sphere,
         Tilted,
     )
-    from massieu.monitor import Reading, Watch, watch
+    from massieu.monitor import Watch, watch
     from massieu.statistics import Attended, RowStatistics, attend, mass_count, row_statistics
 
 __version__ = "0.1.0"
@@ -70,7 +70,6 @@ __all__ = [
     "Points",
     "Poisson",
     "Proximal",
-    "Reading",
     "RowStatistics",
     "Sphere",
     "Tilted",

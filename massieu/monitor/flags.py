@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from massieu.monitor.reading import Flag, Place, Reading
+from massieu.monitor.reading import Flag, Place, Reading, summary
 
 __all__ = ["RULES", "Flags", "Rule"]
 
@@ -156,7 +156,7 @@ def _values(rule: Rule, reading: Reading) -> Iterator[tuple[Place, int | None, f
             if rule.each == "head":
                 yield from ((place, head, value) for head, value in enumerate(heads.tolist()))
             else:
-                yield place, None, heads.nanmedian().item()
+                yield place, None, summary(heads.tolist())["median"]
 
 
 def _flag(rule: Rule, place: Place, head: int | None, value: float, state: Literal["raised", "cleared"]) -> Flag:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Flag", "Place", "Reading"]
+__all__ = ["Flag", "Place", "Reading", "summary"]
 
 
 class Place(NamedTuple):
@@ -102,7 +102,7 @@ class Reading:
         for name, values in self.heads.items():
             for place, label, row in zip(self.places, self.labels, values.tolist(), strict=True):
                 own = row[: place.heads]
-                found |= {f"{name}/{label}/{key}": value for key, value in _summary(own).items()}
+                found |= {f"{name}/{label}/{key}": value for key, value in summary(own).items()}
                 if per_head:
                     found |= {f"{name}/{label}/head{head:02d}": value for head, value in enumerate(own)}
         for name, values in self.layers.items():
@@ -146,7 +146,13 @@ class Reading:
             ) from error
 
 
-def _summary(values: Sequence[float]) -> dict[str, float]:
+def summary(values: Sequence[float]) -> dict[str, float]:
+    """Smallest, middle and largest of what is known.
+
+    Example:
+        >>> summary([4.0, float("nan"), 1.0, 2.0, 3.0])
+        {'min': 1.0, 'median': 2.5, 'max': 4.0}
+    """
     known = torch.tensor([value for value in values if not math.isnan(value)], dtype=torch.float64)
     if not len(known):
         return dict.fromkeys(("min", "median", "max"), math.nan)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Watch", "watch"]
 
 PATIENCE = 1000  # training passes without a change of the weights, before somebody is told
+COMPILED = "the model is compiled: each reading runs a forward pass of its own, uncompiled"
 _WATCHED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 Receiver = Callable[[Reading], object]
@@ -124,7 +125,7 @@ class Watch:
         self._parameters = [p for p in plain.parameters() if not p.is_inference()]
         self._shadow = any(_is_compiled(module) for module in model.modules())
         if self._shadow:
-            self.notes.append("the model is compiled: each reading runs a forward pass of its own, uncompiled")
+            self.notes.append(COMPILED)
         self._step, self._manual, self._due, self._passes, self._busy = -1, False, True, 0, False
         self._version, self._fallback = 0, True
         self._places: dict[tuple[str, int], Place] = {}
@@ -172,7 +173,7 @@ class Watch:
         rows = [reading.series(self._per_head) for reading in self.readings]
         return pandas.DataFrame(rows, index=pandas.Index([reading.step for reading in self.readings], name="step"))
 
-    def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _begin(self, in_graph: bool, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before each forward pass of the model."""
         if self._busy or _recomputes():
             return
@@ -181,6 +182,9 @@ class Watch:
             return
         if self._step % self._every == 0:
             self._compare()
+            if in_graph and not self._shadow:
+                self._shadow = True
+                self.notes.append(COMPILED)
             self._listen(module, args, kwargs)
         if (self._step + 1) % self._every == 0 and "update_ratio" in self._wanted:
             self._remember()
@@ -215,7 +219,7 @@ class Watch:
             listening.close()
         self._read(listening)
 
-    def _end(self, module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+    def _end(self, in_graph: bool, module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
         """After each forward pass of the model."""
         if self._open is not None and not self._busy and not _recomputes():
             listening, self._open = self._open, None
@@ -291,7 +295,8 @@ class _Hook:
         self._method: Callable[..., None] = getattr(owner, method)
 
     def __call__(self, *args: Any) -> None:
-        call_eagerly(self._method, *args)
+        # Where this runs inside a graph, the question is answered when the graph is made.
+        call_eagerly(self._method, torch.compiler.is_compiling(), *args)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
         return _silent, ()

@@ -77,12 +77,13 @@ def train(
     if checkpoint is not None:
         model.gradient_checkpointing_enable({"use_reentrant": checkpoint})
     used = model
-    if compiled == "wrapped":
+    if compiled in ("wrapped", "outside"):
         used = torch.compile(model, backend="aot_eager")
     elif compiled == "itself":
         model.compile(backend="aot_eager")
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    with massieu.watch(used, every=every) if watched else contextlib.nullcontext() as found:
+    seen = model if compiled == "outside" else used
+    with massieu.watch(seen, every=every) if watched else contextlib.nullcontext() as found:
         for number, ids in enumerate(batches(4 * accumulate)):
             with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
                 scores = logits(used, ids)
@@ -135,10 +136,12 @@ def test_accumulated_gradients_are_one_step(build):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-@pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize("compiled", ["wrapped", "itself"])
+@pytest.mark.parametrize(
+    ("compiled", "autocast"), [("wrapped", False), ("wrapped", True), ("itself", False), ("outside", False)]
+)
 def test_a_compiled_model_is_read_beside_its_own_pass(compiled, autocast):
     readings = assert_same(Encoder, compiled=compiled, autocast=autocast)
+    assert len(readings[0].places) == 2
     torch.compiler.reset()
     plain = train(Encoder, True, autocast=autocast)[3]
     for name in ("entropy", "token_cosine"):
