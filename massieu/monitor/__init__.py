@@ -3,6 +3,23 @@
 from massieu.monitor.flags import RULES, Rule
 from massieu.monitor.quantities import WATCHED
 from massieu.monitor.reading import Flag, Place, Reading
+from massieu.monitor.regularizers import Collected, collect, entropy_floor, logit_bound, z_loss
+from massieu.monitor.sinks import open_sink
 from massieu.monitor.watching import Watch, watch
 
-__all__ = ["Flag", "Place", "RULES", "Reading", "Rule", "WATCHED", "Watch", "watch"]
+__all__ = [
+    "Collected",
+    "Flag",
+    "Place",
+    "RULES",
+    "Reading",
+    "Rule",
+    "WATCHED",
+    "Watch",
+    "collect",
+    "entropy_floor",
+    "logit_bound",
+    "open_sink",
+    "watch",
+    "z_loss",
+]

@@ -1,0 +1,308 @@
+"""Penalties on attention for the loss: differentiable statistics of what a model computes anyway.
+
+Collect the attention of a forward pass, and add what you want to keep away from:
+
+    with collect(model) as attention:
+        loss = model(**batch).loss
+    loss = loss + 0.1 * entropy_floor(attention, 1.0) + 1e-4 * z_loss(attention)
+    loss.backward()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from massieu.inspection.rows import _scores_at, _statistics, num_atoms
+from massieu.statistics import RowStatistics
+from massieu.taps import AttentionCall, Tap, tap
+
+__all__ = ["Collected", "collect", "entropy_floor", "logit_bound", "z_loss"]
+
+Statistics = RowStatistics | Sequence[RowStatistics]
+
+
+@contextlib.contextmanager
+def collect(model: nn.Module) -> Iterator[Collected]:
+    """Collect every attention call of the model inside the block, connected to its graph.
+
+    The model computes what it computes without it. Queries and keys stay in memory until the penalties are computed
+    and the graph is gone, so open the block once for each forward pass, or call :meth:`Collected.clear`. Layers under
+    ``torch.utils.checkpoint`` need ``use_reentrant=False``. Compiled models run uncompiled inside the block.
+
+    Args:
+        model: any module that :func:`massieu.taps.tap` can hear.
+
+    Example:
+        >>> model = massieu.nn.Transformer(16, num_layers=2, num_heads=4, vocabulary=10)
+        >>> with massieu.monitor.collect(model) as attention:
+        ...     _ = model(torch.tensor([[1, 2, 3]]))
+        >>> attention
+        <2 attention calls, 8 heads>
+        >>> massieu.monitor.z_loss(attention).backward()
+    """
+    collected = Collected()
+    with tap(model, collected._receive) as heard:
+        heard.hear = _connected(heard, collected)  # type: ignore[method-assign]  # of this one tap
+        yield collected
+
+
+class Collected:
+    """The attention calls of a forward pass, and their statistics when somebody asks.
+
+    Attributes:
+        calls: as heard, in order; their tensors are part of the model's graph.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[AttentionCall] = []
+        self._statistics: list[RowStatistics] = []
+        self._followed: list[bool] = []
+        self._following = False
+
+    @property
+    def statistics(self) -> list[RowStatistics]:
+        """The row statistics of every call, each field ``(batch, heads, queries)``; computed once, differentiable."""
+        self._check()
+        for call in self.calls[len(self._statistics) :]:
+            with _full_precision(call):
+                self._statistics.append(_statistics(call))
+        return self._statistics
+
+    def clear(self) -> None:
+        """Forget what was heard so far."""
+        self.calls.clear()
+        self._statistics.clear()
+        self._followed.clear()
+
+    def __repr__(self) -> str:
+        heads = sum(_any_tensor(call).shape[1] for call in self.calls)
+        return f"<{len(self.calls)} attention calls, {heads} heads>"
+
+    def _receive(self, call: AttentionCall) -> None:
+        self.calls.append(call)
+        self._followed.append(self._following)
+
+    def _check(self) -> None:
+        if not self.calls:
+            raise ValueError(
+                "no attention was heard; run the model's forward pass inside `with collect(model) as attention:`"
+            )
+        if torch.is_grad_enabled() and not all(self._followed):
+            raise RuntimeError(
+                "attention ran without gradients, so a penalty would have none; checkpoint layers with"
+                " use_reentrant=False, and for the value alone compute it inside torch.no_grad()"
+            )
+
+
+def entropy_floor(attention: Collected | Statistics, floor: float, *, normalized: bool = False) -> Tensor:
+    r"""How far the mean entropy of heads lies below a floor.
+
+    .. math:: \frac1{|\mathcal H|} \sum_{h \in \mathcal H} \max\bigl(0,\; \mathrm{floor} - \bar H_h\bigr)^2, \qquad
+              \bar H_h = \frac1{|R|} \sum_{i \in R} H(p_{hi})
+
+    over all heads of all layers, and for each over its rows: those of padded tokens and those without atoms do not
+    count. A head above the floor is left alone.
+
+    Args:
+        attention: what :func:`collect` has collected, or row statistics of your own, with fields
+            ``(..., heads, queries)``, such as ``attend(...).statistics``.
+        floor: in nats; if normalized a share in (0, 1].
+        normalized: take :math:`H / \log N` with N the row's own number of atoms, over rows with more than one. Needs
+            collected attention.
+
+    Returns:
+        A scalar, zero if every head is above the floor.
+
+    Source:
+        Entropy collapse: Zhai et al. 2023, "Stabilizing Transformer Training by Preventing Attention Entropy Collapse".
+
+    Example:
+        >>> query, key = torch.full((4, 1), 20.0), torch.tensor([[1.0], [0.0]])
+        >>> sharp = massieu.row_statistics(query, key)
+        >>> massieu.monitor.entropy_floor(sharp, floor=0.5)
+        tensor(0.2500)
+    """
+    _check_positive("floor", floor, "nats" if not normalized else "a share of the largest possible entropy")
+    if normalized and floor > 1:
+        raise ValueError(f"a normalized floor must be in (0, 1], got {floor}; without normalized=True it is in nats")
+    if normalized and not isinstance(attention, Collected):
+        raise TypeError(
+            f"a normalized floor needs the numbers of atoms, which {type(attention).__name__} does not tell;"
+            " pass what collect(model) gives, or a floor in nats"
+        )
+    shortfalls: list[Tensor] = []
+    for entropy, row in _rows(attention, "entropy"):
+        if normalized:
+            assert isinstance(attention, Collected)
+            atoms = num_atoms(attention.calls[len(shortfalls)]).to(entropy.device)
+            row = row & (atoms > 1)
+            entropy = entropy / atoms.clamp_min(2).log().to(entropy)
+        shortfalls.append((floor - _head_means(entropy, row)).clamp_min(0).square())
+    return _mean(shortfalls)
+
+
+def z_loss(attention: Collected | Statistics) -> Tensor:
+    r"""The mean square of the log normalizers, which keeps the scores from drifting away together.
+
+    .. math:: \frac1{|\mathcal H|} \sum_{h} \frac1{|R|} \sum_{i \in R} (\log Z_{hi})^2
+
+    Softmax does not change when all scores of a row rise by the same number; the precision of what is computed does.
+
+    Args:
+        attention: as in :func:`entropy_floor`.
+
+    Returns:
+        A scalar. With N atoms and scores of zero it is :math:`(\log N)^2`.
+
+    Source:
+        Chowdhery et al. 2022, "PaLM", section 5, on the softmax of the output; here on that of attention.
+
+    Example:
+        >>> massieu.monitor.z_loss(massieu.row_statistics(torch.zeros(3, 2), torch.zeros(1, 2) + 5.0))
+        tensor(0.)
+    """
+    return _mean([_head_means(log_z.square(), row) for log_z, row in _rows(attention, "log_normalizer")])
+
+
+def logit_bound(attention: Collected, bound: float, *, sharpness: float = 8.0) -> Tensor:
+    r"""How far the largest score of heads lies above a bound.
+
+    .. math:: \frac1{|\mathcal H|} \sum_{h} \max\bigl(0,\; \max_{i \in R} M_{hi} - \mathrm{bound}\bigr)^2, \qquad
+              M_{hi} = \frac1b \log \sum_j e^{b s_{hij}}
+
+    with sharpness b. :math:`M` is a differentiable maximum from above: of a row with N atoms
+    :math:`\max_j s_j \le M \le \max_j s_j + \tfrac1b \log N`, and its gradient is the mean of those of the scores under
+    attention at b times the inverse temperature. Scores include what the model adds to them, and not its sinks.
+
+    Args:
+        attention: what :func:`collect` has collected.
+        bound: largest score that is free.
+        sharpness: b; larger is closer to the maximum, and leaves the gradient to fewer keys.
+
+    Returns:
+        A scalar, zero if every score is below the bound by more than the gap.
+
+    Source:
+        Logit growth: Dehghani et al. 2023, "Scaling Vision Transformers to 22 Billion Parameters", section 2.
+
+    Example:
+        >>> model = massieu.nn.Transformer(16, num_layers=1, num_heads=4, vocabulary=10)
+        >>> with massieu.monitor.collect(model) as attention:
+        ...     _ = model(torch.tensor([[1, 2, 3]]))
+        >>> massieu.monitor.logit_bound(attention, 50.0)
+        tensor(0., grad_fn=<MeanBackward0>)
+    """
+    _check_positive("bound", bound, "the largest score that is free")
+    _check_positive("sharpness", sharpness, "a few, such as 8")
+    if not isinstance(attention, Collected):
+        raise TypeError(
+            f"logit_bound needs queries and keys, got {type(attention).__name__}; pass what collect(model) gives"
+        )
+    attention._check()
+    excesses = []
+    for call in attention.calls:
+        with _full_precision(call):
+            largest = _statistics(_sharpened(call, sharpness)).log_normalizer / sharpness
+        largest = largest.masked_fill(~_counted(largest, call), -torch.inf)
+        excesses.append((largest.amax((0, 2)) - bound).clamp_min(0).square())
+    return _mean(excesses)
+
+
+def _connected(heard: Tap, collected: Collected) -> Callable[..., None]:
+    """The tap's own ``hear``, which hands over views without a graph, with one."""
+    own = heard.hear
+
+    def hear(module: nn.Module | None, translate: Callable[..., Any], place: str) -> None:
+        collected._following = following = torch.is_grad_enabled()
+
+        def connected(*where: Any) -> Any:
+            # Hooks of our own: a checkpointed layer counts what it saves, and its second run is not heard.
+            with torch.set_grad_enabled(following), saved_tensors_hooks(_itself, _itself):
+                return translate(*where)
+
+        own(module, connected, place)
+
+    return hear
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _sharpened(call: AttentionCall, sharpness: float) -> AttentionCall:
+    """The call at another inverse temperature, without its sink."""
+    if call.softcap is not None:  # the cap comes before the temperature
+        batch, _, queries, _ = _any_tensor(call).shape
+        scores = _scores_at(call, torch.arange(queries)[None].expand(batch, -1))
+        call = replace(call, scores=scores, softcap=None)
+    weight = call.log_weight
+    return replace(
+        call,
+        scale=sharpness * call.scale,
+        log_weight=weight if weight is None or weight.dtype == torch.bool else sharpness * weight,
+        scores=None if call.scores is None else sharpness * call.scores,
+        sink=None,
+    )
+
+
+def _rows(attention: Collected | Statistics, name: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """One statistic of every call, ``(batch, heads, queries)``, and which of its rows count."""
+    if isinstance(attention, Collected):
+        for call, found in zip(attention.calls, attention.statistics, strict=True):
+            field = getattr(found, name)
+            yield field, _counted(field, call)
+        return
+    many = [attention] if isinstance(attention, RowStatistics) else attention
+    if not isinstance(many, Sequence) or not many or not all(isinstance(each, RowStatistics) for each in many):
+        what = "nothing" if isinstance(many, Sequence) and not many else type(attention).__name__
+        raise TypeError(
+            f"expected collected attention or row statistics, got {what}; use `with collect(model) as attention:`"
+        )
+    for each in many:
+        field = getattr(each, name)
+        field = field.reshape(-1, *field.shape[-2:]) if field.dim() > 1 else field.reshape(1, 1, -1)
+        yield field, ~field.isnan()
+
+
+def _counted(field: Tensor, call: AttentionCall) -> Tensor:
+    """Rows of tokens that see something."""
+    seen = ~field.isnan() & (field > -torch.inf)
+    return seen if call.present is None else seen & call.present.to(field.device)[:, None]
+
+
+def _head_means(field: Tensor, row: Tensor) -> Tensor:
+    """Means over the rows that count, ``(heads,)``, of the heads that have such rows."""
+    row = row.expand_as(field)
+    count = row.sum((0, 2))
+    # Filled before the sum: the gradient of a row that does not count is zero, not nan.
+    total = field.masked_fill(~row, 0.0).sum((0, 2))
+    return total[count > 0] / count[count > 0]
+
+
+def _mean(heads: Sequence[Tensor]) -> Tensor:
+    found = torch.cat(list(heads))
+    return found.mean() if len(found) else found.sum()
+
+
+def _full_precision(call: AttentionCall) -> contextlib.AbstractContextManager[Any]:
+    return torch.autocast(_any_tensor(call).device.type, enabled=False)
+
+
+def _any_tensor(call: AttentionCall) -> Tensor:
+    tensor = call.scores if call.query is None else call.query
+    assert tensor is not None
+    return tensor
+
+
+def _check_positive(name: str, value: float, words: str) -> None:
+    if not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+        got = value if isinstance(value, (int, float)) else type(value).__name__
+        raise ValueError(f"{name} must be a positive number, got {got}; it is {words}")

@@ -1,0 +1,309 @@
+"""Where readings go: files that survive a crash, the tools that draw curves, or any callable."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import importlib
+import io
+import json
+import math
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from massieu.monitor.reading import Reading
+
+__all__ = ["CsvLog", "JsonLines", "Scalars", "open_sink"]
+
+ENDINGS = (".jsonl", ".csv")
+TOOLS = ("tensorboard", "wandb", "trackio")
+Receiver = Callable[[Reading], object]
+
+
+def open_sink(log: Any, *, per_head: bool = False) -> Receiver:
+    """What takes readings, from what a user writes for ``log=``.
+
+    Args:
+        log: a callable, which is given each :class:`Reading`; a path that ends in ``.jsonl`` or ``.csv``, which is
+            appended to; "tensorboard", "wandb" or "trackio"; a ``SummaryWriter``; or a list of these.
+        per_head: whether logs of single numbers have a series for each head, too. JSON lines hold every head anyway.
+
+    Returns:
+        A callable; where it has ``close``, call that in the end.
+
+    Example:
+        >>> steps = []
+        >>> sink = open_sink(lambda reading: steps.append(reading.step))
+        >>> sink(Reading(100, ()))
+        >>> steps
+        [100]
+    """
+    if isinstance(log, (list, tuple)):
+        return _Several([open_sink(each, per_head=per_head) for each in log])
+    if hasattr(log, "add_scalar"):  # before callables: a stand-in may be both
+        return Scalars(_tensorboard(log), per_head=per_head)
+    if callable(log):
+        return log  # type: ignore[no-any-return]
+    if isinstance(log, str) and log in TOOLS:
+        return Scalars(_open_tool(log), per_head=per_head)
+    if isinstance(log, (str, os.PathLike)):
+        path = Path(log)
+        if path.suffix == ".jsonl":
+            return JsonLines(path)
+        if path.suffix == ".csv":
+            return CsvLog(path, per_head=per_head)
+    raise ValueError(
+        f'log must be a path that ends in .jsonl or .csv, "tensorboard", "wandb", "trackio", a callable or a list of'
+        f" these, got {log!r}; JSON lines keep everything"
+    )
+
+
+class _Lines:
+    """A file that grows by whole lines.
+
+    A line reaches the system in one write, so that of a process that is killed at most the line being written is lost.
+    What such a line left behind is dropped when the file is opened again. (Where the machine itself goes down, so may
+    the lines of the last seconds.)
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if path.parent != Path() and not path.parent.is_dir():
+            raise ValueError(f"{path} cannot be written: there is no folder {path.parent}; create it first")
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
+        try:
+            self._file = os.open(path, flags, 0o644)
+        except OSError as error:
+            raise ValueError(f"{path} cannot be written: {error.strerror}; choose another path") from error
+        try:
+            _claim(self._file, path)
+            self.whole = _drop_half_line(self._file)
+        except BaseException:
+            os.close(self._file)
+            raise
+        self._open, self._warned = True, False
+
+    def write(self, line: str) -> None:
+        """Add one line."""
+        data = memoryview(line.encode() + b"\n")
+        if not self._open:
+            raise ValueError(f"{self.path} is closed; open another sink to write on")
+        try:
+            while data:
+                data = data[os.write(self._file, data) :]
+            self.whole = os.fstat(self._file).st_size
+        except OSError as error:  # a full disk is no reason to lose the training
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, self.whole)
+            if not self._warned:
+                self._warned = True
+                warnings.warn(
+                    f"{self.path} could not be written: {error.strerror}; readings are missing in it", stacklevel=2
+                )
+
+    def first(self) -> str:
+        """The first line, without its end; empty if there is none."""
+        with open(self.path, encoding="utf-8", errors="replace", newline="") as file:
+            return file.readline().rstrip("\r\n")
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            os.close(self._file)
+
+
+class JsonLines:
+    """One line of JSON for each reading, with every head: :meth:`Reading.to_dict`; an existing file is continued.
+
+    Example:
+        >>> import tempfile, pathlib
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "run.jsonl"
+        >>> sink = JsonLines(path)
+        >>> sink(Reading(100, ()))
+        >>> sink.close()
+        >>> path.read_text()
+        '{"step":100,"places":[],"heads":{},"layers":{},"flags":[]}\\n'
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self._lines = _Lines(Path(path))
+
+    def __call__(self, reading: Reading) -> None:
+        self._lines.write(json.dumps(reading.to_dict(), separators=(",", ":"), allow_nan=False))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._lines.close()
+
+
+class CsvLog:
+    """One row for each reading: its step, :meth:`Reading.series`, and its flags as JSON; an existing file is continued.
+
+    The columns are those of the first reading; a file with other ones is left alone.
+    """
+
+    def __init__(self, path: Path | str, *, per_head: bool = False) -> None:
+        self._lines, self._per_head = _Lines(Path(path)), per_head
+        self._columns: list[str] | None = None
+
+    def __call__(self, reading: Reading) -> None:
+        series = reading.series(self._per_head)
+        if self._columns is None:
+            self._columns = self._begin(["step", *series, "flags"])
+        more = [name for name in series if name not in self._columns]
+        if more:
+            warnings.warn(
+                f"{self._lines.path} has no column {more[0]}, which was not part of the first reading, and"
+                f" {len(more) - 1} others; log to a .jsonl file to keep everything",
+                stacklevel=2,
+            )
+        flags = json.dumps(reading.to_dict()["flags"]) if reading.flags else ""
+        row: dict[str, Any] = {**{name: _cell(value) for name, value in series.items()}, "flags": flags}
+        self._lines.write(_joined([str(reading.step), *(row.get(name, "") for name in self._columns[1:])]))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._lines.close()
+
+    def _begin(self, columns: list[str]) -> list[str]:
+        if not self._lines.whole:
+            self._lines.write(_joined(columns))
+            return columns
+        known = next(csv.reader([self._lines.first()]), [])
+        if known != columns:
+            only = [name for name in columns if name not in known] or [name for name in known if name not in columns]
+            what = f"{only[0]!r} is only in one of them" if only else "their order differs"
+            raise ValueError(
+                f"{self._lines.path} has {len(known)} columns and this run {len(columns)} ({what}); log to another"
+                " file, or watch the same model with the same quantities"
+            )
+        return known
+
+
+class Scalars:
+    """Single numbers by name and step, for tools that draw curves.
+
+    Args:
+        write: called with a step and numbers by name; those that are not finite are left out.
+        close: called in the end.
+        per_head: whether there is a series for each head, too.
+
+    Flags are numbers as well: ``flags/raised`` and ``flags/cleared`` count those of the reading.
+    """
+
+    def __init__(
+        self, write: tuple[Callable[[int, dict[str, float]], object], Callable[[], object]], *, per_head: bool = False
+    ) -> None:
+        (self._write, self._close), self._per_head = write, per_head
+
+    def __call__(self, reading: Reading) -> None:
+        numbers = {name: value for name, value in reading.series(self._per_head).items() if math.isfinite(value)}
+        for state in ("raised", "cleared"):
+            numbers[f"flags/{state}"] = float(sum(flag.state == state for flag in reading.flags))
+        self._write(reading.step, numbers)
+
+    def close(self) -> None:
+        """Say that there is no more to come."""
+        self._close()
+
+
+class _Several:
+    def __init__(self, sinks: Sequence[Receiver]) -> None:
+        self._sinks = sinks
+
+    def __call__(self, reading: Reading) -> None:
+        for sink in self._sinks:
+            sink(reading)
+
+    def close(self) -> None:
+        for sink in self._sinks:
+            getattr(sink, "close", lambda: None)()
+
+
+def _open_tool(name: str) -> tuple[Callable[[int, dict[str, float]], object], Callable[[], object]]:
+    """How to write numbers to a tool, and how to end; a run that the user has begun is used and left open."""
+    if name == "tensorboard":
+        writer = _import("torch.utils.tensorboard", "tensorboard").SummaryWriter()
+        write, _ = _tensorboard(writer)
+        return write, writer.close
+    tool = _import(name, name)
+    own = tool.init(project="massieu") if getattr(tool, "run", None) is None and not _trackio_runs(tool) else None
+    if name == "wandb":
+        # An axis of our own: the step of a run that others write to as well may only rise.
+        tool.define_metric("massieu/*", step_metric="massieu/step")
+
+        def write_wandb(step: int, numbers: dict[str, float]) -> None:
+            tool.log({"massieu/step": step, **{f"massieu/{key}": value for key, value in numbers.items()}})
+
+        return write_wandb, (lambda: None) if own is None else own.finish
+
+    def write_trackio(step: int, numbers: dict[str, float]) -> None:
+        tool.log({f"massieu/{key}": value for key, value in numbers.items()}, step=step)
+
+    return write_trackio, (lambda: None) if own is None else tool.finish
+
+
+def _trackio_runs(tool: Any) -> bool:
+    current = getattr(getattr(tool, "context_vars", None), "current_run", None)
+    return current is not None and current.get() is not None
+
+
+def _tensorboard(writer: Any) -> tuple[Callable[[int, dict[str, float]], object], Callable[[], object]]:
+    def write(step: int, numbers: dict[str, float]) -> None:
+        for name, value in numbers.items():
+            writer.add_scalar(name, value, step)
+        writer.flush()
+
+    return write, lambda: None  # who opened a writer closes it
+
+
+def _import(module: str, package: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise ModuleNotFoundError(
+            f'log="{package}" needs {package}, which is not installed; pip install {package}, or log to a .jsonl file'
+        ) from None
+
+
+def _claim(file: int, path: Path) -> None:
+    """Refuse a file that another process writes: what looks like half a line may be its next one."""
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        return
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        raise ValueError(f"{path} is being written by another process; log to another file") from None
+    except OSError:
+        return  # a file system without locks
+
+
+def _drop_half_line(file: int) -> int:
+    """Cut off what follows the last end of a line; the length of what stays."""
+    size = end = os.fstat(file).st_size
+    while end > 0:
+        begin = max(0, end - 65536)
+        os.lseek(file, begin, os.SEEK_SET)
+        found = os.read(file, end - begin).rfind(b"\n")
+        if found >= 0:
+            end = begin + found + 1
+            break
+        end = begin
+    if end < size:
+        os.ftruncate(file, end)
+    return end
+
+
+def _cell(value: float) -> str:
+    return "" if math.isnan(value) else repr(value)
+
+
+def _joined(cells: Sequence[str]) -> str:
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(cells)
+    return line.getvalue()
