@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from massieu.taps import AttentionCall, Tap, tap
 from massieu.taps.structure import attention_modules, named
 from massieu.taps.tap import _recomputes
 
-__all__ = ["Listening"]
+__all__ = ["Listening", "unnoticed"]
 
 WEIGHTS = frozenset({"qk_norm", "qk_size"})
 STREAM = frozenset({"token_cosine", "effective_rank"})
@@ -107,6 +108,27 @@ class Listening:
                 # Models of images may go from windows to images in between: then nothing says which token is whose.
                 if tokens.dim() == 3 and present.shape == tokens.shape[:2]:
                     add_tokens(tally, tokens, present, self._wanted)
+
+
+@contextlib.contextmanager
+def unnoticed(model: nn.Module) -> Iterator[None]:
+    """What runs inside leaves random numbers, buffers and the casts of autocast as they were."""
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
+    numbers, cached = random.getstate(), torch.is_autocast_cache_enabled()
+    # A cast that is made without gradients would be used by the pass that needs them.
+    torch.set_autocast_cache_enabled(False)
+    try:
+        with torch.random.fork_rng(devices=devices), torch.no_grad():
+            yield
+    finally:
+        torch.set_autocast_cache_enabled(cached)
+        random.setstate(numbers)
+        with torch.no_grad():
+            for buffer, value in buffers:
+                # By value: batch norms write without a new version, and what was not written may be part of a graph.
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
 
 
 def _block(path: str, modules: Mapping[str, nn.Module]) -> str:

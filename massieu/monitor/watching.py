@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from massieu.inspection.run import NotObservable
 from massieu.kernels.graphs import call_eagerly
 from massieu.monitor.flags import RULES, Flags, Rule
-from massieu.monitor.listening import Listening
+from massieu.monitor.listening import Listening, unnoticed
 from massieu.monitor.quantities import HEADS, LAYERS, chosen
 from massieu.monitor.reading import Flag, Place, Reading
+from massieu.monitor.sinks import open_sink
+from massieu.monitor.steps import Steps, Updates
 from massieu.monitor.tallies import Tally
-from massieu.taps.structure import attention_modules
 from massieu.taps.tap import _is_compiled, _recomputes
 
 if TYPE_CHECKING:
@@ -28,11 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Watch", "watch"]
 
-PATIENCE = 1000  # training passes without a change of the weights, before somebody is told
 COMPILED = "the model is compiled: each reading runs a forward pass of its own, uncompiled"
 _WATCHED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
-Receiver = Callable[[Reading], object]
 Gather = Callable[[list[Tally]], list[Tally]]
 
 
@@ -43,6 +41,7 @@ def watch(
     heads: bool = False,
     quantities: Iterable[str] | Literal["all"] = "all",
     *,
+    start: int = 0,
     rules: Sequence[Rule] = RULES,
     gather: Gather | None = None,
 ) -> Watch:
@@ -68,6 +67,7 @@ def watch(
             or a list of these; readings are kept in :attr:`Watch.readings` anyway.
         heads: whether :attr:`Watch.history` and logs of single numbers have a series for each head, too.
         quantities: "all", or some names of :data:`massieu.monitor.WATCHED`, such as ``("log_normalizer", "entropy")``.
+        start: number of the first step, for a run that is continued.
         rules: when to raise flags.
         gather: called with the sums of each reading before they become figures: merges those of several processes.
 
@@ -86,7 +86,7 @@ def watch(
         >>> bool(watched.readings[0].heads["entropy"].shape == (2, 4))
         True
     """
-    return Watch(model, every, log, heads, quantities, rules=rules, gather=gather)
+    return Watch(model, every, log, heads, quantities, start=start, rules=rules, gather=gather)
 
 
 class Watch:
@@ -105,6 +105,7 @@ class Watch:
         heads: bool = False,
         quantities: Iterable[str] | Literal["all"] = "all",
         *,
+        start: int = 0,
         rules: Sequence[Rule] = RULES,
         gather: Gather | None = None,
     ) -> None:
@@ -112,6 +113,8 @@ class Watch:
             raise TypeError(f"model must be a torch module, got {type(model).__name__}; pass the model that you train")
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise ValueError(f"every must be a whole number of steps, at least 1, got {every!r}; 100 costs nothing")
+        if not isinstance(start, int) or isinstance(start, bool) or start < 0:
+            raise ValueError(f"start must be the number of the first step, got {start!r}; 0 for a new run")
         plain = getattr(model, "_orig_mod", model)
         if plain in _WATCHED:
             raise RuntimeError(
@@ -121,16 +124,14 @@ class Watch:
         self.notes: list[str] = []
         self._model, self._plain, self._every, self._per_head = model, plain, every, heads
         self._wanted, self._flags, self._gather = chosen(quantities), Flags(rules), gather
-        self._receivers = _receivers(log, heads)
-        self._parameters = [p for p in plain.parameters() if not p.is_inference()]
+        self._receivers = [] if log is None else [open_sink(log, per_head=heads)]
         self._shadow = any(_is_compiled(module) for module in model.modules())
         if self._shadow:
             self.notes.append(COMPILED)
-        self._step, self._manual, self._due, self._passes, self._busy = -1, False, True, 0, False
-        self._version, self._fallback = 0, True
+        self._steps, self._updates = Steps(plain, start), Updates(model)
+        self._busy, self._fallback = False, True
         self._places: dict[tuple[str, int], Place] = {}
         self._vectors: dict[tuple[str, int], Tensor] = {}
-        self._before: dict[str, list[Tensor]] = {}
         self._ratios: dict[str, float] = {}
         self._open: Listening | None = None
         self._stack = contextlib.ExitStack()
@@ -138,7 +139,7 @@ class Watch:
         self._stack.callback(_WATCHED.discard, plain)
         self._stack.callback(model.register_forward_pre_hook(_Hook(self, "_begin"), with_kwargs=True).remove)
         self._stack.callback(model.register_forward_hook(_Hook(self, "_end"), with_kwargs=True).remove)
-        self._stack.callback(register_optimizer_step_post_hook(_optimized(self)).remove)
+        self._stack.callback(self._steps.follow_optimizers().remove)
 
     def __enter__(self) -> Watch:
         return self
@@ -156,7 +157,7 @@ class Watch:
 
     def step(self) -> None:
         """Say that the weights were updated; from the first call on, only these calls count."""
-        self._manual = self._due = True
+        self._steps.update()
 
     @property
     def flags(self) -> tuple[Flag, ...]:
@@ -178,31 +179,17 @@ class Watch:
         if self._busy or _recomputes():
             return
         self._abandon()  # a pass that did not end
-        if not (module.training and torch.is_grad_enabled()) or not self._advances():
+        if not (module.training and torch.is_grad_enabled()) or not self._steps.advance():
             return
-        if self._step % self._every == 0:
-            self._compare()
+        step = self._steps.number
+        if step % self._every == 0:
+            self._ratios = self._updates.compare()
             if in_graph and not self._shadow:
                 self._shadow = True
                 self.notes.append(COMPILED)
             self._listen(module, args, kwargs)
-        if (self._step + 1) % self._every == 0 and "update_ratio" in self._wanted:
-            self._remember()
-
-    def _advances(self) -> bool:
-        """Whether this training pass is the first one of a step; counts it."""
-        version = 0 if self._manual else sum(p._version for p in self._parameters)
-        advances = self._due or (not self._manual and version != self._version)
-        self._version, self._due = version, False
-        self._passes = 0 if advances else self._passes + 1
-        self._step += advances
-        if self._passes == PATIENCE:
-            warnings.warn(
-                f"the weights have not changed in {PATIENCE} training passes, so step {self._step} has not ended;"
-                " call the watch's step() behind each update",
-                stacklevel=2,
-            )
-        return advances
+        if (step + 1) % self._every == 0 and "update_ratio" in self._wanted:
+            self._updates.remember()
 
     def _listen(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._open = Listening(self._model, self._wanted, self._vectors, fallback=self._fallback)
@@ -211,7 +198,7 @@ class Watch:
             return
         self._busy = True
         try:
-            with _unnoticed(self._plain):
+            with unnoticed(self._plain):
                 self._plain(*args, **kwargs)
         finally:
             self._busy = False
@@ -266,26 +253,8 @@ class Watch:
                 value = tally.value(name)
                 if value is not None:
                     values[(row, slice(0, len(value))) if value.dim() else row] = value
-        found = Reading(self._step, places, heads, layers)
-        return Reading(self._step, places, heads, layers, self._flags.update(found))
-
-    def _weights(self) -> Iterator[tuple[str, list[Tensor]]]:
-        for name, module in attention_modules(self._model).items():
-            yield name, [p.detach() for p in module.parameters() if p.dim() > 1 and p.is_floating_point()]
-
-    def _remember(self) -> None:
-        self._before = {name: [weight.clone() for weight in weights] for name, weights in self._weights()}
-
-    def _compare(self) -> None:
-        """How much the last step changed the weights, if it is known where they were."""
-        self._ratios = {}
-        for name, weights in self._weights() if self._before else ():
-            old = self._before[name]
-            if old and all(x.shape == y.shape for x, y in zip(old, weights, strict=True)):
-                change = sum(float((x - y).float().square().sum()) for x, y in zip(weights, old, strict=True))
-                size = sum(float(x.float().square().sum()) for x in old)
-                self._ratios[name] = (change / size) ** 0.5 if size else float("nan")
-        self._before = {}
+        found = Reading(self._steps.number, places, heads, layers)
+        return replace(found, flags=self._flags.update(found))
 
 
 class _Hook:
@@ -310,49 +279,5 @@ def _nothing(*_: Any) -> None:
     """The hook of a copy."""
 
 
-def _optimized(owner: Watch) -> Callable[..., None]:
-    """A hook of all optimizers: some write parameters where no version tells."""
-    mine, known = weakref.ref(owner), {id(p) for p in owner._parameters}
-
-    def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        watched = mine()
-        if watched is not None and not watched._manual and not watched._due:
-            watched._due = any(id(p) in known for group in optimizer.param_groups for p in group["params"])
-
-    return hook
-
-
-@contextlib.contextmanager
-def _unnoticed(model: nn.Module) -> Iterator[None]:
-    """What runs inside leaves random numbers, buffers and the casts of autocast as they were."""
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
-    numbers, cached = random.getstate(), torch.is_autocast_cache_enabled()
-    # A cast that is made without gradients would be used by the pass that needs them.
-    torch.set_autocast_cache_enabled(False)
-    try:
-        with torch.random.fork_rng(devices=devices), torch.no_grad():
-            yield
-    finally:
-        torch.set_autocast_cache_enabled(cached)
-        random.setstate(numbers)
-        with torch.no_grad():
-            for buffer, value in buffers:
-                # By value: batch norms write without a new version, and what was not written may be part of a graph.
-                if not torch.equal(buffer, value):
-                    buffer.copy_(value)
-
-
 def _nan(*shape: int) -> Tensor:
     return torch.full(shape, torch.nan, dtype=torch.float64)
-
-
-def _receivers(log: Any, per_head: bool) -> list[Receiver]:
-    if log is None:
-        return []
-    logs = list(log) if isinstance(log, (list, tuple)) else [log]
-    if all(callable(one) for one in logs):
-        return logs
-    from massieu.monitor.sinks import open_sink
-
-    return [one if callable(one) else open_sink(one, per_head=per_head) for one in logs]

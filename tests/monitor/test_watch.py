@@ -17,7 +17,7 @@ from torch.testing import assert_close
 import massieu
 from massieu.inspection import NotObservable
 from massieu.inspection.weights import head_weights
-from massieu.monitor import Reading, watching
+from massieu.monitor import Reading, steps
 from massieu.taps import ears
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
@@ -30,10 +30,10 @@ def small(**options) -> nn.Module:
     return massieu.nn.Transformer(16, num_layers=2, num_heads=4, vocabulary=10, **options)
 
 
-def loop(model, steps, **options):
+def loop(model, count, **options):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with massieu.watch(model, **options) as watched:
-        for _ in range(steps):
+        for _ in range(count):
             model(WORDS).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -297,7 +297,7 @@ def test_steps_can_be_counted_by_hand():
 
 
 def test_weights_that_never_change_are_mentioned(monkeypatch):
-    monkeypatch.setattr(watching, "PATIENCE", 3)
+    monkeypatch.setattr(steps, "PATIENCE", 3)
     model = small()
     with massieu.watch(model):
         for _ in range(3):
@@ -398,6 +398,20 @@ def test_a_line_of_something_else_is_refused():
 def test_every_is_a_positive_whole_number(every):
     with pytest.raises(ValueError, match="every must be a whole number of steps, at least 1, got"):
         massieu.watch(small(), every=every)
+
+
+def test_a_run_that_is_continued_keeps_its_numbers(tmp_path):
+    path = tmp_path / "run.jsonl"
+    loop(small(), 3, every=2, log=path)
+    loop(small(), 3, every=2, log=str(path), start=3)
+    lines = [Reading.from_dict(json.loads(line)) for line in path.read_text().splitlines()]
+    assert [reading.step for reading in lines] == [0, 2, 4]
+
+
+@pytest.mark.parametrize("start", [-1, 0.5, True])
+def test_start_is_a_number_of_a_step(start):
+    with pytest.raises(ValueError, match="start must be the number of the first step, got"):
+        massieu.watch(small(), start=start)
 
 
 def test_the_model_is_a_module():
