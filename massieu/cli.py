@@ -93,6 +93,11 @@ def command_line() -> Parser:
     verify.add_argument("--out", metavar="DIR", help="write a page with figures and code, and JSON, there")
     verify.add_argument("-q", "--quiet", action="store_true", help="no progress and no table")
 
+    watch = command("watch", run_watch, "show the log of a watched training run while it grows")
+    watch.add_argument("log", metavar="LOG", help="the .jsonl or .csv file that massieu.watch(log=...) writes")
+    watch.add_argument("--once", action="store_true", help="show it as it is now, and end")
+    watch.add_argument("--html", metavar="PAGE", help="write a page with charts of every quantity there, and end")
+
     doctor = command(
         "doctor", run_doctor, "say what is installed, which kernel is in use and what a model lets us hear"
     )
@@ -329,6 +334,28 @@ def _list_claims(chosen: Sequence[Any], as_json: bool) -> int:
     from massieu.report.terminal import show_claims
 
     show_claims(rows, Console())
+    return 0
+
+
+def run_watch(options: argparse.Namespace) -> int:
+    """Show the log of a training run, once or while it grows."""
+    _need("rich", "jinja2")
+    from rich.console import Console
+
+    from massieu.monitor.logs import read_log
+    from massieu.report import watching
+
+    log, console = read_log(options.log), Console()
+    if options.html:
+        watching.save_watch(log.to_dict(), Path(options.html))
+    if options.json:
+        print(json.dumps(log.to_dict(), allow_nan=False))
+    elif options.html:
+        print(f"page: {options.html}")
+    elif options.once or not console.is_terminal:
+        console.print(watching.terminal_view(log.to_dict(), width=console.width))
+    else:
+        watching.follow(log, console)
     return 0
 
 

@@ -1,6 +1,7 @@
 """Watch a model while it trains: the thermodynamics of its attention, read now and then."""
 
 from massieu.monitor.flags import RULES, Rule
+from massieu.monitor.logs import Log, read_log
 from massieu.monitor.quantities import WATCHED
 from massieu.monitor.reading import Flag, Place, Reading
 from massieu.monitor.regularizers import Collected, collect, entropy_floor, logit_bound, z_loss
@@ -10,6 +11,7 @@ from massieu.monitor.watching import Watch, watch
 __all__ = [
     "Collected",
     "Flag",
+    "Log",
     "Place",
     "RULES",
     "Reading",
@@ -20,6 +22,7 @@ __all__ = [
     "entropy_floor",
     "logit_bound",
     "open_sink",
+    "read_log",
     "watch",
     "z_loss",
 ]

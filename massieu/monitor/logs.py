@@ -1,0 +1,171 @@
+"""Read the logs that a watched training run wrote, also while it writes them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from massieu.monitor.quantities import WATCHED
+from massieu.monitor.reading import Flag, Reading
+
+__all__ = ["Log", "read_log"]
+
+
+class Log:
+    """The readings of a log file, and with :meth:`update` those that came since.
+
+    A run that was restarted goes on from its first new step: readings of that step and later ones, written before, are
+    superseded. They stay in the file. Lines that cannot be read are counted.
+
+    Attributes:
+        path: of the file.
+        steps: of the readings.
+        rows: for each, the numbers by name as in :meth:`Reading.series`; without nan.
+        flags: what was raised and cleared, each with its ``step``.
+        restarts: how often a run began anew.
+        broken: number of lines that are no readings.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        if self.path.suffix not in (".jsonl", ".csv"):
+            raise ValueError(f"a log ends in .jsonl or .csv, got {str(path)!r}; give the path that watch(log=...) had")
+        self._clear()
+
+    def update(self) -> bool:
+        """Read what was written since; whether there was anything."""
+        try:
+            size = self.path.stat().st_size
+            if size < self._offset:  # another file by now
+                self._clear()
+            with self.path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except OSError as error:
+            raise ValueError(
+                f"{self.path} cannot be read: {error.strerror}; give the path that watch(log=...) had"
+            ) from error
+        whole = data[: data.rfind(b"\n") + 1]  # the rest is being written
+        self._offset += len(whole)
+        lines = whole.decode("utf-8", errors="replace").splitlines()
+        for line in lines:
+            self._take(line)
+        return bool(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON and for pages: ``steps``, ``series`` (None where undefined), ``flags``, ``raised``."""
+        names = dict.fromkeys(name for row in self.rows for name in row)
+        used = {name.split("/")[0] for name in names}
+        words = ("name", "table", "title", "symbol", "formula", "unit", "explanation", "scale", "digits")
+        facts = {
+            name: {key: value for key, value in asdict(quantity).items() if key in words}
+            for name, quantity in WATCHED.items()
+            if name in used
+        }
+        return {
+            "schema": "massieu.watch/1",
+            "log": self.path.name,
+            "restarts": self.restarts,
+            "broken": self.broken,
+            "steps": self.steps,
+            "series": {name: [_finite(row.get(name)) for row in self.rows] for name in names},
+            "flags": self.flags,
+            "raised": self.raised,
+            "quantities": facts,
+        }
+
+    @property
+    def raised(self) -> list[dict[str, Any]]:
+        """The flags that were raised and not cleared."""
+        found: dict[tuple[Any, ...], dict[str, Any]] = {}
+        for flag in self.flags:
+            key = tuple(flag[name] for name in ("name", "stack", "layer", "head"))
+            found.pop(key, None)
+            if flag["state"] == "raised":
+                found[key] = flag
+        return list(found.values())
+
+    def _clear(self) -> None:
+        self.steps: list[int] = []
+        self.rows: list[dict[str, float]] = []
+        self.flags: list[dict[str, Any]] = []
+        self.restarts = self.broken = self._offset = 0
+        self._columns: list[str] = []
+
+    def _take(self, line: str) -> None:
+        if self.path.suffix == ".csv" and not self._columns:
+            self._columns = next(csv.reader([line]), [])
+            if self._columns[:1] != ["step"] or self._columns[-1:] != ["flags"]:
+                raise ValueError(
+                    f"{self.path} must begin with the columns of massieu.watch, step first and flags last, got"
+                    f" {line[:40]!r}; give the path that watch(log=...) had"
+                )
+            return
+        try:
+            step, row, flags = self._from_row(line) if self.path.suffix == ".csv" else _from_json(line)
+        except (ValueError, KeyError, TypeError):
+            self.broken += 1
+            return
+        if self.steps and step <= self.steps[-1]:
+            self.restarts += 1
+            kept = sum(each < step for each in self.steps)
+            del self.steps[kept:], self.rows[kept:]
+            self.flags = [flag for flag in self.flags if flag["step"] < step]
+        self.steps.append(step)
+        self.rows.append(row)
+        self.flags += [{"step": step, "label": _label(flag, row), **flag} for flag in flags]
+
+    def _from_row(self, line: str) -> tuple[int, dict[str, float], list[dict[str, Any]]]:
+        cells = next(csv.reader([line]))
+        if len(cells) != len(self._columns):
+            raise ValueError(f"expected {len(self._columns)} cells, got {len(cells)}")
+        named = dict(zip(self._columns, cells, strict=True))
+        step, flags = int(named.pop("step")), named.pop("flags")
+        row = {name: float(cell) for name, cell in named.items() if cell}
+        return step, row, [asdict(Flag(**flag)) for flag in json.loads(flags)] if flags else []
+
+
+def read_log(path: Path | str) -> Log:
+    """The readings of a log, to the last whole line.
+
+    Args:
+        path: a ``.jsonl`` or ``.csv`` file that :func:`massieu.watch` wrote, or is writing.
+
+    Example:
+        >>> import tempfile, pathlib
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "run.jsonl"
+        >>> sink = massieu.monitor.open_sink(path)
+        >>> place = massieu.monitor.Place("decoder", 0, "h.0.attn", heads=2)
+        >>> for step in (0, 100):
+        ...     sink(Reading(step, (place,), {"entropy": torch.tensor([[1.0, 2.0]])}))
+        >>> log = massieu.monitor.read_log(path)
+        >>> log.steps, log.rows[1]["entropy/layer00/median"]
+        ([0, 100], 1.5)
+    """
+    log = Log(path)
+    log.update()
+    if not log.steps:
+        what = f"in its {log.broken} line{'s' * (log.broken != 1)}" if log.broken else "so far"
+        raise ValueError(f"{log.path} holds no reading {what}; the first one comes with the first training step")
+    return log
+
+
+def _from_json(line: str) -> tuple[int, dict[str, float], list[dict[str, Any]]]:
+    reading = Reading.from_dict(json.loads(line))
+    row = {name: value for name, value in reading.series().items() if not math.isnan(value)}
+    return reading.step, row, reading.to_dict()["flags"]
+
+
+def _label(flag: dict[str, Any], names: Sequence[str] | dict[str, float]) -> str:
+    """The place of a flag as series call it: with the stack where there are several."""
+    label = f"layer{flag['layer']:02d}"
+    return f"{flag['stack']}.{label}" if any(f"/{flag['stack']}.{label}" in name for name in names) else label
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,381 @@
+"""Logs of a watched run: what they hold, and what is left of them after a crash."""
+
+import csv
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+
+import pytest
+import torch
+
+import massieu
+from massieu.monitor import Flag, Place, Reading, open_sink
+from massieu.monitor.logs import Log, read_log
+from massieu.monitor.sinks import _Lines
+
+PLACES = (Place("decoder", 0, "h.0.attn", 2), Place("decoder", 1, "h.1.attn", 3))
+FLAG = Flag("logit growth", "decoder", 1, 2, 120.0, 100.0, 'scores "saturate", he said', "Dehghani et al. 2023")
+ROOT = Path(__file__).resolve().parents[2]
+ENDINGS = ["jsonl", "csv"]
+
+
+def reading(step=0, flags=(), places=PLACES, entropy=1.0):
+    heads = torch.full((len(places), 3), entropy, dtype=torch.float64) + torch.arange(3) / 7
+    heads[0, 2] = torch.nan
+    return Reading(step, places, {"entropy": heads}, {"token_cosine": torch.rand(len(places)).double()}, tuple(flags))
+
+
+def write(path, readings):
+    sink = open_sink(path)
+    for each in readings:
+        sink(each)
+    sink.close()
+
+
+def test_json_lines_hold_every_digit_of_every_head(tmp_path):
+    first = reading(3, [FLAG])
+    write(tmp_path / "run.jsonl", [first])
+    again = Reading.from_dict(json.loads((tmp_path / "run.jsonl").read_text()))
+    assert again.to_dict() == first.to_dict()
+    assert again.flags == (FLAG,)
+    assert torch.equal(again.heads["entropy"].nan_to_num(-1), first.heads["entropy"].nan_to_num(-1))
+
+
+@pytest.mark.parametrize("per_head", [False, True])
+def test_a_csv_is_the_table_of_the_series(tmp_path, per_head):
+    pandas = pytest.importorskip("pandas")
+    readings = [reading(0), reading(5, [FLAG])]
+    sink = open_sink(str(tmp_path / "run.csv"), per_head=per_head)
+    for each in readings:
+        sink(each)
+    table = pandas.read_csv(tmp_path / "run.csv", index_col="step")
+    assert list(table.index) == [0, 5]
+    wanted = pandas.DataFrame([each.series(per_head) for each in readings], index=table.index)
+    pandas.testing.assert_frame_equal(table.drop(columns="flags"), wanted, check_exact=True)
+    assert json.loads(table["flags"][5])[0]["reason"] == FLAG.reason
+    assert ("entropy/layer01/head02" in table) == per_head
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_log_is_read_as_it_was_written(tmp_path, ending):
+    readings = [reading(0), reading(5, [FLAG]), reading(10)]
+    path = tmp_path / f"run.{ending}"
+    write(path, readings)
+    log = read_log(path)
+    assert log.steps == [0, 5, 10]
+    assert log.rows == [
+        {name: value for name, value in each.series().items() if not math.isnan(value)} for each in readings
+    ]
+    assert [(flag["step"], flag["label"], flag["reason"]) for flag in log.flags] == [(5, "layer01", FLAG.reason)]
+    assert (log.restarts, log.broken) == (0, 0)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_whatever_is_left_of_the_last_line_is_dropped_and_the_log_goes_on(tmp_path, ending):
+    path = tmp_path / f"run.{ending}"
+    write(path, [reading(0), reading(5)])
+    whole = path.read_bytes()
+    last = whole[: whole[:-1].rfind(b"\n") + 1]
+    for cut in (len(whole) - 1, len(whole) - 20, len(last) + 1, len(last)):
+        path.write_bytes(whole[:cut])
+        assert read_log(path).steps == [0]
+        write(path, [reading(5), reading(10)])
+        assert read_log(path).steps == [0, 5, 10]
+        assert read_log(path).broken == 0
+        assert path.read_bytes().startswith(last)
+
+
+def test_half_of_a_header_is_written_anew(tmp_path):
+    path = tmp_path / "run.csv"
+    path.write_text("step,entr")
+    write(path, [reading(0)])
+    assert read_log(path).steps == [0]
+
+
+def test_a_half_line_longer_than_a_block_is_dropped(tmp_path):
+    path = tmp_path / "run.jsonl"
+    write(path, [reading(0)])
+    with path.open("a") as file:
+        file.write("x" * 200_000)
+    write(path, [reading(5)])
+    assert len(path.read_text().splitlines()) == 2
+
+
+WRITER = """
+import sys, torch
+from massieu.monitor.reading import Place, Reading
+from massieu.monitor.sinks import open_sink
+sink = open_sink(sys.argv[1])
+places = tuple(Place("decoder", layer, f"h.{layer}", 16) for layer in range(24))
+values = {name: torch.rand(24, 16, dtype=torch.float64) for name in "abcdefgh"}
+for step in range(int(sys.argv[2]), 10**9):
+    sink(Reading(step, places, values))
+"""
+
+
+def start(path, step):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(step)], env=environment)
+
+
+def wait_until(condition, process):
+    begin = time.monotonic()
+    while not condition():
+        assert process.poll() is None
+        assert time.monotonic() - begin < 60
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_process_killed_while_writing_leaves_whole_lines_and_its_successor_appends(tmp_path, ending):
+    path = tmp_path / f"run.{ending}"
+    for run in range(2):
+        before = read_log(path).steps if run else []
+        size = path.stat().st_size if run else 0
+        process = start(path, len(before))
+        wait_until(lambda size=size: path.exists() and path.stat().st_size > size + 300_000, process)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+        log = read_log(path)
+        assert log.steps == list(range(len(log.steps)))
+        assert len(log.steps) > len(before)
+        assert (log.broken, log.restarts) == (0, 0)
+
+
+def test_a_file_that_another_process_writes_is_left_alone(tmp_path):
+    path = tmp_path / "run.jsonl"
+    process = start(path, 0)
+    try:
+        wait_until(lambda: path.exists() and path.stat().st_size > 0, process)
+        with pytest.raises(ValueError, match="is being written by another process; log to another file"):
+            open_sink(path)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_full_disk_costs_readings_but_not_the_training():
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    lines = _Lines(Path("/dev/full"))
+    with pytest.warns(
+        UserWarning, match="/dev/full could not be written: No space left on device; readings are missing"
+    ):
+        lines.write("{}")
+    lines.write("{}")  # said once
+    lines.close()
+
+
+def test_other_columns_are_refused_with_a_sentence(tmp_path):
+    path = tmp_path / "run.csv"
+    write(path, [reading(0)])
+    before = path.read_bytes()
+    sink = open_sink(path)
+    with pytest.raises(
+        ValueError, match="has 10 columns and this run 6 .* is only in one of them.*log to another file"
+    ):
+        sink(reading(5, places=PLACES[:1]))
+    assert path.read_bytes() == before
+
+
+def test_columns_in_another_order_are_refused(tmp_path):
+    path = tmp_path / "run.csv"
+    write(path, [reading(0)])
+    lines = path.read_text().splitlines()
+    columns = lines[0].split(",")
+    path.write_text(",".join([columns[0], columns[2], columns[1], *columns[3:]]) + "\n")
+    with pytest.raises(ValueError, match="their order differs"):
+        open_sink(path)(reading(5))
+
+
+def test_a_layer_that_runs_later_is_missing_in_a_csv_with_a_warning(tmp_path):
+    sink = open_sink(tmp_path / "run.csv")
+    sink(reading(0, places=PLACES[:1]))
+    with pytest.warns(UserWarning, match="no column entropy/layer01/min.*log to a .jsonl file"):
+        sink(reading(5))
+    rows = list(csv.reader((tmp_path / "run.csv").read_text().splitlines()))
+    assert [len(row) for row in rows] == [6, 6, 6]
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_run_that_begins_anew_supersedes_what_follows_its_first_step(tmp_path, ending):
+    path = tmp_path / f"run.{ending}"
+    write(path, [reading(0), reading(5), reading(10, [FLAG])])
+    write(path, [reading(5, entropy=2.0), reading(10, entropy=2.0)])
+    log = read_log(path)
+    assert log.steps == [0, 5, 10]
+    assert [row["entropy/layer00/min"] for row in log.rows] == [1.0, 2.0, 2.0]
+    assert log.flags == []
+    assert log.restarts == 1
+
+
+def test_a_growing_log_is_followed_line_by_line(tmp_path):
+    path = tmp_path / "run.jsonl"
+    sink = open_sink(path)
+    sink(reading(0))
+    log = Log(path)
+    assert log.update()
+    assert not log.update()
+    sink(reading(5))
+    with path.open("a") as file:
+        file.write('{"step": 7')
+    assert log.update()
+    assert log.steps == [0, 5]
+    path.write_text("")
+    log.update()
+    assert log.steps == []
+
+
+def test_raised_flags_are_those_not_cleared(tmp_path):
+    path = tmp_path / "run.jsonl"
+    cleared = Flag(**{**vars(FLAG), "state": "cleared"})
+    other = Flag(**{**vars(FLAG), "head": 1})
+    write(path, [reading(0, [FLAG, other]), reading(5, [cleared])])
+    assert [(flag["head"], flag["step"]) for flag in read_log(path).raised] == [(1, 0)]
+
+
+def test_stacks_are_told_apart(tmp_path):
+    places = (Place("encoder", 0, "e.0", 2), Place("cross", 0, "c.0", 3))
+    path = tmp_path / "run.csv"
+    write(path, [reading(0, [Flag(**{**vars(FLAG), "stack": "cross", "layer": 0})], places)])
+    log = read_log(path)
+    assert log.flags[0]["label"] == "cross.layer00"
+    assert "entropy/encoder.layer00/max" in log.rows[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"),
+    [
+        ("none.jsonl", None, "none.jsonl cannot be read: No such file or directory; give the path that watch"),
+        ("run.jsonl", "", "run.jsonl holds no reading so far; the first one comes with the first training step"),
+        ("run.jsonl", '{"step": 1', "holds no reading so far"),
+        ("run.jsonl", "what\n[]\n", "run.jsonl holds no reading in its 2 lines"),
+        (
+            "run.csv",
+            "a,b\n1,2\n",
+            "run.csv must begin with the columns of massieu.watch, step first and flags last, got 'a,b'",
+        ),
+        ("run.csv", "step,entropy/layer00/min,flags\nx,1,\n0,1\n", "holds no reading in its 2 lines"),
+        ("run.txt", "", "a log ends in .jsonl or .csv, got .*run.txt"),
+    ],
+)
+def test_a_log_that_is_none_gets_one_sentence(tmp_path, name, text, sentence):
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=sentence):
+        read_log(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("log", "sentence"),
+    [
+        ("run.txt", "log must be a path that ends in .jsonl or .csv, .* got 'run.txt'; JSON lines keep everything"),
+        (3, "log must be a path"),
+        ("nowhere/run.csv", "nowhere/run.csv cannot be written: there is no folder nowhere; create it first"),
+        ("taken.jsonl", "taken.jsonl cannot be written: Is a directory; choose another path"),
+    ],
+)
+def test_a_log_that_cannot_be_written_gets_one_sentence(tmp_path, monkeypatch, log, sentence):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken.jsonl").mkdir()
+    with pytest.raises(ValueError, match=sentence):
+        open_sink(log)
+
+
+def test_a_closed_log_says_so(tmp_path):
+    sink = open_sink(tmp_path / "run.jsonl")
+    sink.close()
+    sink.close()
+    with pytest.raises(ValueError, match="run.jsonl is closed"):
+        sink(reading(0))
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "trackio"])
+def test_a_tool_that_is_missing_is_named(name, monkeypatch):
+    monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(
+        ModuleNotFoundError, match=f'log="{name}" needs {name}, which is not installed; pip install {name}'
+    ):
+        open_sink(name)
+
+
+class Run:
+    """Stands in for wandb and trackio, which are not installed everywhere."""
+
+    def __init__(self, running):
+        self.run, self.calls = (object() if running else None), []
+
+    def __getattr__(self, name):
+        if name.startswith("_") or name == "context_vars":
+            raise AttributeError(name)
+
+        def call(*args, **kwargs):
+            self.calls.append((name, args, kwargs))
+            return self
+
+        return call
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+@pytest.mark.parametrize("running", [True, False])
+def test_a_run_of_the_user_is_written_to_and_left_open(monkeypatch, name, running):
+    tool = Run(running)
+    monkeypatch.setitem(sys.modules, name, tool)
+    sink = open_sink(name)
+    sink(reading(7, [FLAG]))
+    sink.close()
+    done = [call[0] for call in tool.calls]
+    assert ("init" in done) == ("finish" in done) == (not running)
+    _, (numbers,), options = next(call for call in tool.calls if call[0] == "log")
+    assert numbers["massieu/entropy/layer00/min"] == 1.0
+    assert numbers["massieu/flags/raised"] == 1
+    assert numbers.get("massieu/step", options.get("step")) == 7
+    assert all(math.isfinite(value) for value in numbers.values())
+
+
+def test_tensorboard_gets_finite_numbers_by_name_and_step():
+    seen = []
+    writer = types.SimpleNamespace(add_scalar=lambda *call: seen.append(call), flush=lambda: seen.append("flush"))
+    sink = open_sink(writer, per_head=True)
+    sink(reading(7))
+    sink.close()
+    assert ("entropy/layer00/head00", 1.0, 7) in seen
+    assert seen[-1] == "flush"
+    assert all(math.isfinite(value) for _, value, _ in seen[:-1])
+
+
+def test_tensorboard_itself_reads_the_curves(tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.chdir(tmp_path)
+    sink = open_sink("tensorboard")
+    sink(reading(7))
+    sink.close()
+    events = EventAccumulator(str(next((tmp_path / "runs").iterdir())))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("entropy/layer00/min")] == [(7, 1.0)]
+
+
+def test_a_watched_run_writes_to_everything_at_once(tmp_path):
+    model = massieu.nn.Transformer(8, 1, 2, vocabulary=10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen = []
+    logs = [tmp_path / "run.jsonl", str(tmp_path / "run.csv"), seen.append, [tmp_path / "more.jsonl"]]
+    with massieu.watch(model, every=2, log=logs) as watched:
+        for _ in range(4):
+            model(torch.tensor([[1, 2, 3]])).square().mean().backward()
+            optimizer.step()
+    assert [each.step for each in seen] == [0, 2]
+    for name in ("run.jsonl", "run.csv", "more.jsonl"):
+        log = read_log(tmp_path / name)
+        assert log.steps == [0, 2]
+        wanted = watched.readings[1].series()
+        assert log.rows[1] == {key: value for key, value in wanted.items() if not math.isnan(value)}
