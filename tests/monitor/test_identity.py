@@ -137,13 +137,19 @@ def test_accumulated_gradients_are_one_step(build):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.parametrize(
-    ("compiled", "autocast"), [("wrapped", False), ("wrapped", True), ("itself", False), ("outside", False)]
+    ("build", "compiled", "autocast"),
+    [
+        (Encoder, "wrapped", False),
+        (Encoder, "wrapped", True),
+        (Encoder, "itself", False),
+        (gpt2, "outside", False),
+    ],
 )
-def test_a_compiled_model_is_read_beside_its_own_pass(compiled, autocast):
-    readings = assert_same(Encoder, compiled=compiled, autocast=autocast)
+def test_a_compiled_model_is_read_beside_its_own_pass(build, compiled, autocast):
+    readings = assert_same(build, compiled=compiled, autocast=autocast)
     assert len(readings[0].places) == 2
     torch.compiler.reset()
-    plain = train(Encoder, True, autocast=autocast)[3]
+    plain = train(build, True, autocast=autocast)[3]
     for name in ("entropy", "token_cosine"):
         table, other = ({**reading.heads, **reading.layers}[name] for reading in (readings[0], plain[0]))
         torch.testing.assert_close(table, other)
