@@ -116,7 +116,7 @@ def unnoticed(model: nn.Module) -> Iterator[None]:
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
     numbers, cached = random.getstate(), torch.is_autocast_cache_enabled()
-    # A cast that is made without gradients would be used by the pass that needs them.
+    # Some versions of torch keep a cast that was made without gradients, and use it in the pass that needs them.
     torch.set_autocast_cache_enabled(False)
     try:
         with torch.random.fork_rng(devices=devices), torch.no_grad():

@@ -51,6 +51,13 @@ class Encoder(nn.Module):
         return self.head(self.norm(tokens.flatten(0, 1)).unflatten(0, ids.shape))
 
 
+class Dropping(Encoder):
+    """Draws random numbers of Python, too, and only a part of it is compiled."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return super().forward(ids) * (1 + random.random())
+
+
 def own() -> nn.Module:
     return massieu.nn.Transformer(16, num_layers=2, num_heads=2, vocabulary=WORDS)
 
@@ -81,6 +88,8 @@ def train(
         used = torch.compile(model, backend="aot_eager")
     elif compiled == "itself":
         model.compile(backend="aot_eager")
+    elif compiled == "part":
+        model.encoder.layers[0].compile(backend="aot_eager")
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     seen = model if compiled == "outside" else used
     with massieu.watch(seen, every=every) if watched else contextlib.nullcontext() as found:
@@ -142,6 +151,7 @@ def test_accumulated_gradients_are_one_step(build):
         (Encoder, "wrapped", False),
         (Encoder, "wrapped", True),
         (Encoder, "itself", False),
+        (Dropping, "part", True),
         (gpt2, "outside", False),
     ],
 )
