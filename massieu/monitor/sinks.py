@@ -230,7 +230,8 @@ def _open_tool(name: str) -> tuple[Callable[[int, dict[str, float]], object], Ca
         write, _ = _tensorboard(writer)
         return write, writer.close
     tool = _import(name, name)
-    own = tool.init(project="massieu") if getattr(tool, "run", None) is None and not _trackio_runs(tool) else None
+    running = tool.run if name == "wandb" else tool.context_vars.current_run.get()
+    own = tool.init(project="massieu") if running is None else None
     if name == "wandb":
         # An axis of our own: the step of a run that others write to as well may only rise.
         tool.define_metric("massieu/*", step_metric="massieu/step")
@@ -244,11 +245,6 @@ def _open_tool(name: str) -> tuple[Callable[[int, dict[str, float]], object], Ca
         tool.log({f"massieu/{key}": value for key, value in numbers.items()}, step=step)
 
     return write_trackio, (lambda: None) if own is None else tool.finish
-
-
-def _trackio_runs(tool: Any) -> bool:
-    current = getattr(getattr(tool, "context_vars", None), "current_run", None)
-    return current is not None and current.get() is not None
 
 
 def _tensorboard(writer: Any) -> tuple[Callable[[int, dict[str, float]], object], Callable[[], object]]:

@@ -309,8 +309,12 @@ def test_a_tool_that_is_missing_is_named(name, monkeypatch):
 class Run:
     """Stands in for wandb and trackio, which are not installed everywhere."""
 
-    def __init__(self, running):
-        self.run, self.calls = (object() if running else None), []
+    def __init__(self, name, running):
+        run, self.calls = (object() if running else None), []
+        # In trackio, run is a module.
+        self.run = run if name == "wandb" else types.ModuleType("run")
+        if name == "trackio":
+            self.context_vars = types.SimpleNamespace(current_run=types.SimpleNamespace(get=lambda: run))
 
     def __getattr__(self, name):
         if name.startswith("_") or name == "context_vars":
@@ -326,7 +330,7 @@ class Run:
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
 @pytest.mark.parametrize("running", [True, False])
 def test_a_run_of_the_user_is_written_to_and_left_open(monkeypatch, name, running):
-    tool = Run(running)
+    tool = Run(name, running)
     monkeypatch.setitem(sys.modules, name, tool)
     sink = open_sink(name)
     sink(reading(7, [FLAG]))
