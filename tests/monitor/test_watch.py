@@ -275,6 +275,7 @@ def test_a_model_that_is_checkpointed_as_a_whole_is_not_read_in_its_second_run(r
     with massieu.watch(model, every=1) as watched:
         for _ in range(3):
             torch.utils.checkpoint.checkpoint(model, tokens, use_reentrant=reentrant).square().mean().backward()
+            assert ears._LISTENERS == []
             optimizer.step()
     # The first run of the older kind has no gradients: to a watch of this module it looks like evaluation.
     assert [reading.step for reading in watched.readings] == ([] if reentrant else [0, 1, 2])
