@@ -106,8 +106,10 @@ class _Lines:
 
     def first(self) -> str:
         """The first line, without its end; empty if there is none."""
-        with open(self.path, encoding="utf-8", errors="replace", newline="") as file:
-            return file.readline().rstrip("\r\n")
+        # Not by opening the path once more: closing that would give up the claim on the file.
+        os.lseek(self._file, 0, os.SEEK_SET)
+        with os.fdopen(self._file, "rb", closefd=False) as file:
+            return file.readline().decode(errors="replace").rstrip("\r\n")
 
     def close(self) -> None:
         if self._open:
