@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WORDS = torch.randint(10, (4, 12), generator=torch.Generator().manual_seed(0))
 LENGTHS = torch.tensor([12, 9, 3, 5])  # the halves have 21 and 8 tokens: a mean of their means is another one
 STEPS = 3
+KINDS = ("float64", "float32")
 
 
 def small(dtype: torch.dtype) -> nn.Module:
@@ -53,58 +55,56 @@ def uneven(rank: int) -> list[Tally]:
     return tallies
 
 
-def process(rank: int, folder: Path, kind: str) -> None:
+def process(rank: int, folder: Path) -> None:
     """What each of the two processes does."""
-    rows = slice(2 * rank, 2 * rank + 2)
-    if kind == "accelerate":
+    dist.init_process_group("gloo", init_method=(folder / "meet").as_uri(), rank=rank, world_size=2)
+    wrapped = {kind: nn.parallel.DistributedDataParallel(small(getattr(torch, kind))) for kind in KINDS}
+    if importlib.util.find_spec("accelerate"):
         from accelerate import Accelerator
 
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-        wrapped = Accelerator(cpu=True).prepare(small(torch.float32))
-    else:
-        dist.init_process_group("gloo", init_method=(folder / "meet").as_uri(), rank=rank, world_size=2)
-        wrapped = nn.parallel.DistributedDataParallel(small(getattr(torch, kind)))
-    assert isinstance(wrapped, nn.parallel.DistributedDataParallel)
-    watched = train(wrapped, rows, log=folder / "run.jsonl")
-    joined = merge_processes(uneven(rank))
-    found = {
-        "readings": [reading.to_dict() for reading in watched.readings],
-        "names": [tally.place.name for tally in joined],
-        "uneven": [{name: tally.value(name).tolist() for name in sorted(_names(tally))} for tally in joined],
+        wrapped["accelerate"] = Accelerator(cpu=True).prepare(small(torch.float32))
+        assert isinstance(wrapped["accelerate"], nn.parallel.DistributedDataParallel)
+    rows = slice(2 * rank, 2 * rank + 2)
+    found: dict[str, Any] = {
+        kind: [reading.to_dict() for reading in train(model, rows, log=folder / f"{kind}.jsonl").readings]
+        for kind, model in wrapped.items()
     }
+    joined = merge_processes(uneven(rank))
+    found["uneven"] = [
+        {name: tally.value(name).tolist() for name in sorted({*tally.total, *tally.largest, *tally.known})}
+        for tally in joined
+    ]
+    found["names"] = [tally.place.name for tally in joined]
     (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def _names(tally: Tally) -> set[str]:
-    return {*tally.total, *tally.largest, *tally.known}
-
-
-def run_two(folder: Path, kind: str, port: str = "0") -> list[dict]:
-    environment = {
-        **os.environ,
-        **{"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]), "MASTER_PORT": port},
-        **{"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-    }
-    command = [sys.executable, str(Path(__file__).resolve())]
-    started = [
-        subprocess.Popen([*command, str(rank), str(folder), kind], env=environment, stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
+@pytest.fixture(scope="module")
+def two(tmp_path_factory) -> tuple[Path, list[dict[str, Any]]]:
+    """The folder of two processes that trained together, and what each of them found."""
+    folder = tmp_path_factory.mktemp("two")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    environment |= {"OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    started = []
+    for rank in ("0", "1"):
+        command = [sys.executable, str(Path(__file__).resolve()), rank, str(folder)]
+        own = {**environment, "RANK": rank, "LOCAL_RANK": rank}
+        started.append(subprocess.Popen(command, env=own, stderr=subprocess.PIPE, text=True))
     try:
         for one in started:
-            _, errors = one.communicate(timeout=120)
+            _, errors = one.communicate(timeout=300)
             assert one.returncode == 0, errors
     finally:
         for one in started:
             one.kill()
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+    return folder, [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
 def largest_difference(first: Reading, second: Reading) -> float:
     """Of all figures, relative where they are above one; nan agrees with nan."""
-    assert first.places == second.places and first.heads.keys() == second.heads.keys()
+    assert first.places == second.places
+    assert first.heads.keys() == second.heads.keys()
     ours, theirs = {**first.heads, **first.layers}, {**second.heads, **second.layers}
     found = 0.0
     for name, values in ours.items():
@@ -115,40 +115,34 @@ def largest_difference(first: Reading, second: Reading) -> float:
     return found
 
 
-@pytest.mark.parametrize("kind", ["float64", "float32"])
-def test_two_processes_read_what_one_reads_of_the_joined_batch(tmp_path, kind):
-    found = run_two(tmp_path, kind)
-    whole = train(small(getattr(torch, kind)), slice(0, 4)).readings
-    ranks = [[Reading.from_dict(reading) for reading in one["readings"]] for one in found]
-    assert [reading.step for reading in ranks[0]] == [0, 1, 2]
-    assert found[0]["readings"] == found[1]["readings"]  # so that all processes may act on a flag
-    gaps = [largest_difference(one, other) for one, other in zip(whole, ranks[0], strict=True)]
+@pytest.mark.parametrize("kind", [*KINDS, "accelerate"])
+def test_two_processes_read_what_one_reads_of_the_joined_batch(two, kind):
+    _, found = two
+    if kind not in found[0]:
+        pytest.skip("accelerate is not installed")
+    dtype = torch.float64 if kind == "float64" else torch.float32
+    whole = train(small(dtype), slice(0, 4)).readings
+    merged = [Reading.from_dict(reading) for reading in found[0][kind]]
+    assert [reading.step for reading in merged] == [0, 1, 2]
+    gaps = [largest_difference(one, other) for one, other in zip(whole, merged, strict=True)]
     assert max(gaps) < 1e-6, gaps
     # The control: the halves themselves are far from it.
     for rows in (slice(0, 2), slice(2, 4)):
-        half = train(small(getattr(torch, kind)), rows).readings
-        assert largest_difference(whole[0], half[0]) > 0.01
+        assert largest_difference(whole[0], train(small(dtype), rows).readings[0]) > 0.01
 
-    # The first process alone wrote, and once.
-    lines = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
-    assert lines == found[0]["readings"]
 
-    # What only one of them heard is merged as well.
-    for one in found:
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_processes_hold_the_readings_and_the_first_one_writes_them(two, kind):
+    folder, found = two
+    assert found[0][kind] == found[1][kind]  # so that all processes may act on a flag
+    assert [json.loads(line) for line in (folder / f"{kind}.jsonl").read_text().splitlines()] == found[0][kind]
+
+
+def test_what_only_one_process_heard_is_merged_as_well(two):
+    for one in two[1]:
         assert one["names"] == ["h.0", "h.1"]
         first = {"effective_rank": 3.0, "entropy": [0.75, 1.25], "qk_norm": [1.0, 1.0], "score_max": [5.0, 5.0]}
         assert one["uneven"] == [first, {"entropy": [0.5, 1.0], "score_max": [5.0, -5.0]}]
-
-
-def test_a_model_that_accelerate_prepared_is_read_as_a_whole(tmp_path):
-    pytest.importorskip("accelerate", exc_type=ImportError)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    found = run_two(tmp_path, "accelerate", port)
-    whole = train(small(torch.float32), slice(0, 4)).readings
-    merged = [Reading.from_dict(reading) for reading in found[1]["readings"]]
-    assert max(largest_difference(one, other) for one, other in zip(whole, merged, strict=True)) < 1e-6
 
 
 def test_a_single_process_needs_no_group(tmp_path):
@@ -164,4 +158,4 @@ def test_copies_in_threads_are_refused():
 
 
 if __name__ == "__main__":
-    process(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+    process(int(sys.argv[1]), Path(sys.argv[2]))
