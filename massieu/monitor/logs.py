@@ -122,8 +122,6 @@ class Log:
 
     def _from_row(self, line: str) -> tuple[int, dict[str, float], list[dict[str, Any]]]:
         cells = next(csv.reader([line]))
-        if len(cells) != len(self._columns):
-            raise ValueError(f"expected {len(self._columns)} cells, got {len(cells)}")
         named = dict(zip(self._columns, cells, strict=True))
         step, flags = int(named.pop("step")), named.pop("flags")
         row = {name: float(cell) for name, cell in named.items() if cell}

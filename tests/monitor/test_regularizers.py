@@ -55,7 +55,7 @@ def reference(name, scores, present):
     heads = []
     for matrix, rows in zip(scores, present, strict=True):
         seen = matrix > -1e4
-        matrix = matrix.masked_fill(~seen, -torch.inf)
+        matrix = matrix.double().masked_fill(~seen, -torch.inf)
         kept = rows[:, None].expand(matrix.shape[:3])
         weight = matrix.softmax(-1)
         entropy = -(weight * weight.clamp_min(1e-300).log()).sum(-1)
@@ -110,6 +110,54 @@ def test_penalties_and_their_gradients_are_those_of_the_written_out_softmax(fami
         assert_close(penalty(attention), wanted, rtol=tolerance, atol=1e-12, check_dtype=False)
         for own, other in zip(gradients(penalty(attention), model), gradients(wanted, model), strict=True):
             assert_close(own, other, rtol=100 * tolerance, atol=1e-3 * tolerance)
+
+
+def test_a_sink_is_an_atom_of_the_entropy_but_no_score_to_be_bounded():
+    model, inputs = build("gpt_oss", attn_implementation="eager")  # in float32: its experts know no other
+    scores = forward(model, inputs)  # their last column is the sink, and each row is shifted by its maximum
+    with collect(model) as attention:
+        model(**inputs)
+    everything = [torch.ones(2, 24).bool()] * len(scores)
+    for name in ("entropy", "normalized"):
+        wanted = reference(name, scores, everything)
+        assert_close(PENALTIES[name](attention), wanted, rtol=1e-5, atol=1e-8, check_dtype=False)
+        for own, other in zip(gradients(PENALTIES[name](attention), model), gradients(wanted, model), strict=True):
+            assert_close(own, other, rtol=1e-3, atol=1e-5)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("sinks"):
+                weight.fill_(1000.0)
+    with collect(model) as attention:
+        model(**inputs)
+    assert logit_bound(attention, 50.0) == 0
+    assert z_loss(attention) > 50.0**2
+
+
+def test_a_bias_of_the_scores_counts_in_every_penalty():
+    model, inputs = eager("t5", "right")
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "relative_attention_bias" in name:
+                weight.normal_(std=2.0, generator=torch.Generator().manual_seed(0))
+        scores = forward(model, inputs)
+        with collect(model) as attention:
+            model(**inputs)
+        for name, penalty in PENALTIES.items():
+            # The model rounds its scores to float32.
+            wanted = reference(name, scores, rows_of(inputs, scores))
+            assert_close(penalty(attention), wanted, rtol=1e-4, atol=1e-6, check_dtype=False)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "bloom", "gpt2"])
+def test_autocast_around_the_penalty_does_not_change_it(family):
+    model, inputs = build(family, attn_implementation="eager")
+    found = []
+    for autocast in (True, False):
+        with collect(model) as attention:
+            model(**inputs)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            found.append(torch.stack([penalty(attention) for penalty in PENALTIES.values()]))
+    assert torch.equal(*found)
 
 
 def test_the_fused_attention_of_a_model_is_penalised_like_its_written_out_one():

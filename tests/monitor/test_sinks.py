@@ -28,7 +28,9 @@ ENDINGS = ["jsonl", "csv"]
 def reading(step=0, flags=(), places=PLACES, entropy=1.0):
     heads = torch.full((len(places), 3), entropy, dtype=torch.float64) + torch.arange(3) / 7
     heads[0, 2] = torch.nan
-    return Reading(step, places, {"entropy": heads}, {"token_cosine": torch.rand(len(places)).double()}, tuple(flags))
+    cosine = torch.full((len(places),), 0.25, dtype=torch.float64)
+    cosine[0] = torch.nan
+    return Reading(step, places, {"entropy": heads}, {"token_cosine": cosine}, tuple(flags))
 
 
 def write(path, readings):
@@ -150,9 +152,11 @@ def test_a_process_killed_while_writing_leaves_whole_lines_and_its_successor_app
         for log in found:
             assert log.steps == list(range(len(log.steps)))
             assert len(log.steps) > len(before)
-            assert (log.broken, log.restarts) == (0, 0)
-        # The second log of a list may lack the last reading.
+            assert log.broken == 0
+        # The second log of a list may lack the last reading; the next run then writes it to the first once more.
         assert 0 <= len(found[0].steps) - len(found[1].steps) <= 1
+        assert found[0].restarts <= 1
+        assert found[1].restarts == 0
         before = found[1].steps
 
 
