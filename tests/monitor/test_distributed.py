@@ -125,7 +125,9 @@ def test_two_processes_read_what_one_reads_of_the_joined_batch(two, kind):
     merged = [Reading.from_dict(reading) for reading in found[0][kind]]
     assert [reading.step for reading in merged] == [0, 1, 2]
     gaps = [largest_difference(one, other) for one, other in zip(whole, merged, strict=True)]
-    assert max(gaps) < 1e-6, gaps
+    # In single precision the sums of gradients are rounded differently, and later weights with them: seen 9.4e-7.
+    limits = [1e-6, *[1e-6 if kind == "float64" else 1e-5] * (STEPS - 1)]
+    assert all(gap < limit for gap, limit in zip(gaps, limits, strict=True)), gaps
     # The control: the halves themselves are far from it.
     for rows in (slice(0, 2), slice(2, 4)):
         assert largest_difference(whole[0], train(small(dtype), rows).readings[0]) > 0.01
