@@ -170,3 +170,9 @@ def check_matrix(given: Tensor | None, name: str, shape: tuple[int, int]) -> Ten
     if given.shape != shape:
         raise ValueError(f"{name} must have shape {shape}, got {tuple(given.shape)}; its columns belong to the inputs")
     return given
+
+
+def check_noise(noise: float) -> None:
+    """One sentence unless this can be a standard deviation."""
+    if not 0 <= noise < float("inf"):
+        raise ValueError(f"noise must be a standard deviation of at least zero, got {noise}; zero is none")
