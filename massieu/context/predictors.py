@@ -97,8 +97,7 @@ class Ridge(Predictor):
         for chunk, grams, _ in prefix_sums(inputs, inputs[..., :1], asked):
             solved = torch.linalg.solve_triangular(self._factor(grams), queries[chunk][..., None], upper=False)
             found.append(self.penalty * solved.square().sum((-2, -1)))
-        variances: Tensor = torch.cat(found).to(prompts.targets)
-        return variances
+        return torch.cat(found).to(prompts.targets)
 
     def _whitened(self, vectors: Tensor) -> Tensor:
         root, _ = root_of_covariance(self.prior, "prior", vectors.shape[-1])
@@ -106,7 +105,8 @@ class Ridge(Predictor):
 
     def _factor(self, grams: Tensor) -> Tensor:
         eye = torch.eye(grams.shape[-1], dtype=grams.dtype, device=grams.device)
-        return torch.linalg.cholesky(grams + self.penalty * eye)
+        factor: Tensor = torch.linalg.cholesky(grams + self.penalty * eye)
+        return factor
 
 
 class LeastSquares(Predictor):

@@ -101,10 +101,7 @@ def root_of_covariance(matrix: Any, name: str, dim: int) -> tuple[Tensor | None,
     if matrix is None:
         return None, eye
     given = torch.as_tensor(matrix, dtype=torch.float64).detach()
-    if given.dim() == 0:
-        full = given * eye
-    else:
-        full = given.diag() if given.dim() == 1 else given
+    full = given.expand(dim).diag() if given.dim() == 0 else given.diag() if given.dim() == 1 else given
     if full.shape != (dim, dim):
         raise ValueError(
             f"{name} must be a number, {dim} variances or a ({dim}, {dim}) matrix, got shape {tuple(given.shape)};"
