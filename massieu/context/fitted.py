@@ -24,18 +24,19 @@ class Fitted(Predictor):
         estimator = self._estimator()
         x, y, asked = (tensor.numpy(force=True) for tensor in (inputs, targets, queries))
         found = np.zeros((*asked.shape[:2], y.shape[-1]))
-        failures = 0
+        fits = failures = 0
         for task, place, output in np.ndindex(*found.shape):
             length = lengths[place]
             if length:
                 with warnings.catch_warnings(record=True) as caught:
                     warnings.simplefilter("always")
                     estimator.fit(x[task, :length], y[task, :length, output])
+                fits += 1
                 failures += any("converge" in str(warning.message).lower() for warning in caught)
                 found[task, place, output] = estimator.predict(asked[task, place][None])[0]
         if failures:
             warnings.warn(
-                f"{failures} of {found.size} fits of {type(self).__name__} stopped before they converged;"
+                f"{failures} of {fits} fits of {type(self).__name__} stopped before they converged;"
                 " their predictions are those of the last step, so raise the penalty or the number of steps",
                 RuntimeWarning,
                 stacklevel=3,

@@ -35,6 +35,8 @@ def best_rate(length: int, dim: int, *, covariance: Any = None, prior: Any = Non
         0.645161
     """
     length, dim = as_integer(length, "length", least=0), as_integer(dim, "dim", least=1)
+    if not 0 <= noise < float("inf"):
+        raise ValueError(f"noise must be non-negative and finite, got {noise!r}; it is a standard deviation")
     (_, spread), (_, weights) = (
         root_of_covariance(given, name, dim) for given, name in ((covariance, "covariance"), (prior, "prior"))
     )

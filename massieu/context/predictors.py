@@ -19,6 +19,9 @@ __all__ = ["Averaging", "LeastSquares", "Neighbours", "Predictor", "Ridge", "bay
 CHUNK = 2**22
 """Numbers in the matrices of all prefixes that are held at once."""
 
+SMALL = 1e-6
+"""Penalties below this share of the squared length of inputs are too small for the Gram matrix, which squares them."""
+
 
 class Predictor(ABC):
     """Predicts the answer to each query from the examples before it; 0 where there are none."""
@@ -54,7 +57,7 @@ class Ridge(Predictor):
     .. math:: \hat w = \arg\min_w \sum_{j<i} (y_j - \langle w, x_j \rangle)^2 + \lambda\, w^\top \Psi^{-1} w
 
     For :math:`w \sim N(0, \Psi)` and noise of variance :math:`\lambda` this is the posterior mean. All prefixes are
-    solved at once, from running sums, by Cholesky factors.
+    solved at once, from running sums, by Cholesky factors; with a small penalty one by one, by singular values.
 
     Args:
         penalty: :math:`\lambda`, not negative; 0 gives the limit, least squares of minimum norm.
@@ -77,6 +80,8 @@ class Ridge(Predictor):
         inputs, queries = self._whitened(inputs), self._whitened(queries)
         if not self.penalty:
             return LeastSquares().predict(inputs, targets, queries, lengths)
+        if self.penalty <= SMALL * float(inputs.square().sum(-1).max()):
+            return self._by_singular_values(inputs, targets, queries, lengths)
         found = [
             torch.einsum("tld,tldo->tlo", queries[chunk], torch.cholesky_solve(moments, self._factor(grams)))
             for chunk, grams, moments in prefix_sums(inputs, targets, lengths)
@@ -95,9 +100,23 @@ class Ridge(Predictor):
         inputs, queries = self._whitened(prompts.inputs.double()), self._whitened(prompts.queries[:, asked].double())
         found = []
         for chunk, grams, _ in prefix_sums(inputs, inputs[..., :1], asked):
-            solved = torch.linalg.solve_triangular(self._factor(grams), queries[chunk][..., None], upper=False)
-            found.append(self.penalty * solved.square().sum((-2, -1)))
+            values, vectors = torch.linalg.eigh(grams)
+            rounding = values.shape[-1] * torch.finfo(values.dtype).eps * values[..., -1:]
+            values = torch.where(values > rounding, values, 0.0)  # else a small penalty drowns in it
+            along = torch.einsum("tld,tlde->tle", queries[chunk], vectors)
+            found.append((along.square() * self.penalty / (values + self.penalty)).sum(-1))
         return torch.cat(found).to(prompts.targets)
+
+    def _by_singular_values(self, inputs: Tensor, targets: Tensor, queries: Tensor, lengths: list[int]) -> Tensor:
+        found = queries.new_zeros(*queries.shape[:2], targets.shape[-1])
+        for place, length in enumerate(lengths):
+            if length:
+                left, values, right = torch.linalg.svd(inputs[:, :length], full_matrices=False)
+                rounding = max(inputs[0, :length].shape) * torch.finfo(values.dtype).eps * values[:, :1]
+                factors = torch.where(values > rounding, values / (values.square() + self.penalty), 0.0)
+                along = torch.einsum("tkd,td->tk", right, queries[:, place])
+                found[:, place] = torch.einsum("tk,tnk,tno->to", along * factors, left, targets[:, :length])
+        return found
 
     def _whitened(self, vectors: Tensor) -> Tensor:
         root, _ = root_of_covariance(self.prior, "prior", vectors.shape[-1])

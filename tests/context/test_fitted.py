@@ -46,8 +46,8 @@ def test_sparse_functions_are_found_before_there_are_enough_equations():
 
 
 def test_fits_that_did_not_converge_are_counted():
-    with pytest.warns(RuntimeWarning, match="of 6 fits of Lasso stopped before they converged"):
-        Lasso(1e-4, steps=1)(drawn(), [12])
+    with pytest.warns(RuntimeWarning, match="^[1-6] of 6 fits of Lasso stopped before they converged"):
+        Lasso(1e-4, steps=1)(drawn(), [0, 12])
 
 
 def test_networks_of_tasks_are_trained_each_by_itself():

@@ -110,6 +110,11 @@ def test_prompts_have_delimiters_between_examples_only():
     assert torch.equal(symbols == 0, delimiter.expand(20, -1))
 
 
+def test_the_first_slot_alone_shows_the_delimiter():
+    shows = concept_mixture(seeded(), values=3, slots=4).emissions[:, 0].reshape(3, 4)
+    assert shows.tolist() == [[1.0, 0.0, 0.0, 0.0]] * 3
+
+
 def test_prompts_without_smoothing_may_be_impossible():
     generator = seeded(0)
     mixture = concept_mixture(generator, smoothing=0.0)

@@ -71,6 +71,25 @@ def test_ridge_solves_its_normal_equations(prompts):
     assert not torch.allclose(Ridge(0.3)(prompts), expected, rtol=1e-2)
 
 
+@pytest.mark.parametrize("penalty", [1e-20, 1e-12, 1e-7, 1e-4, 1.0, 1e6])
+def test_penalties_of_all_sizes_agree_with_singular_values(penalty):
+    prompts = drawn()
+
+    def shrunk(x, y):
+        left, s, right = np.linalg.svd(x, full_matrices=False)
+        return right.T @ (s / (s**2 + penalty) * (left.T @ y))
+
+    assert_close(Ridge(penalty)(prompts), by_loop(prompts, shrunk), rtol=1e-8, atol=1e-8)
+    variances = torch.zeros_like(prompts.targets)
+    for t in range(prompts.tasks):
+        for i in range(prompts.examples):
+            s, right = np.linalg.svd(prompts.inputs[t, :i].numpy())[1:] if i else (np.zeros(0), np.eye(4))
+            along = right @ prompts.queries[t, i].numpy()
+            known = np.concatenate([s**2, np.zeros(4 - len(s))])
+            variances[t, i] = float((along**2 * penalty / (known + penalty)).sum())
+    assert_close(Ridge(penalty).variance(prompts), variances, rtol=1e-8, atol=1e-8)
+
+
 def test_a_singular_prior_is_the_limit_of_priors():
     prompts = drawn()
     singular, near = (Ridge(0.3, [1.0, 2.0, 0.5, small])(prompts) for small in (0.0, 1e-12))
@@ -85,11 +104,12 @@ def test_least_squares_has_minimum_norm():
     assert_close(Ridge(1e-9)(prompts), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_repeated_inputs_do_not_disturb_least_squares():
+@pytest.mark.parametrize("predictor", [LeastSquares(), Ridge(0.0), Ridge(1e-24)], ids=["plain", "none", "tiny"])
+def test_repeated_inputs_do_not_disturb_least_squares(predictor):
     prompts = drawn(noise=0.0)
     inputs = prompts.inputs[:, [0, 0, 1, 1, 2, 2, 3, 3, 4]]
     targets = prompts.targets[:, [0, 0, 1, 1, 2, 2, 3, 3, 4]]
-    assert_close(LeastSquares()(Prompts.of(inputs, targets))[:, -1], targets[:, -1], rtol=1e-8, atol=1e-8)
+    assert_close(predictor(Prompts.of(inputs, targets))[:, -1], targets[:, -1], rtol=1e-8, atol=1e-8)
 
 
 def test_neighbours_are_those_of_scikit_learn():
@@ -314,6 +334,7 @@ def test_the_standard_error_of_a_median_is_that_of_repeated_draws():
         (lambda: GradientDescent(-1), "steps must be an integer of at least 0"),
         (lambda: GradientDescent(1, rate=0.0), "rate must be positive and finite, got 0.0"),
         (lambda: GradientDescentPlus(1, 0.1, -0.1), "curvature must be positive and finite, got -0.1"),
+        (lambda: best_rate(1, 3, noise=-1.0), "noise must be non-negative and finite, got -1.0"),
         (lambda: best_rate(-1, 3), "length must be an integer of at least 0"),
         (
             lambda: Averaging()(drawn(), [9]),
