@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -109,26 +110,25 @@ def concept_inference(trial: Trial) -> Evidence:
     """Distance of predictions from those of the true concept; the control averages over concepts without a prompt."""
     mixture = concept_mixture(trial.generator)
     counts = [0, 1, 4, 8]
-    prompts = [draw_symbol_prompts(mixture, trial.size(100, 500), count, trial.generator) for count in counts]
+    prompts = [draw_symbol_prompts(mixture, trial.size(60, 500), count, trial.generator) for count in counts]
 
-    def distances(weighing: str) -> list[float]:
+    def distances(weighing: Literal["posterior", "uniform"]) -> list[float]:
         """In total variation, on average, for each number of examples."""
-        found = []
-        for each in prompts:
-            known = mixture.predictive(each.symbols, "oracle", each.concepts)
-            guess = mixture.predictive(each.symbols, weighing)  # type: ignore[arg-type]
-            found.append(float(0.5 * (guess - known).abs().sum(-1).mean()))
-        return found
+        guesses = [mixture.predictive(each.symbols, weighing) for each in prompts]
+        pairs = zip(guesses, known, strict=True)
+        return [float(0.5 * (guess - true).abs().sum(-1).mean()) for guess, true in pairs]
+
+    known = [mixture.predictive(each.symbols, "oracle", each.concepts) for each in prompts]
+    series = {"posterior": distances("posterior"), "uniform average": distances("uniform")}
 
     def gap(weighing: str) -> Gap:
-        return Gap(distances(weighing)[-1], 0.02)
+        return Gap(series[weighing][-1], 0.02)
 
-    right = mixture.predictive(prompts[-1].symbols).argmax(-1) == prompts[-1].answers
-    series = {"posterior": distances("posterior"), "uniform average": distances("uniform")}
+    right = known[-1].argmax(-1) == prompts[-1].answers
     return Evidence(
         printed=gap("posterior"),
-        control=gap(trial.control("uniform", "posterior")),
-        table={"share of right answers after 8 examples": float(right.double().mean())},
+        control=gap(trial.control("uniform average", "posterior")),
+        table={"share of right answers of the concept after 8 examples": float(right.double().mean())},
         curve=Curve(counts, dict(series), "examples", "distance from the true concept"),
     )
 
