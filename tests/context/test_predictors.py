@@ -108,7 +108,9 @@ def test_repeated_inputs_do_not_disturb_least_squares(predictor):
     prompts = drawn(noise=0.0)
     inputs = prompts.inputs[:, [0, 0, 1, 1, 2, 2, 3, 3, 4]]
     targets = prompts.targets[:, [0, 0, 1, 1, 2, 2, 3, 3, 4]]
-    assert_close(predictor(Prompts.of(inputs, targets))[:, -1], targets[:, -1], rtol=1e-8, atol=1e-8)
+    found = predictor(Prompts.of(inputs, targets))
+    assert_close(found[:, -1], targets[:, -1], rtol=1e-8, atol=1e-8)
+    assert_close(found[:, 2:7:2], LeastSquares()(prompts)[:, 1:4], rtol=1e-8, atol=1e-8)
 
 
 def test_neighbours_are_those_of_scikit_learn():
