@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import NormalDist
@@ -131,14 +131,15 @@ def measure_capacity(
     power: int = 3,
     rectified: bool = False,
     diagonal: bool = False,
+    rule: str | None = None,
     corruption: float = 0.1,
     confidence: float = 0.95,
 ) -> list[CapacityRow]:
     """How often a criterion holds for random patterns, with binomial confidence intervals.
 
     Every trial draws all of its patterns anew, so that trials are independent and the interval is that of a binomial;
-    except for "all_fixed" it looks at one of the patterns only, which stands for all. A trial depends on the seed, the
-    number of patterns and its place, not on the workers.
+    except for "all_fixed" and "all_recovered" it looks at one of the patterns only, which stands for all. A trial
+    depends on the seed, the number of patterns and its place, not on the workers.
 
     Where the criterion says "fixed", a random state is tried in each draw as well: if random states are fixed points
     too, then so are the patterns for no reason of their own, and the measurement is refused.
@@ -148,8 +149,8 @@ def measure_capacity(
         dim: of the patterns.
         numbers: how many patterns to store, one row for each.
         criterion: "all_fixed", "most_fixed" (the pattern that is looked at is fixed), "small_errors" (its retrieval
-            from itself keeps an overlap of 0.95) or "recovered" (it comes back exactly from flipped bits). States are
-            retrieved asynchronously.
+            from itself keeps an overlap of 0.95), "all_recovered" or "most_recovered" (they, or it, come back exactly
+            from flipped bits).
         trials: draws for each number.
         seed: of everything random.
         workers: processes; more than one needs a script to protect its main part by ``if __name__ == "__main__"``.
@@ -157,7 +158,8 @@ def measure_capacity(
         power: of "dense".
         rectified: of "dense".
         diagonal: of "classical".
-        corruption: share of bits that are flipped for "recovered", rounded to a number of bits.
+        rule: of the memory; by default states are retrieved asynchronously.
+        corruption: share of bits that are flipped for what is "recovered", rounded to a number of bits.
         confidence: of the intervals.
 
     Example:
@@ -167,22 +169,28 @@ def measure_capacity(
     """
     if kind not in ("classical", "dense", "exponential"):
         raise ValueError(f'kind must be "classical", "dense" or "exponential", got {kind!r}; these have polar states')
-    if criterion not in ("all_fixed", "most_fixed", "small_errors", "recovered"):
+    if criterion not in ("all_fixed", "most_fixed", "small_errors", "all_recovered", "most_recovered"):
         raise ValueError(
-            f'criterion must be "all_fixed", "most_fixed", "small_errors" or "recovered", got {criterion!r};'
-            " capacities differ by criterion"
+            'criterion must be "all_fixed", "most_fixed", "small_errors", "all_recovered" or "most_recovered",'
+            f" got {criterion!r}; capacities differ by criterion"
         )
     if not 0 <= corruption < 0.5:
         raise ValueError(f"corruption must be at least 0 and below 1/2, got {corruption}; it is a share of bits")
     dim, trials = as_integer(dim, "dim", least=1), as_integer(trials, "trials", least=1)
     seed, workers = as_integer(seed, "seed", least=0), as_integer(workers, "workers", least=1)
+    if isinstance(numbers, (str, bytes)) or not isinstance(numbers, Iterable):
+        raise TypeError(
+            f"numbers must be a sequence of integers, got {numbers!r}; write [{numbers!r}] for a single one"
+        )
     counts = [as_integer(number, "numbers", least=1) for number in numbers]
-    build = partial(_build, kind, power=power, rectified=rectified, diagonal=diagonal)
-    build(torch.ones(1, dim))  # what is wrong with the options is said before the work begins
+    build = partial(_build, kind, power=power, rectified=rectified, diagonal=diagonal, rule=rule)
+    # What is wrong with the options is said before the work begins.
+    build(torch.ones(1, dim))
+    wilson_interval(0, trials, confidence)
     run = partial(_run, build, dim, criterion, corruption, seed)
     tasks = [
         (number, start, min(start + TASK_TRIALS, trials))
-        for number in counts
+        for number in dict.fromkeys(counts)  # the same number twice is the same measurement
         for start in range(0, trials, TASK_TRIALS)
     ]
     sums = {number: [0, 0] for number in counts}
@@ -192,7 +200,7 @@ def measure_capacity(
         sums[number][1] += fixed
         done += stop - start
         if progress is not None:
-            progress(done, len(counts) * trials)
+            progress(done, len(sums) * trials)
     rows = []
     for number in counts:
         good, fixed = sums[number]
@@ -201,7 +209,7 @@ def measure_capacity(
         if speaks and wilson_interval(fixed, trials, confidence)[0] > 0.1:
             raise ValueError(
                 f"random states must not be fixed points for {criterion!r} to mean anything, got {fixed} of {trials}"
-                f' with {number} patterns; leave the diagonal out, or measure with criterion="recovered"'
+                f' with {number} patterns; leave the diagonal out, or measure with criterion="most_recovered"'
             )
         rows.append(CapacityRow(number, trials, good, good / trials, low, high, fixed if speaks else None))
     return rows
@@ -227,10 +235,12 @@ def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> tu
     return low, 1.0 if successes == trials else min(1.0, centre + half)
 
 
-def _build(kind: str, patterns: Tensor, *, power: int, rectified: bool, diagonal: bool) -> Polar:
+def _build(kind: str, patterns: Tensor, *, power: int, rectified: bool, diagonal: bool, rule: Any) -> Polar:
     if kind == "classical":
-        return Classical(patterns, diagonal=diagonal)
-    return Exponential(patterns) if kind == "exponential" else Dense(patterns, power, rectified=rectified)
+        return Classical(patterns, rule or "async", diagonal=diagonal)
+    if kind == "exponential":
+        return Exponential(patterns, rule=rule or "flip")
+    return Dense(patterns, power, rectified=rectified, rule=rule or "flip")
 
 
 def _run(
@@ -255,17 +265,20 @@ def _run(
             good += bool(_is_fixed(memory, looked).all())
             fixed += bool(_is_fixed(memory, other)) and not bool(((patterns @ other[0]).abs() == dim).any())
             continue
-        cue = patterns[:1].clone()
-        if criterion == "recovered":
-            flips = torch.randperm(dim, generator=generator)[: round(corruption * dim)]
-            cue[:, flips] *= -1
-        found = memory.retrieve(cue).state
-        good += float((found * patterns[:1]).mean()) >= (OVERLAP if criterion == "small_errors" else 1.0)
+        looked = patterns if criterion == "all_recovered" else patterns[:1]
+        cue = looked.clone()
+        if criterion != "small_errors":
+            for row in cue:
+                row[torch.randperm(dim, generator=generator)[: round(corruption * dim)]] *= -1
+        overlap = (memory.retrieve(cue).state * looked).mean(-1).min()
+        good += float(overlap) >= (OVERLAP if criterion == "small_errors" else 1.0)
     return good, fixed
 
 
 def _is_fixed(memory: Polar, states: Tensor) -> Tensor:
-    return ~memory._unstable(states, states @ memory.patterns.T).any(-1)
+    if memory._asynchronous:
+        return ~memory._unstable(states, states @ memory.patterns.T).any(-1)
+    return (memory._move(states, 0, None) == states).all(-1)
 
 
 def _map(

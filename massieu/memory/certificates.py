@@ -236,7 +236,7 @@ def error_bound(found: Certificate, distance: float | Tensor, fixed_distance: fl
     farthest = _farthest(found, distance, fixed_distance)
     lead = found.separation - 2 * found.longest * farthest
     value = 2 * found.longest * (found.atoms - 1) * (-found.beta * lead).exp()
-    return Bound(torch.minimum(value, found.reach), value >= found.reach)
+    return Bound(torch.minimum(value, found.reach), _says_nothing(value, found))
 
 
 def fixed_point_bound(found: Certificate) -> Bound:
@@ -249,7 +249,7 @@ def fixed_point_bound(found: Certificate) -> Bound:
     _check_softmax(found)
     value = 2 * math.e * (found.atoms - 1) * found.longest * (-found.beta * found.separation).exp()
     outside = ~(found.bound <= 1 / (2 * found.beta * found.longest))
-    return Bound(torch.minimum(value, found.reach), outside | (value >= found.reach))
+    return Bound(torch.minimum(value, found.reach), outside | _says_nothing(value, found))
 
 
 def guaranteed_storage(dim: int, *, beta: float = 1.0, radius: float = 1.0, failure: float = 0.001) -> Storage:
@@ -272,16 +272,20 @@ def guaranteed_storage(dim: int, *, beta: float = 1.0, radius: float = 1.0, fail
         (3.1546, 7.41, False)
     """
     dim = as_integer(dim, "dim", least=2)
-    if not beta > 0 or not radius > 0 or not 0 < failure < 1:
+    if not 0 < beta < math.inf or not 0 < radius < math.inf or not 0 < failure < 1:
         raise ValueError(
-            f"beta and radius must be positive and failure a probability, got {beta}, {radius} and {failure};"
+            "beta and radius must be positive and finite, and failure a probability,"
+            f" got {beta}, {radius} and {failure};"
             " theorem 3 speaks of random patterns on a sphere"
         )
-    a = 2 / (dim - 1) * (1 + math.log(2 * beta * radius**2 * failure * (dim - 1)))
-    b = 0.4 * radius**2 * beta
-    constant = b / float(lambert_w(torch.tensor(math.exp(a) * b, dtype=torch.float64)))
-    patterns = math.sqrt(failure) * constant ** ((dim - 1) / 4)
-    return Storage(constant, patterns, constant < (2 / math.sqrt(failure)) ** (4 / (dim - 1)))
+    # In logarithms: the number of patterns overflows long before its constant does.
+    strength = math.log(beta) + 2 * math.log(radius)
+    a = 2 / (dim - 1) * (1 + math.log(2 * failure * (dim - 1)) + strength)
+    log_b = math.log(0.4) + strength
+    log_constant = log_b - _log_lambert_w(a + log_b)
+    log_patterns = 0.5 * math.log(failure) + 0.25 * (dim - 1) * log_constant
+    vacuous = log_constant < 4 / (dim - 1) * (math.log(2) - 0.5 * math.log(failure))
+    return Storage(_exponential(log_constant), _exponential(log_patterns), vacuous)
 
 
 def lambert_w(x: Tensor) -> Tensor:
@@ -301,6 +305,22 @@ def lambert_w(x: Tensor) -> Tensor:
         step = error / (slope - (w + 2) * error / (2 * w + 2))
         w = w - torch.where(step.isfinite(), step, 0.0)  # at the branch point the first guess is exact
     return torch.where(wide < -math.exp(-1) * (1 + 1e-15), torch.nan, w).to(x.dtype)
+
+
+def _log_lambert_w(log_x: float) -> float:
+    """Logarithm of :math:`W_0(x)` for any positive x, by its logarithm."""
+    if log_x < -40:
+        return log_x
+    if log_x < 500:
+        return math.log(float(lambert_w(torch.tensor(math.exp(log_x), dtype=torch.float64))))
+    w = log_x - math.log(log_x)
+    for _ in range(5):  # steps of Newton for w + log w = log x
+        w -= (w + math.log(w) - log_x) / (1 + 1 / w)
+    return math.log(w)
+
+
+def _exponential(exponent: float) -> float:
+    return math.exp(exponent) if exponent < 709 else math.inf
 
 
 def _separations(patterns: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
@@ -349,6 +369,11 @@ def _farthest(found: Certificate, distance: float | Tensor, fixed_distance: floa
     _check_softmax(found)
     first, second = torch.as_tensor(distance, dtype=torch.float64), torch.as_tensor(fixed_distance, dtype=torch.float64)
     return torch.maximum(first, second)
+
+
+def _says_nothing(value: Tensor, found: Certificate) -> Tensor:
+    """Whether a bound is not below the reach; that nothing is lost, as with a single pattern, does say something."""
+    return (value >= found.reach) & (value > 0)
 
 
 def _check_softmax(found: Certificate) -> None:

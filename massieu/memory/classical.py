@@ -61,6 +61,8 @@ class Classical(Polar):
         check_floating(bias, "bias")
         if bias.shape != (self.dim,):
             raise ValueError(f"bias must have shape ({self.dim},), got {tuple(bias.shape)}; one number per coordinate")
+        if not bool(torch.isfinite(bias.detach()).all()):
+            raise ValueError("bias must be finite, got nan or infinity; clamp coordinates that must not move")
         self.bias = bias.detach().double()
 
     @property

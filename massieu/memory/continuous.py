@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from massieu import kernels
 from massieu.measures import Points
-from massieu.memory.soft import Soft
+from massieu.memory.memory import Conditions
+from massieu.memory.soft import TILE_NUMBERS, Soft, check_scores
 from massieu.statistics import attend, row_statistics
 
 __all__ = ["Continuous", "largest_eigenvalue"]
 
-TILE_NUMBERS = 1 << 18
-"""So many numbers of the patterns are converted to double at a time."""
+WARM = 0.5
+"""Below this bound of all scores energies are integrals instead of differences."""
+
+NODES, SHARES = (torch.from_numpy(each) for each in np.polynomial.legendre.leggauss(8))
+"""Of the rule of Gauss on -1 and 1."""
 
 
 class Continuous(Soft):
@@ -73,32 +78,61 @@ class Continuous(Soft):
     def _energy(self, rows: Tensor, **conditions: Tensor) -> Tensor:
         # A stored pattern has an energy far below its square: the difference is taken in double.
         wide = rows.double()
-        beta, weights = self._temperature(wide, conditions), self._weights(wide, conditions)
-        query, found = wide * beta, []
+        query, size = self._query(wide, conditions), self._size(**conditions).double()
+        warm = check_scores(query.detach().norm(dim=-1) * size.detach()) < WARM
+        potential = wide.new_zeros(len(rows))
+        for part, method in ((~warm, self._potential), (warm, self._mean_score)):
+            (own,) = part.nonzero(as_tuple=True)
+            if len(own):
+                kept = {name: tensor[own] for name, tensor in conditions.items()}
+                potential = potential.index_copy(0, own, method(wide[own], kept))
+        energy = 0.5 * (wide.square().sum(-1) + size.square()) - potential
+        return energy.to(rows.dtype)
+
+    def _potential(self, rows: Tensor, conditions: Conditions) -> Tensor:
+        """Logarithm of the mean of exponentials over beta."""
+        beta, weights = self._temperature(rows, conditions), self._weights(rows, conditions)
+        query, found = rows * beta, []
         for tile, patterns in self._tiles(query, weights):
             own = row_statistics(query, patterns, None if weights is None else weights[..., tile]).log_normalizer
             found.append(own)
         # A tile in which a row sees nothing has no log normalizer.
         log_normalizer = found[0] if len(found) == 1 else torch.stack(found).nan_to_num(nan=-torch.inf).logsumexp(0)
-        total = wide.new_tensor(len(self.patterns)).log() if weights is None else weights.logsumexp(-1)
-        potential = (log_normalizer - total) / beta.expand(len(rows), 1)[:, 0]
-        energy = 0.5 * (wide.square().sum(-1) + self._size(**conditions).double().square()) - potential
-        return energy.to(rows.dtype)
+        total = rows.new_tensor(len(self.patterns)).log() if weights is None else weights.logsumexp(-1)
+        return (log_normalizer - total) / beta.expand(len(rows), 1)[:, 0]
+
+    def _mean_score(self, rows: Tensor, conditions: Conditions) -> Tensor:
+        """The same as the mean of the scores over all temperatures from infinity down: no difference over beta."""
+        query, weights, mean = self._query(rows, conditions), self._weights(rows, conditions), torch.zeros_like(rows)
+        patterns = self.patterns.double()
+        for node, share in zip(NODES.tolist(), SHARES.tolist(), strict=True):
+            part = 0.5 * (1 + node) * query
+            mean = mean + 0.5 * share * attend(part, patterns, patterns, weights, scale=1.0, statistics=None).output
+        return (rows * mean).sum(-1)
+
+    def _query(self, rows: Tensor, conditions: Conditions) -> Tensor:
+        """States times beta; in double where float32 does not hold their scores."""
+        query = rows * self._temperature(rows, conditions)
+        # What is large in the patterns the kernels see for themselves.
+        if rows.numel() and not float(query.detach().abs().max()) < torch.finfo(torch.float32).max ** 0.75:
+            query = check_scores(rows.double() * self._temperature(rows.double(), conditions))
+        return query
 
     def _read(self, rows: Tensor, values: Tensor, **conditions: Tensor) -> Tensor:
-        query, weights = rows * self._temperature(rows, conditions), self._weights(rows, conditions)
-        patterns = self.patterns.to(rows)
-        return attend(query, patterns, values.to(rows), weights, scale=1.0, statistics=None).output
+        query = self._query(rows, conditions)
+        patterns, weights = self.patterns.to(query), self._weights(query, conditions)
+        output = attend(query, patterns, values.to(query), weights, scale=1.0, statistics=None).output
+        return check_scores(output).to(rows.dtype)
 
     def _peak(self, rows: Tensor, **conditions: Tensor) -> Tensor:
-        query, weights = rows * self._temperature(rows, conditions), self._weights(rows, conditions)
-        return row_statistics(query, self.patterns.to(rows), weights).peak
+        query = self._query(rows, conditions)
+        return row_statistics(query, self.patterns.to(query), self._weights(query, conditions)).peak
 
     def _index(self, rows: Tensor, **conditions: Tensor) -> Tensor:
-        query, weights = rows * self._temperature(rows, conditions), self._weights(rows, conditions)
+        query = self._query(rows, conditions)
         if not len(rows):
             return torch.empty(0, dtype=torch.long, device=rows.device)
-        patterns = self.patterns.to(rows)
+        patterns, weights = self.patterns.to(query), self._weights(query, conditions)
         arranged = kernels.arrange(
             query, patterns, None, weights, scale=1.0, sink=None, causal=False, window=None, lengths=None
         )

@@ -52,6 +52,9 @@ class Separable(Polar):
         cost, zero = self._scaled_cost(rows, overlap, self._reference(overlap))
         return cost < -zero
 
+    def _signed_cost(self, rows: Tensor, overlap: Tensor) -> tuple[Tensor, Tensor]:
+        return self._scaled_cost(rows, overlap, self._reference(overlap))
+
     def _scaled_cost(self, rows: Tensor, overlap: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
         here = self._potential(overlap, reference)
         fall, rise = here - self._potential(overlap - 2, reference), self._potential(overlap + 2, reference) - here
@@ -74,6 +77,9 @@ class Dense(Separable):
             convex, which the odd powers are only when rectified. But each coordinate then pulls on itself, as with the
             diagonal of :class:`~massieu.memory.Classical`: among many patterns random states are fixed points too.
         seed: of the order of the sweeps.
+
+    The energy of high powers may be beyond what a number holds, then it is minus infinity; rule and kinds are not
+    affected.
 
     Source:
         Krotov and Hopfield 2016, eq. 3 and 4, for the flip rule. The gradient rule minimises the linearised energy.
@@ -113,6 +119,9 @@ class Dense(Separable):
 
     def _slope(self, overlap: Tensor, reference: Tensor) -> Tensor:
         return self._cut(overlap / reference) ** (self.power - 1)
+
+    def _closeness(self, overlap: Tensor) -> Tensor:
+        return overlap if self.rectified else overlap.abs()
 
     def _cut(self, overlap: Tensor) -> Tensor:
         return overlap.relu() if self.rectified else overlap
@@ -154,6 +163,9 @@ class Exponential(Separable):
 
     def _reference(self, overlap: Tensor) -> Tensor:
         return overlap.amax(-1, keepdim=True)
+
+    def _closeness(self, overlap: Tensor) -> Tensor:
+        return overlap
 
     def _potential(self, overlap: Tensor, reference: Tensor) -> Tensor:
         return (overlap - reference).exp()

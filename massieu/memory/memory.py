@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from massieu.kernels.blocks import ABSENT
 from massieu.kernels.rows import check_floating
 from massieu.measures.measure import as_integer
 
-__all__ = ["Memory", "Retrieval", "as_mask", "row_chunks"]
+__all__ = ["Memory", "Retrieval", "as_mask", "lowest_log_weight", "row_chunks"]
 
 CHUNK_NUMBERS = 1 << 22
 """Rows are taken so many at a time that rows x atoms does not exceed this, where such a matrix is needed at all."""
@@ -34,8 +35,8 @@ class Retrieval:
         steps: updates (sweeps, if asynchronous) that were made, shape ``(..., queries)``.
         converged: whether the residual is within the tolerance, shape ``(..., queries)``.
         kind: what the state is, an array of words of shape ``(..., queries)``: "minimum", "saddle", "metastable", as
-            the class of the memory defines them; "cycle" for a state that alternates with another; "moving" where the
-            steps did not suffice.
+            the class of the memory defines them; "cycle" for a state that alternates with another, by more than its
+            last digits; "moving" where the steps did not suffice.
         residual: :math:`|f(\xi) - \xi|`, shape ``(..., queries)``.
         value: what the values of the memory say at the state, shape ``(..., queries, value_dim)``; None without values.
     """
@@ -134,11 +135,12 @@ class Memory(abc.ABC):
         clamp: Tensor | None,
     ) -> Retrieval:
         steps = as_integer(steps, "steps", least=0)
-        allowed = _tolerance(tolerance, rows.dtype) * self._size(**conditions).detach().expand(len(rows))
+        size = self._size(**conditions).detach().expand(len(rows))
+        allowed, rounding = _tolerance(tolerance, rows.dtype) * size, _tolerance(None, rows.dtype) * size
         held = None if clamp is None else as_mask(clamp, "clamp", (*shape, self.dim)).reshape(-1, self.dim)
         active = torch.arange(len(rows), device=rows.device)
         taken = torch.zeros_like(active)
-        converged, cycles = torch.zeros_like(active, dtype=torch.bool), torch.zeros_like(active, dtype=torch.bool)
+        converged, cycles, resting = (torch.zeros_like(active, dtype=torch.bool) for _ in range(3))
         residual = rows.new_full((len(rows),), torch.inf)
         before = torch.full_like(rows, torch.nan)
         for number in range(steps + 1):  # the last one only tells whether the state rests
@@ -151,9 +153,12 @@ class Memory(abc.ABC):
                 moved = torch.where(fixed, now, moved)
             change = (moved - now).detach().norm(dim=-1)
             rests = change <= allowed[active]
-            cycle = ~rests & (moved.detach() == before[active]).all(-1)
-            residual[active], converged[active], cycles[active] = change, rests, cycle
-            going = ~(rests | cycle)
+            back = ~rests & (moved.detach() == before[active]).all(-1)
+            # A real state that alternates in its last digits is at rest, though not within a tolerance below them.
+            dithers = back & (change <= rounding[active])
+            residual[active], converged[active] = change, rests
+            cycles[active], resting[active] = back & ~dithers, rests | dithers
+            going = ~(rests | back)
             if number == steps or not bool(going.any()):
                 break
             active, moved = active[going], moved[going]
@@ -162,11 +167,11 @@ class Memory(abc.ABC):
         with torch.no_grad():
             kind = np.full(len(rows), "moving", dtype="U10")
             kind[cycles.cpu().numpy()] = "cycle"
-            resting = converged.nonzero()[:, 0]
-            own = {name: tensor[resting] for name, tensor in conditions.items()}
-            fixed = None if held is None else held[resting]
-            if len(resting):
-                kind[resting.cpu().numpy()] = self._kind(rows[resting], fixed, **own)
+            (still,) = resting.nonzero(as_tuple=True)
+            own = {name: tensor[still] for name, tensor in conditions.items()}
+            fixed = None if held is None else held[still]
+            if len(still):
+                kind[still.cpu().numpy()] = self._kind(rows[still], fixed, **own)
             index = self._index(rows, **conditions)
         value = self._value(rows, **conditions)
         return Retrieval(
@@ -193,6 +198,11 @@ def as_mask(mask: Any, name: str, shape: tuple[int, ...]) -> Tensor:
             f"{name} must broadcast to the shape {shape} of the state, got {tuple(mask.shape)};"
             " give every coordinate its own entry"
         ) from None
+
+
+def lowest_log_weight(dtype: torch.dtype) -> float:
+    """At most this is absent: models mask by a very negative number."""
+    return max(0.3 * ABSENT, torch.finfo(dtype).min / 2)
 
 
 def row_chunks(rows: int, atoms: int) -> Iterator[slice]:

@@ -17,13 +17,17 @@ __all__ = ["Polar", "as_polar"]
 ROUNDING = 8 * torch.finfo(torch.float64).eps
 """A field below this share of the terms it is a sum of counts as a tie."""
 
+SEEDS = 1 << 63
+"""Generators take no seed beyond."""
+
 
 class Polar(Memory):
     r"""Patterns and states in :math:`\{-1, 1\}^d`.
 
     Everything is computed in float64, in which overlaps are exact. An asynchronous update is a sweep that offers each
     coordinate one flip, in an order that depends on the seed and on the number of the sweep alone, so that a
-    retrieval can be repeated and does not depend on its batch. A coordinate whose field is zero keeps its value.
+    retrieval can be repeated and does not depend on its batch. A coordinate whose field is zero keeps its value. Where
+    a pattern and its negative are stored alike, the index of a retrieval names the pattern for both.
 
     The kind of a state at rest is told by single flips: a "minimum" is raised by every flip, a "metastable" state is
     lowered by none but left as it is by some, and a "saddle" rests under its rule although some flip would lower it.
@@ -51,6 +55,14 @@ class Polar(Memory):
     def _flip_cost(self, rows: Tensor, overlap: Tensor) -> tuple[Tensor, Tensor]:
         """Cost of every flip, and what counts as zero beside it."""
 
+    def _signed_cost(self, rows: Tensor, overlap: Tensor) -> tuple[Tensor, Tensor]:
+        """The same up to a monotone function that keeps signs, where the cost itself may be out of range."""
+        return self._flip_cost(rows, overlap)
+
+    def _closeness(self, overlap: Tensor) -> Tensor:
+        """What is larger for a pattern of larger weight; a pattern may act by its negative."""
+        return overlap.abs()
+
     @abc.abstractmethod
     def _unstable(self, rows: Tensor, overlap: Tensor) -> Tensor:
         """Which coordinates the asynchronous rule would flip, if it came to them now."""
@@ -64,8 +76,9 @@ class Polar(Memory):
     def _asynchronous(self) -> bool: ...
 
     def _arrange(self, state: Tensor) -> tuple[Tensor, tuple[int, ...], Conditions]:
-        rows, shape, conditions = super()._arrange(state)
-        return as_polar(rows, "state"), shape, conditions
+        # Numbers 1 and -1 may be integers, here as in the patterns.
+        rows, shape, conditions = super()._arrange(as_polar(state, "state"))
+        return rows, shape, conditions
 
     def _move(self, rows: Tensor, number: int, held: Tensor | None, **conditions: Tensor) -> Tensor:
         step = self._sweep if self._asynchronous else self._jump
@@ -78,7 +91,7 @@ class Polar(Memory):
         return torch.where(held | (field.abs() <= zero), rows, field.sign())
 
     def _sweep(self, rows: Tensor, number: int, held: Tensor) -> Tensor:
-        generator = torch.Generator().manual_seed((self.seed << 20) + number)
+        generator = torch.Generator().manual_seed(((self.seed << 20) + number) % SEEDS)
         order = torch.randperm(self.dim, generator=generator)
         place = torch.arange(self.dim)
         state, overlap = rows.clone(), rows @ self.patterns.T
@@ -97,13 +110,13 @@ class Polar(Memory):
 
     def _index(self, rows: Tensor, **conditions: Tensor) -> Tensor:
         chunks = row_chunks(len(rows), len(self.patterns))
-        found = [(rows[chunk] @ self.patterns.T).argmax(-1) for chunk in chunks]
+        found = [self._closeness(rows[chunk] @ self.patterns.T).argmax(-1) for chunk in chunks]
         return torch.cat([torch.empty(0, dtype=torch.long), *found])
 
     def _kind(self, rows: Tensor, held: Tensor | None, **conditions: Tensor) -> np.ndarray[Any, np.dtype[np.str_]]:
         words = []
         for chunk in row_chunks(len(rows), len(self.patterns)):
-            cost, zero = self._flip_cost(rows[chunk], rows[chunk] @ self.patterns.T)
+            cost, zero = self._signed_cost(rows[chunk], rows[chunk] @ self.patterns.T)
             if held is not None:
                 cost = cost.masked_fill(held[chunk], torch.inf)
             lowers, keeps = (cost < -zero).any(-1).numpy(), (cost.abs() <= zero).any(-1).numpy()

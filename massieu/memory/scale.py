@@ -14,6 +14,8 @@ from torch import Tensor
 
 from massieu import kernels
 from massieu.kernels.rows import check_floating
+from massieu.measures.measure import as_log_weight
+from massieu.memory.memory import lowest_log_weight
 from massieu.memory.storage import Stored, open_stored
 
 __all__ = ["Retrieved", "retrieve_at_scale"]
@@ -51,12 +53,13 @@ def retrieve_at_scale(
     beta: float,
     top: int = 1,
     values: Tensor | np.ndarray[Any, Any] | str | PathLike[str] | Any = None,
+    log_weight: Tensor | None = None,
     tile: int | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Retrieved:
     r"""One update of a continuous Hopfield memory over very many patterns, in one pass over them.
 
-    .. math:: f(\xi) = \sum_j p_j v_j, \qquad p_j \propto e^{\beta \langle x_j, \xi \rangle}
+    .. math:: f(\xi) = \sum_j p_j v_j, \qquad p_j \propto w_j e^{\beta \langle x_j, \xi \rangle}
 
     Patterns in memory are read where they lie, on all threads. Others go through a tile of a few megabytes, so that
     a file may be larger than memory. Everything is computed in float32 at least, in float64 for scores beyond 1000, and
@@ -70,6 +73,9 @@ def retrieve_at_scale(
         beta: inverse temperature :math:`\beta`, positive.
         top: how many of the best patterns to name.
         values: :math:`v`, shape ``(atoms, value_dim)``, stored like the patterns; the patterns themselves if None.
+        log_weight: :math:`\log w`, added to the scores, broadcasting to ``(..., queries, atoms)``; minus infinity, or
+            False in a boolean mask, takes a pattern away. Where fewer than ``top`` are left the rest has index -1 and
+            score minus infinity.
         tile: patterns to take at a time. By default all, where they lie in memory in the precision in which they are
             computed and nobody watches.
         progress: called after every tile with the number of patterns seen, and of all.
@@ -88,7 +94,7 @@ def retrieve_at_scale(
     beta = _positive(beta)
     stored = open_stored(patterns, "patterns")
     worth = None if values is None else open_stored(values, "values")
-    _check_queries(queries, patterns, stored)
+    _check_queries(queries, stored, patterns, values, log_weight)
     atoms, dim = stored.shape
     if worth is not None and worth.shape[0] != atoms:
         raise ValueError(f"values must have one row for each of the {atoms} patterns, got {worth.shape[0]}; match them")
@@ -101,22 +107,30 @@ def retrieve_at_scale(
         tile = atoms if whole else max(1, TILE_BYTES // (dtype.itemsize * max(each.shape[1] for each in held)))
     _check_whole(tile, "tile", 1, None, "it is the number of patterns taken at a time")
     flat = queries.detach().reshape(-1, dim).to(dtype)
+    weights = None if log_weight is None else _log_weights(log_weight, (*queries.shape[:-1], atoms), dtype)
     takes = [_converting(each, flat, tile) for each in held]
     merged = _Merged(flat, held[-1].shape[1], top)
     for start in range(0, atoms, tile):
         stop = min(start + tile, atoms)
         key, *rest = (take(start, stop) for take in takes)
         value = rest[0] if rest else key
-        rows = kernels.arrange(flat, key, value, None, scale=beta, sink=None, causal=False, window=None, lengths=None)
-        merged.add(kernels.retrieve(rows.inputs, 1, min(top, stop - start)), start)
+        own = None if weights is None else weights[..., start:stop]
+        rows = kernels.arrange(flat, key, value, own, scale=beta, sink=None, causal=False, window=None, lengths=None)
+        merged.add(kernels.retrieve(rows.inputs, 1, min(top, stop - start)), start, own)
         if progress is not None:
             progress(stop, atoms)
     if merged.highest > HIGHEST and not wide:
-        exact = retrieve_at_scale(queries.double(), patterns, beta=beta, top=top, values=values, progress=progress)
+        options: dict[str, Any] = {"values": values, "log_weight": log_weight, "progress": progress}
+        exact = retrieve_at_scale(queries.double(), patterns, beta=beta, top=top, **options)
         state, log_z, entropy, scores = (
             x.to(dtype) for x in (exact.state, exact.log_normalizer, exact.entropy, exact.scores)
         )
         return Retrieved(state, log_z, entropy, scores, exact.index)
+    if not bool(merged.log_z.isfinite().all() and merged.state.isfinite().all()):
+        raise ValueError(
+            "patterns, values and their scores must be finite, got nan or infinity;"
+            " look for them tile by tile, or lower beta"
+        )
     return merged.result(queries.shape[:-1], dtype)
 
 
@@ -144,27 +158,35 @@ class _Merged:
         self.index = torch.zeros_like(self.scores, dtype=torch.int64)
         self.highest = 0.0  # score in base 2, by its absolute value
 
-    def add(self, found: kernels.Found, start: int) -> None:
+    def add(self, found: kernels.Found, start: int, log_weight: Tensor | None) -> None:
         """Mix in one more tile; the entropy of a mixture is the mean of entropies and that of the choice."""
         assert found.output is not None
         assert found.statistics[2] is not None
         maximum, total, _ = (None if x is None else x.reshape(-1).double() for x in found.moments)
         assert maximum is not None
         assert total is not None
-        self.highest = max(self.highest, float(maximum.abs().amax()) if len(maximum) else 0.0)
+        seen = maximum[~maximum.isneginf()].abs()
+        self.highest = max(self.highest, float(seen.amax()) if len(seen) else 0.0)
         # From the moments: a log normalizer in float32 near 10,000 is too coarse for weights.
         own = kernels.LN2 * maximum + total.log()
+        entropy, output = found.statistics[2].reshape(-1).double(), found.output.reshape(self.state.shape).double()
+        if log_weight is not None:  # a tile of which a query sees nothing has no share
+            unseen = log_weight.isneginf().all(-1).expand(len(own))
+            own, entropy = own.masked_fill(unseen, -torch.inf), entropy.masked_fill(unseen, 0.0)
+            output = output.masked_fill(unseen[:, None], 0.0)
         log_z = torch.logaddexp(self.log_z, own)
-        before, now = (self.log_z - log_z).exp(), (own - log_z).exp()
+        before, now = (torch.where(x.isneginf(), 0.0, (x - log_z).exp()) for x in (self.log_z, own))
         choice = -torch.xlogy(before, before) - torch.xlogy(now, now)
-        self.entropy = before * self.entropy + now * found.statistics[2].reshape(-1).double() + choice
-        output = found.output.reshape(self.state.shape).double()
+        self.entropy = before * self.entropy + now * entropy + choice
         self.state = before[:, None] * self.state + now[:, None] * output
         self.log_z = log_z
         if found.best is None:
             return
         score, atom = (x.flatten(0, 2) for x in found.best)
         atom = torch.where(atom < 0, atom, atom + start)
+        if log_weight is not None:  # an absent pattern is none of the best
+            away = log_weight.expand(len(score), -1).gather(-1, (atom - start).clamp_min(0)).isneginf() | (atom < 0)
+            score, atom = score.masked_fill(away, -torch.inf), atom.masked_fill(away, -1)
         # Stable: of equal scores the earlier pattern stays in front.
         scores, order = torch.cat([self.scores, score], -1).sort(dim=-1, descending=True, stable=True)
         self.scores = scores[:, : self.top]
@@ -176,14 +198,34 @@ class _Merged:
         return Retrieved(*(x.reshape(*lead, *x.shape[1:]) for x in (*fields, self.index)))
 
 
-def _check_queries(queries: Tensor, patterns: Any, stored: Stored) -> None:
+def _log_weights(log_weight: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Log weights for the flattened queries, shape ``(queries or 1, atoms)``; what is as good as absent is absent."""
+    if isinstance(log_weight, Tensor) and log_weight.dtype == torch.bool:
+        log_weight = torch.zeros(log_weight.shape, dtype=dtype).masked_fill(~log_weight, -torch.inf)
+    check_floating(log_weight, "log_weight", "take the logarithm of the weights")
+    log_weight = log_weight.masked_fill(log_weight <= lowest_log_weight(log_weight.dtype), -torch.inf)
+    found: Tensor = as_log_weight(log_weight, shape[-1]).to(dtype)
+    if found.dim() == 1:
+        return found.expand(1, shape[-1])
+    try:
+        return found.expand(shape).reshape(-1, shape[-1])
+    except RuntimeError:
+        raise ValueError(
+            f"log_weight must broadcast to the shape {shape} of queries and patterns, got {tuple(found.shape)};"
+            " give every pattern its own entry"
+        ) from None
+
+
+def _check_queries(queries: Tensor, stored: Stored, *others: Any) -> None:
     check_floating(queries, "queries")
     if queries.dim() < 2 or queries.shape[-1] != stored.shape[1]:
         remedy = "for a single vector pass queries[None]" if queries.dim() == 1 else "queries live among the patterns"
         raise ValueError(
             f"queries must have shape (..., queries, {stored.shape[1]}), got {tuple(queries.shape)}; {remedy}"
         )
-    followed = queries.requires_grad or (isinstance(patterns, Tensor) and patterns.requires_grad)
+    if not bool(torch.isfinite(queries.detach()).all()):
+        raise ValueError("queries must be finite, got nan or infinity; fill unknown coordinates with a number")
+    followed = any(isinstance(each, Tensor) and each.requires_grad for each in (queries, *others))
     if followed and torch.is_grad_enabled():
         raise ValueError(
             "retrieve_at_scale has no derivatives, got a tensor that requires them;"

@@ -8,12 +8,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from massieu.memory.continuous import largest_eigenvalue
+from massieu.memory.continuous import WARM
 from massieu.memory.memory import Conditions, Retrieval, as_mask, row_chunks
-from massieu.memory.soft import Soft
+from massieu.memory.soft import Soft, check_scores
 from massieu.statistics import probabilities
 
 __all__ = ["Kernel"]
+
+NEGLIGIBLE = 1e-20
+"""A pattern with so small a share of the largest weight has no part in a derivative."""
 
 PIECE_NUMBERS = 1 << 22
 """Differences of states and patterns are formed for this many numbers at a time."""
@@ -110,54 +113,111 @@ class Kernel(Soft):
         return rows, shape, conditions
 
     def _energy(self, rows: Tensor, **conditions: Tensor) -> Tensor:
-        wide = rows.double()
-        beta, offsets = self._temperature(wide, conditions), self._weights(wide, conditions)
-        total = wide.new_tensor(len(self.patterns)).log() if offsets is None else offsets.logsumexp(-1)
-        potential = self._by_chunks(wide, conditions, lambda scores, chunk: scores.logsumexp(-1)) - total
-        return (-potential / beta.expand(len(rows), 1)[:, 0]).to(rows.dtype)
+        offsets = self._weights(rows.double(), conditions)
+        energy = self._by_chunks(rows, conditions, lambda scores, beta, chunk: -_log_mean(scores, beta, offsets, chunk))
+        return energy.to(rows.dtype)
 
     def _read(self, rows: Tensor, values: Tensor, **conditions: Tensor) -> Tensor:
         values = values.to(rows)
-        return self._by_chunks(rows, conditions, lambda scores, chunk: probabilities(scores) @ values)
+        return self._by_weights(rows, conditions, lambda weight, chunk: weight.to(rows) @ values)
 
     def _peak(self, rows: Tensor, **conditions: Tensor) -> Tensor:
-        return self._by_chunks(rows, conditions, lambda scores, chunk: probabilities(scores).amax(-1))
+        return self._by_weights(rows, conditions, lambda weight, chunk: weight.amax(-1))
 
     def _index(self, rows: Tensor, **conditions: Tensor) -> Tensor:
-        return self._by_chunks(rows, conditions, lambda scores, chunk: scores.argmax(-1))
+        offsets = self._weights(rows.double(), conditions)
+        return self._by_chunks(
+            rows, conditions, lambda scores, beta, chunk: _weighted(beta * scores, offsets, chunk).argmax(-1)
+        )
 
     def _growth(self, rows: Tensor, held: Tensor | None, **conditions: Tensor) -> Tensor:
-        rows, growth = rows.double(), []
-        for row in range(len(rows)):
-            own = {name: tensor[row : row + 1] for name, tensor in conditions.items()}
-            with torch.enable_grad():
-                jacobian = torch.autograd.functional.jacobian(
-                    lambda point, own=own: self._read(point[None], self.patterns, **own)[0], rows[row]
-                )
-            free = rows.new_ones(self.dim) if held is None else (~held[row]).to(rows)
-            if "observed" in own:  # what was not observed acts on nothing
-                free = free * own["observed"][0]
-            jacobian = jacobian * free[:, None] * free
-            if self.similarity == "l2":
-                growth.append(largest_eigenvalue(jacobian[None], None)[0])
-            else:
-                growth.append(torch.linalg.eigvals(jacobian).abs().max())
-        return torch.stack(growth)
+        beta = self._temperature(rows.double(), conditions).expand(len(rows), 1)[:, 0]
+        observed, slopes = conditions.get("observed"), SLOPES[self.similarity]
 
-    def _by_chunks(self, rows: Tensor, conditions: Conditions, reduce: Callable[[Tensor, slice], Tensor]) -> Tensor:
-        """What is made of scores, log weights included, for a few rows at a time."""
-        beta = self._temperature(rows, conditions).expand(len(rows), 1)
-        offsets, observed = self._weights(rows, conditions), conditions.get("observed")
-        patterns, compare, found = self.patterns.to(rows), SIMILARITIES[self.similarity], []
-        for chunk in row_chunks(max(1, len(rows)), len(patterns)):
-            own, seen = rows[chunk], None if observed is None else observed[chunk].to(rows)
+        def growth(weight: Tensor, chunk: slice) -> Tensor:
+            found = weight.new_zeros(len(weight))
+            for place, (own, state) in enumerate(zip(weight, rows[chunk], strict=True)):
+                kept = own > NEGLIGIBLE * own.max()
+                if int(kept.sum()) < 2:
+                    continue
+                seen = torch.ones_like(state, dtype=torch.bool) if observed is None else observed[chunk][place]
+                free = seen if held is None else seen & ~held[chunk][place]
+                patterns, root = self.patterns[kept].double(), own[kept, None].sqrt()
+                slope = slopes(torch.where(seen, state.double(), 0.0), torch.where(seen, patterns, 0.0))
+                first, second = ((root * (x - (root.square() * x).sum(0)))[:, free] for x in (patterns, slope))
+                warmth = beta[chunk][place].sqrt()
+                found[place] = _radius(warmth * first, warmth * second)
+            return found
+
+        return self._by_weights(rows, conditions, growth)
+
+    def _by_weights(self, rows: Tensor, conditions: Conditions, reduce: Callable[[Tensor, slice], Tensor]) -> Tensor:
+        """What is made of the weights, for a few rows at a time."""
+        offsets = self._weights(rows.double(), conditions)
+
+        def weigh(scores: Tensor, beta: Tensor, chunk: slice) -> Tensor:
+            return reduce(probabilities(_weighted(beta * scores, offsets, chunk)), chunk)
+
+        return self._by_chunks(rows, conditions, weigh)
+
+    def _by_chunks(
+        self, rows: Tensor, conditions: Conditions, reduce: Callable[[Tensor, Tensor, slice], Tensor]
+    ) -> Tensor:
+        """What is made of similarities and betas, in double, for a few rows at a time."""
+        wide, observed, found = rows.double(), conditions.get("observed"), []
+        beta, compare = self._temperature(wide, conditions).expand(len(rows), 1), SIMILARITIES[self.similarity]
+        for chunk in row_chunks(max(1, len(rows)), len(self.patterns)):
+            own, seen = wide[chunk], None if observed is None else observed[chunk].to(wide)
             if observed is not None:  # what was not observed may hold anything, even what overflows in a square
                 own = torch.where(observed[chunk], own, 0.0)
-            scores = beta[chunk] * compare(own, patterns, seen)
-            if offsets is not None:
-                scores = scores + (offsets if offsets.dim() == 1 else offsets[chunk])
-            found.append(reduce(scores, chunk))
+            scores = compare(own, self.patterns, seen)
+            check_scores(beta[chunk] * scores)
+            found.append(reduce(scores, beta[chunk], chunk))
         return torch.cat(found)
+
+
+def _weighted(scores: Tensor, offsets: Tensor | None, chunk: slice) -> Tensor:
+    return scores if offsets is None else scores + (offsets if offsets.dim() == 1 else offsets[chunk])
+
+
+def _log_mean(scores: Tensor, beta: Tensor, offsets: Tensor | None, chunk: slice) -> Tensor:
+    """Logarithm of the weighted mean of exponentials of beta times the scores, over beta."""
+    own = scores.new_zeros(scores.shape[-1]) if offsets is None else offsets if offsets.dim() == 1 else offsets[chunk]
+    cold = ((beta * scores + own).logsumexp(-1) - own.logsumexp(-1)) / beta[:, 0]
+    exponent = beta * scores
+    warm = exponent.detach().abs().amax(-1) < WARM
+    if not bool(warm.any()):
+        return cold
+    # At high temperature that is a difference of almost equal numbers over almost nothing; this is not.
+    exponent = torch.where(warm[:, None], exponent, 0.0)
+    mean = (own.softmax(-1) * scores * _quotient(exponent, torch.expm1, 1 / 2, 1 / 6)).sum(-1)
+    total = torch.where(warm, beta[:, 0] * mean, 0.0)
+    return torch.where(warm, mean * _quotient(total, torch.log1p, -1 / 2, 1 / 3), cold)
+
+
+def _quotient(x: Tensor, function: Callable[[Tensor], Tensor], first: float, second: float) -> Tensor:
+    """A function over x, which at zero is one with these next terms."""
+    small = x.detach().abs() < 1e-6
+    safe = torch.where(small, 1.0, x)
+    return torch.where(small, 1 + x * (first + second * x), function(safe) / safe)
+
+
+def _radius(first: Tensor, second: Tensor) -> Tensor:
+    """The largest modulus of an eigenvalue of a product of matrices (atoms, dim); or a bound, if that is below one."""
+    largest: Tensor = first.norm() * second.norm()
+    if largest < 0.99:
+        return largest
+    # The product has the same eigenvalues in either order, apart from zeros: the smaller one is enough.
+    jacobian = second @ first.T if len(first) < first.shape[1] else second.T @ first
+    power = jacobian
+    for doublings in range(4):  # norms of powers are bounds too, and cost less than eigenvalues
+        largest = power.norm() ** 0.5**doublings
+        if largest < 0.99:
+            return largest
+        power = power @ power
+    symmetric = torch.equal(first, second)
+    largest = torch.linalg.eigvalsh(jacobian)[-1] if symmetric else torch.linalg.eigvals(jacobian).abs().max()
+    return largest
 
 
 def _l2(state: Tensor, patterns: Tensor, observed: Tensor | None) -> Tensor:
@@ -169,10 +229,34 @@ def _l1(state: Tensor, patterns: Tensor, observed: Tensor | None) -> Tensor:
 
 
 def _cosine(state: Tensor, patterns: Tensor, observed: Tensor | None) -> Tensor:
-    tiny = torch.finfo(state.dtype).tiny
     seen = torch.ones_like(state) if observed is None else observed
-    lengths = (state * seen).square().sum(-1, keepdim=True) * (seen @ patterns.square().T)
-    return (state * seen) @ patterns.T / torch.where(lengths > tiny, lengths, 1.0).sqrt()
+    state, patterns = _reduced(state * seen), _reduced(patterns.double())
+    lengths = state.square().sum(-1, keepdim=True).sqrt(), (seen @ patterns.square().T).sqrt()
+    first, second = (torch.where(length > 0, length, 1.0) for length in lengths)
+    return state / first @ patterns.T / second
+
+
+def _reduced(vectors: Tensor) -> Tensor:
+    """With one as largest entry, so that squares stay in range."""
+    largest = vectors.detach().abs().amax(-1, keepdim=True)
+    return vectors / torch.where(largest > 0, largest, 1.0)
+
+
+def _l2_slopes(state: Tensor, patterns: Tensor) -> Tensor:
+    return patterns  # up to what is the same for all
+
+
+def _l1_slopes(state: Tensor, patterns: Tensor) -> Tensor:
+    return (patterns - state).sign()
+
+
+def _cosine_slopes(state: Tensor, patterns: Tensor) -> Tensor:
+    length = state.norm()
+    if length == 0:
+        return torch.zeros_like(patterns)
+    unit, others = state / length, torch.nn.functional.normalize(_reduced(patterns), dim=-1)
+    slopes: Tensor = (others - (others @ unit)[:, None] * unit) / length
+    return slopes
 
 
 def _sum_of_differences(
@@ -182,9 +266,12 @@ def _sum_of_differences(
     width = max(1, PIECE_NUMBERS // max(1, state.numel()))
     pieces = []
     for atoms in patterns.split(width):
-        sizes = size(state[:, None] - atoms)
+        sizes = size(state[:, None] - atoms.double())
         pieces.append(sizes.sum(-1) if observed is None else torch.einsum("qnd,qd->qn", sizes, observed))
     return torch.cat(pieces, -1)
 
 
 SIMILARITIES: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {"l2": _l2, "l1": _l1, "cosine": _cosine}
+
+SLOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"l2": _l2_slopes, "l1": _l1_slopes, "cosine": _cosine_slopes}
+"""Derivatives of the similarities of one state with all patterns, shape ``(atoms, dim)``."""

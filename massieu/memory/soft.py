@@ -10,12 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from massieu.kernels.blocks import ABSENT
 from massieu.kernels.rows import check_floating
 from massieu.measures.measure import as_log_weight, as_parameter
-from massieu.memory.memory import Conditions, Memory
+from massieu.memory.memory import Conditions, Memory, lowest_log_weight
 
-__all__ = ["Soft"]
+__all__ = ["Soft", "TILE_NUMBERS", "check_scores"]
+
+TILE_NUMBERS = 1 << 18
+"""So many numbers of the patterns are converted to double at a time."""
 
 
 class Soft(Memory):
@@ -42,7 +44,7 @@ class Soft(Memory):
             log_weight = torch.zeros(log_weight.shape, dtype=self.patterns.dtype).masked_fill(~log_weight, -torch.inf)
         if log_weight is not None:
             check_floating(log_weight, "log_weight", "take the logarithm of the weights")
-            least = max(0.3 * ABSENT, torch.finfo(log_weight.dtype).min / 2)  # models mask by a very negative number
+            least = lowest_log_weight(log_weight.dtype)
             log_weight = as_log_weight(log_weight.masked_fill(log_weight <= least, -torch.inf), atoms)
             log_weight = log_weight.expand(*log_weight.shape[:-1], atoms)
         self.log_weight = log_weight
@@ -72,7 +74,7 @@ class Soft(Memory):
 
     @abc.abstractmethod
     def _growth(self, rows: Tensor, held: Tensor | None, **conditions: Tensor) -> Tensor:
-        """The largest eigenvalue of the update's Jacobian on the free coordinates; or less, if it is below one."""
+        """The largest eigenvalue of the update's Jacobian on the free coordinates; or a bound, if that is below one."""
 
     def _arrange(self, state: Tensor) -> tuple[Tensor, tuple[int, ...], Conditions]:
         rows, shape, conditions = super()._arrange(state)
@@ -96,7 +98,8 @@ class Soft(Memory):
             ) from None
         rows = rows.reshape(*shape, self.dim).expand(*full, self.dim).reshape(-1, self.dim)
         if beta is not None:
-            conditions["beta"] = beta.to(dtype).expand(full).reshape(-1, 1)
+            wide = torch.promote_types(dtype, beta.dtype)  # float32 may not hold what a beta in double is
+            conditions["beta"] = beta.to(wide).expand(full).reshape(-1, 1)
         if weights is not None:
             conditions["log_weight"] = weights.expand(*full, weights.shape[-1]).reshape(-1, weights.shape[-1])
         return rows, full, conditions
@@ -104,7 +107,7 @@ class Soft(Memory):
     def _temperature(self, rows: Tensor, conditions: Conditions) -> Tensor:
         """Beta for each row, or for all, in the dtype of the rows."""
         beta = conditions.get("beta", self.beta)
-        return beta.to(rows) if isinstance(beta, Tensor) else rows.new_tensor(beta)
+        return beta.to(rows) if isinstance(beta, Tensor) else torch.as_tensor(beta, dtype=torch.float64).to(rows)
 
     def _weights(self, rows: Tensor, conditions: Conditions) -> Tensor | None:
         weights = conditions.get("log_weight", self.log_weight)
@@ -116,6 +119,12 @@ class Soft(Memory):
         if weights is None:
             return self.patterns.new_ones(len(self.patterns), dtype=torch.bool)
         return ~weights.isneginf()
+
+    def _inner(self, rows: Tensor) -> Tensor:
+        """Inner products of rows in double with all patterns, which are converted a few at a time."""
+        height = max(1, TILE_NUMBERS // self.dim)
+        tiles = [self.patterns] if self.patterns.dtype == torch.float64 else self.patterns.split(height)
+        return check_scores(torch.cat([rows @ tile.double().T for tile in tiles], -1))
 
     def _move(self, rows: Tensor, number: int, held: Tensor | None, **conditions: Tensor) -> Tensor:
         return self._read(rows, self.patterns, **conditions)
@@ -135,11 +144,23 @@ class Soft(Memory):
         return np.where(repels.cpu().numpy(), "saddle", words)
 
 
+def check_scores(scores: Tensor) -> Tensor:
+    """The scores, if all of them are numbers; else one sentence."""
+    # Any that is not makes a nan of the product; nothing as large as the scores is made.
+    if scores.numel() and not bool(torch.isfinite(torch.stack([*scores.detach().aminmax()])).all()):
+        raise ValueError(
+            "beta, patterns and state must have finite scores, got some beyond float64; lower beta, or rescale both"
+        )
+    return scores
+
+
 def _as_beta(beta: Any) -> float | Tensor:
-    number = isinstance(beta, (int, float, Tensor)) and not isinstance(beta, bool)
+    number = isinstance(beta, (int, float, np.integer, np.floating, Tensor)) and not isinstance(beta, bool)
     if not number or (isinstance(beta, Tensor) and not beta.is_floating_point()):
         got = beta.dtype if isinstance(beta, Tensor) else type(beta).__name__
         raise TypeError(f"beta must be a positive number or a floating-point tensor, got {got}; convert it")
+    if isinstance(beta, Tensor) and not beta.numel():
+        raise ValueError(f"beta must have an entry, got shape {tuple(beta.shape)}; one per head has shape (heads, 1)")
     lowest = float(beta.detach().amin()) if isinstance(beta, Tensor) else float(beta)
     highest = float(beta.detach().amax()) if isinstance(beta, Tensor) else float(beta)
     if not lowest > 0 or not highest < math.inf:

@@ -10,7 +10,7 @@ from torch import Tensor
 from massieu.memory.continuous import largest_eigenvalue
 from massieu.memory.memory import Conditions, row_chunks
 from massieu.memory.soft import Soft
-from massieu.memory.tsallis import check_alpha, entmax, tsallis_entropy, uniform_entropy
+from massieu.memory.tsallis import bregman, check_alpha, entmax
 
 __all__ = ["Sparse"]
 
@@ -18,13 +18,14 @@ __all__ = ["Sparse"]
 class Sparse(Soft):
     r"""Hopfield memory with :func:`~massieu.memory.entmax` in place of softmax.
 
-    .. math:: E(\xi) = -\beta^{-1}\, \Omega^*(\beta X \xi) + \tfrac12 |\xi|^2 + \beta^{-1} H_\alpha(1/N) + \tfrac12 M^2,
-              \qquad \Omega^*(z) = \max_p\; p \cdot z + H_\alpha(p)
+    .. math:: E(\xi) = -\beta^{-1}\, \Omega^*(\beta X \xi + \ell) + \tfrac12 |\xi|^2 + \beta^{-1} \Omega^*(\ell)
+              + \tfrac12 M^2, \qquad \Omega^*(z) = \max_p\; p \cdot z + H_\alpha(p)
 
-    with the entropy :math:`H_\alpha` of Tsallis, and that of N equal weights as constant, so that the energy is never
-    negative; alpha 1 is :class:`~massieu.memory.Continuous`. Every update descends by at least :math:`\tfrac12
-    |f(\xi) - \xi|^2`. A pattern is an exact fixed point if and only if it is separated from the others by
-    :math:`\Delta_i \ge 1 / (\beta (\alpha - 1))`.
+    with the entropy :math:`H_\alpha` of Tsallis and log weights :math:`\ell`, zero unless given: then the constant
+    :math:`\Omega^*(0)` is the entropy of N equal weights. The energy is never negative; alpha 1 is
+    :class:`~massieu.memory.Continuous`. Every update descends by at least :math:`\tfrac12 |f(\xi) - \xi|^2`. A pattern
+    is an exact fixed point if and only if it is separated from the others by :math:`\Delta_i \ge 1 / (\beta (\alpha -
+    1))`.
 
     Args:
         patterns: :math:`x_j`, shape ``(atoms, dim)``.
@@ -58,27 +59,30 @@ class Sparse(Soft):
     def weights(self, state: Tensor) -> Tensor:
         """The weights themselves, shape ``(..., queries, atoms)``."""
         rows, shape, conditions = self._arrange(state)
-        found = self._by_chunks(rows, conditions, lambda weight, scores, chunk: weight)
+        found = self._by_chunks(rows, conditions, lambda weight, scores, chunk: weight.to(rows))
         return found.reshape(*shape, len(self.patterns))
 
     def _energy(self, rows: Tensor, **conditions: Tensor) -> Tensor:
         wide = rows.double()
-        beta = self._temperature(wide, conditions)
+        beta, offsets = self._temperature(wide, conditions).expand(len(rows), 1)[:, 0], self._weights(wide, conditions)
+        if offsets is None:
+            offsets = wide.new_zeros(len(self.patterns))
+        start = entmax(offsets, self.alpha)
 
-        def conjugate(weight: Tensor, scores: Tensor, chunk: slice) -> Tensor:
-            # An absent pattern has weight zero and score minus infinity.
-            gained = (weight * scores.masked_fill(weight == 0, 0.0)).sum(-1)
-            return gained + tsallis_entropy(weight, self.alpha)
+        def potential(weight: Tensor, scores: Tensor, chunk: slice) -> Tensor:
+            # The difference of the two conjugates is p . z less a divergence, which at high temperature is nothing.
+            own, first = (x if x.dim() == 1 else x[chunk] for x in (offsets, start))
+            inner = self._inner(wide[chunk])
+            most = ((weight - first) * inner).sum(-1).clamp_min(0.0)
+            return (weight * inner).sum(-1) - torch.minimum(bregman(weight, first, own, self.alpha) / beta[chunk], most)
 
-        potential = self._by_chunks(wide, conditions, conjugate)
-        constant = uniform_entropy(self._present(conditions).sum(-1).double(), self.alpha)
-        potential = (potential - constant) / beta.expand(len(rows), 1)[:, 0]
-        energy = 0.5 * (wide.square().sum(-1) + self._size(**conditions).double().square()) - potential
+        found = self._by_chunks(wide, conditions, potential)
+        energy = 0.5 * (wide.square().sum(-1) + self._size(**conditions).double().square()) - found
         return energy.to(rows.dtype)
 
     def _read(self, rows: Tensor, values: Tensor, **conditions: Tensor) -> Tensor:
         values = values.to(rows)
-        return self._by_chunks(rows, conditions, lambda weight, scores, chunk: weight @ values)
+        return self._by_chunks(rows, conditions, lambda weight, scores, chunk: weight.to(rows) @ values)
 
     def _peak(self, rows: Tensor, **conditions: Tensor) -> Tensor:
         return self._by_chunks(rows, conditions, lambda weight, scores, chunk: weight.amax(-1))
@@ -106,10 +110,11 @@ class Sparse(Soft):
         self, rows: Tensor, conditions: Conditions, reduce: Callable[[Tensor, Tensor, slice], Tensor]
     ) -> Tensor:
         """What is made of weights and scores, for a few rows at a time; ``reduce`` also learns which rows they are."""
-        query, offsets = rows * self._temperature(rows, conditions), self._weights(rows, conditions)
-        patterns, found = self.patterns.to(rows), []
-        for chunk in row_chunks(max(1, len(rows)), len(patterns)):
-            scores = query[chunk] @ patterns.T
+        wide, found = rows.double(), []
+        query, offsets = wide * self._temperature(wide, conditions), self._weights(wide, conditions)
+        for chunk in row_chunks(max(1, len(rows)), len(self.patterns)):
+            # In double: the threshold is sharp, and large scores have no digits left for it otherwise.
+            scores = self._inner(query[chunk])
             if offsets is not None:
                 scores = scores + (offsets if offsets.dim() == 1 else offsets[chunk])
             found.append(reduce(entmax(scores, self.alpha), scores, chunk))

@@ -72,6 +72,8 @@ def _from_numpy(array: Any, name: str) -> Tensor:
             f"{name} must be an array of native float16, float32 or float64, got {array.dtype};"
             " a raw file of bfloat16 opens with torch.from_file(path, True, size, dtype=torch.bfloat16)"
         )
+    if any(stride < 0 for stride in array.strides):
+        raise ValueError(f"{name} must run forwards in memory, got a reversed array; copy it, or reverse the answer")
     with warnings.catch_warnings():
         # A map that is open for reading cannot be written; nobody tries.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
@@ -85,6 +87,8 @@ def _safetensors_slice(source: Any, name: str) -> Stored:
 
 def _safetensors_file(path: Path, name: str) -> Stored:
     """Read with plain reads instead of a map: a tile is all that ever lies in memory."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{name} must be an existing file, got {path}; check the path")
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         # No header is that long; a file of something else would ask for all memory there is.
@@ -92,18 +96,19 @@ def _safetensors_file(path: Path, name: str) -> Stored:
     try:
         tensors = json.loads(header)
         tensors.pop("__metadata__", None)
-    except (ValueError, AttributeError):
+        entries = {key: (tuple(x["shape"]), x["dtype"], int(x["data_offsets"][0])) for key, x in tensors.items()}
+    except (ValueError, AttributeError, TypeError, KeyError, IndexError):
         raise ValueError(
             f"{name} must be a safetensors file, got {path.name} without its header; open other files with np.memmap"
         ) from None
-    if len(tensors) != 1:
+    if len(entries) != 1:
         raise ValueError(
-            f"{name} must be a file of one tensor, got {', '.join(sorted(tensors)) or 'none'};"
+            f"{name} must be a file of one tensor, got {', '.join(sorted(entries)) or 'none'};"
             ' pick one with safetensors.safe_open(path, "pt").get_slice(key)'
         )
-    (entry,) = tensors.values()
-    shape, dtype = _matrix(tuple(entry["shape"]), name), _dtype(entry["dtype"], name)
-    first = 8 + length + int(entry["data_offsets"][0])
+    ((sizes, code, offset),) = entries.values()
+    shape, dtype = _matrix(sizes, name), _dtype(code, name)
+    first = 8 + length + offset
     buffer = torch.empty(0, dtype=dtype)
 
     def read(start: int, stop: int) -> Tensor:

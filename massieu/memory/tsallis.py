@@ -10,7 +10,7 @@ from torch import Tensor
 
 from massieu.kernels.rows import check_floating
 
-__all__ = ["check_alpha", "entmax", "tsallis_entropy", "uniform_entropy"]
+__all__ = ["bregman", "check_alpha", "entmax", "tsallis_entropy"]
 
 STEPS = 60
 """Halvings of an interval to the last digit; Newton needs fewer."""
@@ -25,7 +25,7 @@ def entmax(scores: Tensor, alpha: float) -> Tensor:
     are those of the closed form.
 
     Args:
-        scores: z, shape ``(..., atoms)``; minus infinity is an absent entry.
+        scores: z, shape ``(..., atoms)``; minus infinity is an absent entry, and one in each row must be present.
         alpha: at least 1.
 
     Source:
@@ -37,6 +37,12 @@ def entmax(scores: Tensor, alpha: float) -> Tensor:
     """
     check_floating(scores, "scores")
     alpha = check_alpha(alpha)
+    if scores.dim() < 1 or not scores.shape[-1]:
+        raise ValueError(f"scores must have an atom on their last axis, got {tuple(scores.shape)}; weights sum to one")
+    largest = scores.detach().amax(-1)  # nan if any is
+    if not bool(torch.isfinite(largest).all()):
+        got = "a row of minus infinities" if bool(largest.isneginf().any()) else "nan or plus infinity"
+        raise ValueError(f"scores must have a finite maximum in each row, got {got}; mask less, or rescale")
     if alpha == 1:
         return torch.softmax(scores, dim=-1)
     found: Tensor = _Entmax.apply(scores, alpha)  # type: ignore[no-untyped-call]
@@ -50,6 +56,8 @@ def tsallis_entropy(weight: Tensor, alpha: float) -> Tensor:
         >>> tsallis_entropy(torch.tensor([0.5, 0.5]), 2.0)
         tensor(0.2500)
     """
+    check_floating(weight, "weight")
+    alpha = check_alpha(alpha)
     if alpha == 1:
         return -torch.xlogy(weight, weight).sum(-1)
     present = torch.where(weight > 0, weight, 1.0)
@@ -57,9 +65,33 @@ def tsallis_entropy(weight: Tensor, alpha: float) -> Tensor:
     return -(present * torch.expm1((alpha - 1) * present.log())).sum(-1) / (alpha * (alpha - 1))
 
 
-def uniform_entropy(count: Tensor, alpha: float) -> Tensor:
-    """The largest entropy of that many atoms, which is that of equal weights."""
-    return count.log() if alpha == 1 else -torch.expm1((1 - alpha) * count.log()) / (alpha * (alpha - 1))
+def bregman(weight: Tensor, start: Tensor, offsets: Tensor, alpha: float) -> Tensor:
+    r""":math:`\Omega(p) - \Omega(p_0) - z_0 \cdot (p - p_0)` with :math:`\Omega = -H_\alpha`, never negative.
+
+    Term by term, without differences of entropies: it is exact to the last digits of p where p is close to
+    :math:`p_0`.
+
+    Args:
+        weight: p, entmax of some scores, shape ``(..., atoms)``.
+        start: :math:`p_0`, entmax of the offsets, broadcasting to p.
+        offsets: :math:`z_0`, broadcasting to p.
+        alpha: at least 1.
+    """
+    order = alpha - 1
+    both = (weight > 0) & (start > 0)
+    p, q = torch.where(both, weight, 1.0), torch.where(both, start, 1.0)
+    near = (p - q).abs() < 0.5 * q
+    logarithm = torch.where(near, torch.log1p(torch.where(near, (p - q) / q, 0.0)), p.log() - q.log())
+    power = logarithm if order == 0 else torch.expm1(order * logarithm) / order
+    inside = q**order * (p * power - (p - q)) / alpha
+    # What had no weight at first had a score below the threshold, by so much.
+    top = offsets.argmax(-1, keepdim=True)
+    gap = offsets - offsets.gather(-1, top)
+    first, p = start.gather(-1, top), torch.where(weight > 0, weight, 1.0)
+    depth = torch.where(weight > 0, gap + (first.log() if order == 0 else first**order / order), 0.0)
+    alone = p * (p.log() - 1 - depth) if order == 0 else p * (p**order / (alpha * order) - depth)
+    lost = start**alpha / alpha  # where no weight is left
+    return torch.where(both, inside, torch.where(weight > 0, alone, lost)).sum(-1)
 
 
 def check_alpha(alpha: Any) -> float:

@@ -76,11 +76,39 @@ def test_small_errors_are_kept_below_the_transition_and_lost_above():
 
 
 def test_recovery_from_flipped_bits():
-    rows = measure_capacity("exponential", 20, [40, 1024], criterion="recovered", trials=60, corruption=0.1)
+    rows = measure_capacity("exponential", 20, [40, 1024], criterion="most_recovered", trials=60, corruption=0.1)
     assert rows[0].rate > 0.85
     assert rows[1].rate < 0.8
-    (cube,) = measure_capacity("dense", 40, [30], criterion="recovered", trials=20, corruption=0.1, power=3)
+    (cube,) = measure_capacity("dense", 40, [30], criterion="most_recovered", trials=20, corruption=0.1, power=3)
     assert cube.rate > 0.8
+
+
+def test_all_recovered_is_harder_than_most_recovered():
+    options = {"trials": 40, "corruption": 0.1}
+    (every,) = measure_capacity("exponential", 20, [80], criterion="all_recovered", **options)
+    (most,) = measure_capacity("exponential", 20, [80], criterion="most_recovered", **options)
+    assert every.high < most.low
+    (alone,) = measure_capacity("exponential", 20, [1], criterion="all_recovered", **options)
+    assert alone.rate == 1.0
+
+
+def test_a_number_that_is_asked_for_twice_has_two_equal_rows():
+    options = {"criterion": "most_fixed", "trials": 10}
+    seen = []
+    rows = measure_capacity("classical", 32, [2, 8, 2], progress=lambda *both: seen.append(both), **options)
+    assert [row.number for row in rows] == [2, 8, 2]
+    assert rows[0] == rows[2] == measure_capacity("classical", 32, [2], **options)[0]
+    assert seen == [(10, 20), (20, 20)]
+
+
+def test_the_gradient_rule_has_a_capacity_of_its_own():
+    options = {"criterion": "most_fixed", "trials": 20, "power": 4}
+    (flip,) = measure_capacity("dense", 20, [400], **options)
+    assert measure_capacity("dense", 20, [400], rule="flip", **options) == [flip]
+    assert flip.random_fixed < 5
+    # There coordinates hold themselves, and so do random states.
+    with pytest.raises(ValueError, match="random states must not be fixed points"):
+        measure_capacity("dense", 20, [400], rule="gradient", **options)
 
 
 def test_the_trap_of_the_diagonal_is_refused():
@@ -89,7 +117,7 @@ def test_the_trap_of_the_diagonal_is_refused():
     ):
         measure_capacity("classical", 32, [600], criterion="most_fixed", trials=20, diagonal=True)
     # With corrupted cues the same memory shows that it holds nothing.
-    (row,) = measure_capacity("classical", 32, [600], criterion="recovered", trials=20, diagonal=True)
+    (row,) = measure_capacity("classical", 32, [600], criterion="most_recovered", trials=20, diagonal=True)
     assert row.rate == 0.0
 
 
@@ -125,17 +153,30 @@ def test_the_result_depends_on_the_seed_and_not_on_the_workers():
         (lambda: measure_capacity("dense", 8, [2], criterion="fixed"), 'criterion must be "all_fixed", "most_fixed"'),
         (lambda: measure_capacity("dense", 8, [0], criterion="all_fixed"), "numbers must be an integer of at least 1"),
         (
-            lambda: measure_capacity("dense", 8, [2], criterion="recovered", corruption=0.6),
+            lambda: measure_capacity("dense", 8, [2], criterion="most_recovered", corruption=0.6),
             "corruption must be at least 0",
         ),
         (
-            lambda: measure_capacity("dense", 8, [2], criterion="recovered", power=1),
+            lambda: measure_capacity("dense", 8, [2], criterion="most_recovered", power=1),
             "power must be an integer of at least 2",
         ),
+        (
+            lambda: measure_capacity("dense", 8, 4, criterion="all_fixed"),
+            r"numbers must be a sequence of integers, got 4; write \[4\] for a single one",
+        ),
+        (
+            lambda: measure_capacity("dense", 8, [4], criterion="all_fixed", confidence=2.0, progress=_unwanted),
+            "confidence must lie between 0 and 1, got 2.0",
+        ),
+        (lambda: measure_capacity("dense", 8, [4], criterion="all_fixed", rule="sync"), 'rule must be "gradient" or'),
         (lambda: wilson_interval(3, 2), "successes must lie between 0 and trials, got 3 of 2"),
         (lambda: wilson_interval(1, 2, 1.0), "confidence must lie between 0 and 1, got 1.0"),
     ],
 )
 def test_bad_input_gets_a_sentence(call, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         call()
+
+
+def _unwanted(*_):
+    raise AssertionError("the trials had begun")

@@ -273,7 +273,7 @@ def test_log_weights_enter_the_certificate():
         (
             lambda: guaranteed_storage(20, beta=0.0),
             ValueError,
-            "beta and radius must be positive and failure a probability",
+            "beta and radius must be positive and finite, and failure a probability",
         ),
         (lambda: guaranteed_storage(1), ValueError, "dim must be an integer of at least 2"),
     ],
@@ -281,3 +281,33 @@ def test_log_weights_enter_the_certificate():
 def test_bad_input_gets_a_sentence(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_the_storage_is_told_where_numbers_overflow():
+    with mpmath.workdps(50):
+        for dim, beta, radius in (
+            (5000, 1.0, 3.0),
+            (20, 1e300, 3.0),
+            (2, 1e-300, 1.0),
+            (20, 1.0, 1e200),
+            (75, 1.0, 1.0),
+        ):
+            p, k = mpmath.mpf("0.001"), mpmath.mpf(radius) ** 2 * mpmath.mpf(beta)
+            a, b = mpmath.mpf(2) / (dim - 1) * (1 + mpmath.log(2 * k * p * (dim - 1))), k * 2 / 5
+            constant = b / mpmath.lambertw(mpmath.exp(a + mpmath.log(b))).real
+            patterns = mpmath.sqrt(p) * constant ** (mpmath.mpf(dim - 1) / 4)
+            found = guaranteed_storage(dim, beta=beta, radius=radius)
+            assert found.constant == pytest.approx(float(constant), rel=1e-10)
+            assert found.patterns == pytest.approx(float(patterns) if patterns < 1e308 else math.inf, rel=1e-10)
+            assert found.vacuous == (constant < (2 / mpmath.sqrt(p)) ** (mpmath.mpf(4) / (dim - 1)))
+
+
+def test_a_single_pattern_is_exact_and_every_bound_says_so():
+    found = certificate(Continuous(torch.tensor([[1.0, 2.0]]).double(), 1.0))
+    bounds = [
+        one_step_bound(found, 0.5),
+        error_bound(found, 0.5, 0.0),
+        contraction_bound(found, 0.5, 0.0),
+        fixed_point_bound(found),
+    ]
+    assert [(bound.value.tolist(), bound.vacuous.tolist()) for bound in bounds] == [([0.0], [False])] * 4

@@ -125,3 +125,10 @@ def test_entmax_memories_are_exact_in_one_step_from_within_the_radius():
         count += int(found.certified.sum())
         assert bool((found.bound[found.certified] == 0).all())
     assert count > 100
+
+
+def test_the_entropy_checks_its_arguments():
+    with pytest.raises(ValueError, match="alpha must be finite and at least 1, got 0; 1 is softmax"):
+        tsallis_entropy(torch.tensor([0.5, 0.5]), 0)
+    with pytest.raises(TypeError, match="weight must be a floating-point tensor, got list"):
+        tsallis_entropy([0.5, 0.5], 2.0)

@@ -12,8 +12,11 @@ import massieu.nn
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "memory.md").read_text(encoding="utf-8")
 
 
-def test_the_example_prints_what_the_page_says(capsys):
-    ((block, printed),) = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE, flags=re.DOTALL)
+EXAMPLES = re.findall(r"```python\n((?:(?!```).)*)```\n\n```text\n(.*?)```", PAGE, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize(("block", "printed"), EXAMPLES, ids=["kinds", "cues", "file", "capacity"])
+def test_the_examples_print_what_the_page_says(block, printed, capsys):
     exec(compile(block, "memory.md", "exec"), {"__name__": "__main__"})
     assert capsys.readouterr().out == printed
 

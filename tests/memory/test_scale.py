@@ -189,6 +189,43 @@ def test_a_safetensors_file_is_read_in_any_precision_and_computed_in_single(tmp_
             assert found.state.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
 
 
+@pytest.mark.parametrize("tile", [None, 1, 7, 50])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_log_weights_weigh_and_hide_patterns(tile, dtype):
+    query, patterns = randn(2, 3, 8, dtype=dtype), randn(90, 8, seed=1, dtype=dtype)
+    present = torch.rand(2, 3, 90, generator=torch.Generator().manual_seed(2)) < 0.3
+    present[..., :20] = False  # whole tiles of nothing
+    present[..., 30] = True
+    weights = randn(90, seed=3)
+    for log_weight in (weights, present, weights.masked_fill(~present[0, 0], -torch.inf), weights.float()):
+        own = log_weight.double().log() if log_weight.dtype == torch.bool else log_weight.double()
+        scores = 0.7 * query.double() @ patterns.double().mT + own
+        best, order = scores.sort(dim=-1, descending=True, stable=True)
+        mean, part = scores.softmax(-1) @ patterns.double(), scores.softmax(-1)
+        expected = Retrieved(
+            mean, scores.logsumexp(-1), torch.special.entr(part).sum(-1), best[..., :4], order[..., :4]
+        )
+        found = retrieve_at_scale(query, patterns, beta=0.7, top=4, tile=tile, log_weight=log_weight)
+        assert_same(found, expected, 1e-12 if dtype == torch.float64 else 3e-6)
+    alone = torch.arange(90) == 33
+    found = retrieve_at_scale(query, patterns, beta=0.7, top=3, tile=tile, log_weight=alone)
+    assert_close(found.state, patterns[33].expand(2, 3, 8))
+    assert found.index.reshape(-1, 3).tolist() == [[33, -1, -1]] * 6
+    assert bool(found.scores[..., 1:].isneginf().all())
+
+
+@pytest.mark.parametrize("tile", [None, 2])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_a_number_is_noticed(tile, bad):
+    query, patterns = randn(2, 4), randn(5, 4)
+    spoilt = patterns.clone()
+    spoilt[3, 1] = bad
+    with pytest.raises(ValueError, match="patterns, values and their scores must be finite, got nan or infinity"):
+        retrieve_at_scale(query, spoilt, beta=1.0, tile=tile)
+    with pytest.raises(ValueError, match="patterns, values and their scores must be finite, got nan or infinity"):
+        retrieve_at_scale(query, patterns, beta=1.0, tile=tile, values=spoilt)
+
+
 def test_progress_counts_the_patterns():
     seen = []
     retrieve_at_scale(randn(1, 4), randn(10, 4), beta=1.0, tile=4, progress=lambda *both: seen.append(both))
@@ -204,10 +241,11 @@ query = torch.ones(1, dim)
 retrieve_at_scale(query, torch.ones(1000, dim), beta=1.0)  # threads and libraries come before the limit
 def status(name):
     return int(open("/proc/self/status").read().split(name + ":")[1].split()[0]) * 1024
-# Private writable memory. A file that is mapped for reading does not count: its pages belong to the system, which takes
-# them back when it needs them. The address space (RLIMIT_AS) would count the map itself.
-limit = status("VmData") + 100_000_000
-resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+# Private writable memory, or the whole address space (ulimit -v). A file that is mapped for reading counts in the second
+# only: its pages belong to the system, which takes them back when it needs them.
+kind, limited = kind.split(", ")
+limit = status({"data": "VmData", "address space": "VmSize"}[limited]) + 100_000_000
+resource.setrlimit(resource.RLIMIT_DATA if limited == "data" else resource.RLIMIT_AS, (limit, limit))
 before = status("RssAnon")
 patterns = np.memmap(path, np.float32, "r", shape=(rows, dim)) if kind != "safetensors" else path
 if kind == "whole":
@@ -222,12 +260,15 @@ print(json.dumps({"index": found.index.tolist(), "log_z": found.log_normalizer.i
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits private memory alone")
-@pytest.mark.parametrize("kind", ["map", "safetensors", "whole"])
+@pytest.mark.parametrize(
+    "kind",
+    ["map, data", "safetensors, data", "whole, data", "safetensors, address space", "map, address space"],
+)
 def test_patterns_may_be_larger_than_the_memory_there_is(tmp_path, kind):
     rows, dim, path = 1_000_000, 64, tmp_path / "patterns"  # 256 MB under a limit of 100 MB
     header = json.dumps({"x": {"dtype": "F32", "shape": [rows, dim], "data_offsets": [0, rows * dim * 4]}}).encode()
     with path.open("wb") as file:
-        if kind == "safetensors":
+        if kind.startswith("safetensors"):
             file.write(len(header).to_bytes(8, "little") + header)
         start = file.tell()
         file.truncate(start + rows * dim * 4)  # zeros that take no room on the disk
@@ -236,7 +277,7 @@ def test_patterns_may_be_larger_than_the_memory_there_is(tmp_path, kind):
             file.write(np.full(dim, size, np.float32).tobytes())
     arguments = [sys.executable, "-c", PROGRAM, str(path), kind, str(rows), str(dim)]
     done = subprocess.run(arguments, capture_output=True, text=True, cwd=ROOT)
-    if kind == "whole":  # the control: the limit is one
+    if kind in ("whole, data", "map, address space"):  # the control: the limit is one
         assert done.returncode != 0
         assert "MemoryError" in done.stderr or "allocate" in done.stderr
         return
@@ -270,6 +311,13 @@ def test_patterns_may_be_larger_than_the_memory_there_is(tmp_path, kind):
             {"patterns": np.ones((3, 4), ">f4")},
             "patterns must be an array of native .* got >f4; a raw file of bfloat16",
         ),
+        ({"queries": torch.full((1, 4), torch.nan)}, "queries must be finite, got nan or infinity; fill unknown"),
+        ({"values": randn(3, 2).requires_grad_()}, "retrieve_at_scale has no derivatives, got a tensor that requires"),
+        ({"patterns": np.ones((3, 4))[::-1]}, "patterns must run forwards in memory, got a reversed array; copy it"),
+        ({"log_weight": torch.zeros(3).long()}, "log_weight must be a floating-point tensor, got torch.int64"),
+        ({"log_weight": torch.zeros(2)}, "log_weight must have 3 entries on its last axis"),
+        ({"log_weight": torch.zeros(5, 3)}, r"log_weight must broadcast to the shape \(2, 3\) of queries and patterns"),
+        ({"log_weight": torch.zeros(3) > 0}, "log_weight must leave one component in each row"),
         ({"values": randn(4, 2)}, "values must have one row for each of the 3 patterns, got 4; match them"),
         ({"beta": 0.0}, "beta must be positive and finite, got 0.0; it is an inverse temperature"),
         ({"beta": float("nan")}, "beta must be positive and finite, got nan"),
@@ -289,9 +337,15 @@ def test_files_that_do_not_serve_end_in_one_sentence(tmp_path):
     query = randn(1, 4)
 
     def refused(path: Path, message: str) -> None:
-        with pytest.raises((TypeError, ValueError), match=message):
+        with pytest.raises((TypeError, ValueError, FileNotFoundError), match=message):
             retrieve_at_scale(query, path, beta=1.0)
 
+    refused(tmp_path / "missing", "patterns must be an existing file, got .*missing; check the path")
+    refused(tmp_path, "patterns must be an existing file, got ")
+    for number, header in enumerate((b'{"x":5}', b"[1]", b'{"x":{"shape":[1,1],"dtype":"F32"}}')):
+        path = tmp_path / f"header{number}"
+        path.write_bytes(len(header).to_bytes(8, "little") + header)
+        refused(path, "patterns must be a safetensors file, got header. without its header; open other files")
     (tmp_path / "text").write_text("no header at all")
     refused(tmp_path / "text", "patterns must be a safetensors file, got text without its header; open other files")
     refused(
