@@ -1,11 +1,15 @@
 """Learning from the examples in a context."""
 
+from massieu.context.comparison import Comparison, compare, sensitivities
 from massieu.context.construction import gradient_descent_transformer, gradient_step_layer, softmax_step_layer
 from massieu.context.curves import error_curve
 from massieu.context.descent import descent_gaps, gradient_descent, predict, regression_tokens, token_states
 from massieu.context.fitted import Boosting, Lasso, TrainedNetwork, Tree
 from massieu.context.gradient_predictors import GradientDescent, GradientDescentPlus, GradientStep, best_rate
 from massieu.context.hidden_markov import ConceptMixture, SymbolPrompts, concept_mixture, draw_symbol_prompts
+from massieu.context.hypotheses import Pool, draw_pool, separate
+from massieu.context.learning import Learned, Recipe, learn
+from massieu.context.models import ContextModel, LinearModel, SoftmaxModel
 from massieu.context.optimum import (
     FourthMoment,
     IsotropicOptimum,
@@ -40,7 +44,9 @@ from massieu.context.tasks import (
 __all__ = [
     "Averaging",
     "Boosting",
+    "Comparison",
     "ConceptMixture",
+    "ContextModel",
     "DecisionTree",
     "FourthMoment",
     "GradientDescent",
@@ -50,23 +56,28 @@ __all__ = [
     "IsotropicOptimum",
     "Lasso",
     "Layout",
+    "Learned",
     "LeastSquares",
     "Linear",
+    "LinearModel",
     "Logistic",
     "Neighbours",
     "NoisyLinear",
     "Optimum",
     "OrthogonalQueries",
     "Pairs",
+    "Pool",
     "Predictor",
     "Prompts",
     "Quadrants",
     "Quadratic",
+    "Recipe",
     "Ridge",
     "Scaled",
     "Schedule",
     "Sine",
     "Skewed",
+    "SoftmaxModel",
     "SparseLinear",
     "StepSizes",
     "SymbolPrompts",
@@ -76,9 +87,11 @@ __all__ = [
     "TwoLayer",
     "bayes_predictor",
     "best_rate",
+    "compare",
     "concept_mixture",
     "descent_gaps",
     "descent_loss",
+    "draw_pool",
     "draw_symbol_prompts",
     "error_curve",
     "gaussian_moment",
@@ -88,12 +101,15 @@ __all__ = [
     "independent_moment",
     "isotropic_optimum",
     "layout_named",
+    "learn",
     "moment_eigenvalues",
     "optimal_linear_attention",
     "optimal_step_sizes",
     "predict",
     "regression_tokens",
     "sampled_moment",
+    "sensitivities",
+    "separate",
     "shifted",
     "softmax_step_layer",
     "task_named",
