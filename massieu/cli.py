@@ -344,7 +344,15 @@ def run_learn(options: argparse.Namespace) -> int:
     choices = {name: getattr(options, name) for name in (*names, "checkpoint_every", "tensorboard")}
     task = task_named(options.task, **setting)
     try:
-        with _progress(options.quiet or options.json, first="starting") as progress:
+        with contextlib.ExitStack() as stack:
+            shown: list[Callable[[str, int, int], object] | None] = []
+
+            def progress(what: str, done: int, total: int) -> None:
+                if not shown:  # only now: what is wrong with the input has been said before
+                    shown.append(stack.enter_context(_progress(options.quiet or options.json, first=what)))
+                if shown[0] is not None:
+                    shown[0](what, done, total)
+
             found = learn(task, **choices, progress=progress)
     except KeyboardInterrupt:
         if options.out is None or not (Path(options.out) / checkpoints.NAME).exists():

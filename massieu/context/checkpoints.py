@@ -67,8 +67,7 @@ def read(folder: Path, identity: dict[str, Any]) -> tuple[dict[str, Tensor], int
     except (safetensors.SafetensorError, KeyError, ValueError, OSError):
         raise ValueError(f"{folder / NAME} is no checkpoint of massieu learn; start without --resume") from None
     for part in ("task", "recipe"):
-        names = sorted({*found[part], *identity[part]})
-        for name in names:
+        for name in dict.fromkeys([*identity[part], *found[part]]):
             theirs, ours = found[part].get(name), identity[part].get(name)
             if theirs != ours:
                 raise ValueError(

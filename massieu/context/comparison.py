@@ -100,8 +100,10 @@ def predictors_for(task: Task) -> dict[str, Predictor]:
 def sensitivities(predict: Callable[[Prompts], Tensor], prompts: Prompts) -> Tensor:
     r"""Derivatives :math:`\partial \hat y / \partial x` in the query after all examples, ``(tasks, dim)``."""
     query = prompts.inputs[:, -1:].detach().clone().requires_grad_()
-    inputs = torch.cat([prompts.inputs[:, :-1].detach(), query], 1)
-    found = predict(replace(prompts, inputs=inputs, queries=inputs))
+    asked = torch.cat([prompts.inputs[:, :-1].detach(), query], 1)
+    # A predictor reads the query among the queries, a model as its last input.
+    inputs = prompts.inputs.detach() if isinstance(predict, Predictor) else asked
+    found = predict(replace(prompts, inputs=inputs, queries=asked))
     (slope,) = torch.autograd.grad(found[:, -1].sum(), query)
     return slope[:, 0]
 

@@ -88,8 +88,8 @@ def separate(
     ``novel``
         functions of the class that training never saw,
     ``shuffled``
-        novel functions with the targets of the examples permuted, so that no function fits: the mean squared answer
-        that a learner gives is small, and a retriever still answers with one of its own functions.
+        novel functions with the targets of the examples permuted, so that none of the functions fits: a learner
+        answers with what it fits all the same, a retriever with one of its own functions.
 
     Returns:
         A row for each condition, ``pool``, ``novel`` and ``shuffled``: ``model_error``, ``learning_error`` and

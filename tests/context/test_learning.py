@@ -187,7 +187,7 @@ def test_a_learner_and_a_retriever_are_told_apart():
     assert set(retriever.follows) == {"retrieval"}
     assert retriever.retrieval_error["pool"] < 0.1 * retriever.retrieval_error["novel"]
     assert learner.learning_error["novel"] < 0.1 * learner.retrieval_error["novel"]
-    assert learner["size"]["shuffled"] < 0.5 * retriever["size"]["shuffled"]
+    assert learner.to_retrieval["shuffled"] > 0.1
 
 
 def test_retrieval_is_bayes_over_the_pool_written_as_a_loop():
