@@ -67,7 +67,8 @@ class Pool:
         variance = max(self.task.noise**2, FLOOR * self.task.signal)
         misfit = (prompts.targets - values).square().cumsum(-1) / (2 * variance)
         before = torch.nn.functional.pad(misfit, (1, 0))[..., :-1]
-        return (torch.softmax(-before, 0) * values).sum(0)
+        mean: Tensor = (torch.softmax(-before, 0) * values).sum(0)
+        return mean
 
 
 def draw_pool(task: Task, size: int, generator: torch.Generator) -> Pool:

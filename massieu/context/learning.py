@@ -169,8 +169,14 @@ def learn(
         steps=(3000 if linear else 5200) if steps is None else steps,
         batch=(1024 if linear else 128) if batch is None else batch,
         rate=(1e-2 if linear else 3e-3) if rate is None else rate,
-        **{"seed": seed, "pool": pool, "width": width, "layers": layers, "heads": heads},
-        **{"evaluate_every": evaluate_every, "patience": patience, "target": target},
+        seed=seed,
+        pool=pool,
+        width=width,
+        layers=layers,
+        heads=heads,
+        evaluate_every=evaluate_every,
+        patience=patience,
+        target=target,
     )
     as_integer(checkpoint_every, "checkpoint_every", least=1)
     if out is None and (resume or tensorboard):
@@ -323,7 +329,7 @@ def _tensorboard(folder: Path) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise ValueError("tensorboard is not installed; pip install tensorboard, or read history.csv") from None
-    return SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+    return SummaryWriter(str(folder))
 
 
 def _finite(row: dict[str, Any]) -> dict[str, Any]:

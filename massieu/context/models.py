@@ -80,10 +80,12 @@ class SoftmaxModel(ContextModel):
 
     def forward(self, prompts: Prompts) -> Tensor:
         found = self.transformer(self.layout.tokens(prompts))
-        return found[:, self.layout.positions(prompts.examples), 0]
+        read: Tensor = found[:, self.layout.positions(prompts.examples), 0]
+        return read
 
     def loss(self, prompts: Prompts) -> Tensor:
-        return (self(prompts) - prompts.targets).square().mean()
+        loss: Tensor = (self(prompts) - prompts.targets).square().mean()
+        return loss
 
 
 class LinearModel(ContextModel):
