@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from massieu import geometry as geometry
     from massieu import inspection as inspection
     from massieu import kernels as kernels
+    from massieu import margin as margin
     from massieu import memory as memory
     from massieu import nn as nn
     from massieu import taps as taps
@@ -84,7 +85,7 @@ __all__ = [
 
 # Names are looked up on first use, so that the command line answers without waiting for torch.
 _HOMES = ("statistics", "measures", "duality", "inspection")
-_SUBMODULES = ("claims", "contrast", "dynamics", "geometry", "inspection", "kernels", "memory", "nn", "taps")
+_SUBMODULES = ("claims", "contrast", "dynamics", "geometry", "inspection", "kernels", "margin", "memory", "nn", "taps")
 
 
 def __getattr__(name: str) -> Any:

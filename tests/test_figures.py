@@ -4,7 +4,7 @@ import torch
 from report.sample import inspection
 
 from massieu.figures import (
-    SAVED,
+    approach,
     capacity_curve,
     energy_landscape,
     head_map,
@@ -12,8 +12,11 @@ from massieu.figures import (
     overlap_transition,
     retrieved_images,
     save_figures,
+    selection_plane,
+    starts_map,
     trajectory,
 )
+from massieu.figures.inspections import SAVED
 from massieu.inspection.quantities import QUANTITIES
 from massieu.memory import Continuous, certificate, measure_capacity
 
@@ -170,3 +173,62 @@ def test_a_transition_is_marked_at_its_share():
     assert axis.lines[-1].get_xdata()[0] == 0.138
     with pytest.raises(ValueError, match="overlaps must have 2 values each, as many as shares, got 1 for d = 9"):
         overlap_transition([0.1, 0.2], {"d = 9": [1.0]})
+
+
+def plane():
+    tokens = pandas.DataFrame(
+        {
+            "sequence": [0, 0, 1, 1],
+            "x": [1.0, -0.5, 0.8, 0.0],
+            "y": [0.2, 0.4, -0.3, -1.0],
+            "selected": [True, False, True, False],
+        }
+    )
+    return tokens, {"gd": pandas.DataFrame({"x": [0.0, 1.0, 9.0], "y": [0.0, 0.5, 2.0]})}
+
+
+def test_separating_lines_are_across_the_direction_between_selected_and_nearest_rival():
+    tokens, paths = plane()
+    axis = selection_plane(tokens, paths, (2.0, 0.0)).axes[0]
+    lines = [line for line in axis.lines if line.get_linestyle() == ":"]
+    assert [list(line.get_xdata()) for line in lines] == [[0.25, 0.25], [0.4, 0.4]]
+    assert list(axis.lines[0].get_ydata()) == [0.0, 0.0]
+    assert list(axis.lines[1].get_xdata()) == [0.0, 1.0, 9.0]
+    assert axis.get_xlim()[1] < 9  # where paths diverge, they leave the frame
+
+
+def test_a_plane_needs_a_direction_and_its_columns():
+    tokens, paths = plane()
+    with pytest.raises(ValueError, match=r"direction must be two numbers that are not both zero, got 0.0 and 0.0"):
+        selection_plane(tokens, paths, (0.0, 0.0))
+    with pytest.raises(ValueError, match="tokens must be a table with rows and the columns sequence, x, y, selected"):
+        selection_plane(tokens.drop(columns="y"), paths, (1.0, 0.0))
+
+
+def test_an_approach_has_logarithmic_axes_and_a_line_for_each_run_and_the_rate():
+    history = pandas.DataFrame({"step": [0, 1, 10, 100], "misalignment_best": [float("nan"), 0.5, 0.1, 1e-3]})
+    axis = approach({"ngd": history, "gd": history.assign(misalignment_best=[1.0, 0.5, 0.4, 0.3])}).axes[0]
+    assert (axis.get_xscale(), axis.get_yscale()) == ("log", "log")
+    assert [line.get_label() for line in axis.lines] == ["ngd", "gd", "1 / k²"]
+    assert list(axis.lines[0].get_xdata()) == [1, 10, 100]
+    first, last = axis.lines[2].get_ydata()
+    assert first / last == pytest.approx(1e4)
+
+
+def test_an_approach_without_histories_or_values_is_refused():
+    with pytest.raises(ValueError, match="there must be a history to draw, got none"):
+        approach({})
+    history = pandas.DataFrame({"step": [0, 1], "misalignment_best": [1.0, float("nan")]})
+    with pytest.raises(ValueError, match="gd must have a positive misalignment_best after its start, got none"):
+        approach({"gd": history})
+
+
+def test_starts_are_drawn_by_the_selection_they_reach():
+    starts = pandas.DataFrame({"x": [1.0, 2.0, -1.0, 0.0], "y": [0.0, 1.0, 0.0, -2.0], "selection": list("aabc")})
+    starts["best"], starts["locally_optimal"] = starts.selection == "a", starts.selection != "c"
+    figure = starts_map(starts, {"a": (1.0, 1.0), "b": (-3.0, 0.0)})
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["a, best: 50% of starts", "b, locally optimal: 25% of starts", "c, moving: 25% of starts"]
+    axis = figure.axes[0]
+    assert [len(points.get_offsets()) for points in axis.collections] == [2, 1, 1]
+    assert [line.get_xdata()[1] > 0 for line in axis.lines] == [True, False]

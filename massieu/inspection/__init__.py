@@ -6,14 +6,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from massieu.inspection.margins import margin_report
     from massieu.inspection.result import Inspection, read_inspection
     from massieu.inspection.run import NotObservable, inspect_model
 
-__all__ = ["Inspection", "NotObservable", "inspect_model", "read_inspection"]
+__all__ = ["Inspection", "NotObservable", "inspect_model", "margin_report", "read_inspection"]
+
+HOMES = {"Inspection": "result", "read_inspection": "result", "margin_report": "margins"}
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        home = "result" if name in ("Inspection", "read_inspection") else "run"
-        return getattr(importlib.import_module(f"massieu.inspection.{home}"), name)
+        return getattr(importlib.import_module(f"massieu.inspection.{HOMES.get(name, 'run')}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -118,6 +118,7 @@ constexpr int64_t FEW_ROWS = 4;
 // Numbers in a tile of keys of such a row: it stays in the second cache for the other rows.
 constexpr int64_t ROW_TILE = 32 * 1024;
 constexpr int64_t FEW_VECTORS = 1;  // vectors of atoms that such a row takes in at once
+constexpr int64_t LINES_AHEAD = 8;  // of the atoms after the next, which are asked for early
 
 // A span of rows on its way through the atoms: panels of rows, their sums and their outputs.
 template <class Input, class Real>
@@ -213,6 +214,10 @@ class RowBlock {
         for (int64_t few; count; count -= few, from += few, keys = keys.part(few), values = values.part(few)) {
             few = smaller(count, FEW_VECTORS * L);
             Real decay[L];
+            // The processor fetches ahead by itself within a page of memory only.
+            const Real* later = keys.data + 2 * few * keys.stride;
+            for (int64_t line = 0; line < LINES_AHEAD; line++)
+                __builtin_prefetch(later + line * 64 / sizeof(Real), 0, 2);
             row_scores<Input, Real>(call_, panels_[p], queries(p), keys, from, few, score_);
             best_.absorb_row(p, score_, from, few);
             const bool moved = absorb<Real, true>(sums_[p], 0, ceil_div(few, L), L, score_, decay);

@@ -1,0 +1,20 @@
+"""Drawing only: tables in, figures out. Matplotlib is loaded when one is drawn; its global state is left alone."""
+
+from massieu.figures.inspections import Described, head_map, layer_profile, save_figures, trajectory
+from massieu.figures.memories import capacity_curve, energy_landscape, overlap_transition, retrieved_images
+from massieu.figures.selections import approach, selection_plane, starts_map
+
+__all__ = [
+    "Described",
+    "approach",
+    "capacity_curve",
+    "energy_landscape",
+    "head_map",
+    "layer_profile",
+    "overlap_transition",
+    "retrieved_images",
+    "save_figures",
+    "selection_plane",
+    "starts_map",
+    "trajectory",
+]

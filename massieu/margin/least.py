@@ -1,0 +1,41 @@
+"""The least norm under some constraints, by the solver of that norm, in the units of the data."""
+
+from __future__ import annotations
+
+from massieu.margin.frobenius import least_frobenius
+from massieu.margin.nuclear import least_nuclear
+from massieu.margin.program import ZERO, Program, Solved, one_thread
+
+__all__ = ["checked_tolerance", "least_norm", "sentence"]
+
+
+def checked_tolerance(norm: str, tolerance: float | None, rounds: int) -> float:
+    """The tolerance, or the usual one of the norm; a sentence where a request makes no sense."""
+    if norm not in ("fro", "nuc"):
+        raise ValueError(f"norm must be 'fro' or 'nuc', got {norm!r}")
+    tolerance = (1e-10 if norm == "fro" else 1e-6) if tolerance is None else tolerance
+    if not 0 < tolerance < 1 or not isinstance(rounds, int) or rounds < 1:
+        raise ValueError(
+            f"tolerance must be between zero and one and rounds at least one, got {tolerance} and {rounds}"
+        )
+    return tolerance
+
+
+def least_norm(program: Program, norm: str, *, tolerance: float, rounds: int) -> Solved:
+    """Solve a program on one thread."""
+    solver = least_frobenius if norm == "fro" else least_nuclear
+    with one_thread():
+        return program.natural(solver(program, tolerance=tolerance, rounds=rounds))
+
+
+def sentence(feasible: bool, converged: bool, asked: bool, gap: float, eps: float) -> str:
+    """How a solver ended."""
+    if not asked:
+        return "nothing was asked: all tokens are tied"
+    if feasible and converged:
+        return f"solved: the bounds agree to {gap:.0e}"
+    if feasible:
+        return f"stopped early: feasible, but the bounds agree only to {gap:.0e}; raise rounds"
+    if converged:
+        return f"infeasible: constraints of size one cancel to less than {ZERO:.0e}, so no weights have a margin"
+    return f"undecided: no margin was found, and none above {eps:.0e} exists; raise rounds"

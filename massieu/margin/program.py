@@ -1,0 +1,204 @@
+"""Programs of least norm whose constraints are dyads, and products with them that never hold their Gram matrix."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Program", "Solved", "one_thread", "scipy_module"]
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+Product = Callable[[Floats], Floats]
+
+ZERO = 1e-10
+"""Constraints of size one whose hull comes this near to zero are taken to contain it."""
+
+ROUNDING = 1e-12
+"""What rounding leaves of values of size one."""
+
+
+@dataclass(frozen=True)
+class Solved:
+    """How a program ended: its weights and multipliers, bounds that hold whatever the solver did, and a certificate.
+
+    Attributes:
+        weights: shape ``(dim, query_dim)``; of the largest margin found where the program is not feasible.
+        multipliers: shape ``(groups, slots)``.
+        lower, upper: the least norm lies between them.
+        feasible: weights with a positive margin were found.
+        farkas: multipliers that show the opposite, or None.
+        eps: no weights of norm one have a margin above it.
+        converged: the bounds agree to the tolerance, or the certificate is as good as zero.
+        products: Gram products spent.
+    """
+
+    weights: Floats
+    multipliers: Floats
+    lower: float
+    upper: float
+    feasible: bool
+    farkas: Floats | None
+    eps: float
+    converged: bool
+    products: int
+
+
+class Program:
+    r"""Least norm of W subject to :math:`\langle a_c, W z_g \rangle \ge 1`, or :math:`= 0` for some constraints.
+
+    Rows and queries are held with size one and weights in units of one over the smallest constraint, so that a
+    constraint asks for :math:`b_c \le 1`, whatever the units of the data; ``natural`` undoes this.
+
+    Each group has a query :math:`z_g` and constraints :math:`a_c z_g^\top`, so that a product with all of them costs
+    two small matrix products and no Gram matrix is ever held:
+
+    .. math:: A W = (\langle a_c, W z_g \rangle)_c, \qquad
+        A^\top \lambda = \sum_g \Big(\sum_{c \in g} \lambda_c a_c\Big) z_g^\top.
+
+    Args:
+        rows: :math:`a_c`, shape ``(groups, slots, dim)``; anything where there is no constraint.
+        queries: :math:`z_g`, shape ``(groups, query_dim)``.
+        least: which slots ask for at least one, boolean, ``(groups, slots)``.
+        equal: which slots ask for zero.
+    """
+
+    def __init__(self, rows: Floats, queries: Floats, least: Flags, equal: Flags) -> None:
+        self.rows, row_sizes = _units(rows)
+        self.queries, query_sizes = _units(queries)
+        sizes = row_sizes * query_sizes[:, None]
+        self.least, self.equal = least, equal & (sizes > 0)  # zero equals zero
+        self.index = np.flatnonzero(self.least | self.equal)
+        self.free = self.equal.ravel()[self.index]
+        asked = sizes[self.least & (sizes > 0)]
+        self.size = float(asked.min()) if asked.size else 1.0
+        # The smallest constraint asks most of weights in these units; one without size asks for what cannot be.
+        self.asks = self.size / np.where(sizes > 0, sizes, self.size)
+        # Who asks for less than rounding leaves over is given that, which costs nothing; bounds take what was asked.
+        self.rewards = np.where(self.free, 0.0, np.maximum(self.asks.ravel()[self.index], ROUNDING))
+        self.products = 0
+
+    def values(self, weights: Floats) -> Floats:
+        """What the weights give to every constraint, shape ``(groups, slots)``."""
+        return np.asarray(np.matmul(self.rows, (self.queries @ weights.T)[:, :, None])[:, :, 0])
+
+    def adjoint(self, multipliers: Floats) -> Floats:
+        """Constraints summed with multipliers, shape ``(dim, query_dim)``."""
+        return np.asarray(np.matmul(multipliers[:, None, :], self.rows)[:, 0].T @ self.queries)
+
+    def scatter(self, x: Floats) -> Floats:
+        """Multipliers ``(groups, slots)`` from those of the constraints alone."""
+        multipliers = np.zeros(self.least.shape)
+        multipliers.ravel()[self.index] = x
+        return multipliers
+
+    def select(self, values: Floats) -> Floats:
+        """Values of the constraints alone: the inverse of ``scatter``."""
+        return np.asarray(values.ravel()[self.index])
+
+    def gram(self, x: Floats) -> Floats:
+        """Gram matrix of the constraints times a vector."""
+        self.products += 1
+        return self.select(self.values(self.adjoint(self.scatter(x))))
+
+    def margin(self, weights: Floats) -> float:
+        """Least value, as a part of what is asked for, minus what is left of the constraints that ask for zero."""
+        if not self.least.any():
+            return np.inf
+        values = self.values(weights)
+        rest = np.abs(values[self.equal] / self.asks[self.equal]).max() if self.equal.any() else 0.0
+        return float((values[self.least] / self.asks[self.least]).min() - rest)
+
+    def reward(self, multipliers: Floats) -> float:
+        """Sum of the multipliers with what is asked for."""
+        return float((multipliers * self.asks)[self.least].sum())
+
+    def natural(self, found: Solved) -> Solved:
+        """A result in the units of the data; multipliers of a certificate have sum one over what is asked for."""
+        shown = None if found.farkas is None else found.farkas * self.asks
+        return replace(
+            found,
+            weights=found.weights / self.size,
+            multipliers=found.multipliers * self.asks / self.size / self.size,
+            lower=found.lower / self.size,
+            upper=found.upper / self.size,
+            farkas=None if shown is None else shown / shown[self.least].sum(),
+            eps=found.eps * self.size,
+        )
+
+    def level(self, weights: Floats) -> Floats:
+        """The weights without their part along the constraints that ask for zero."""
+        return self.meet(weights, self.free) if self.free.any() else weights
+
+    def meet(self, weights: Floats, chosen: Flags) -> Floats:
+        """The nearest weights that give some constraints just what they ask for."""
+        inside = np.flatnonzero(chosen)
+        product = restricted(self.gram, inside, len(self.index))
+        for _ in range(2):  # the second pass removes what rounding left
+            part = np.zeros(len(self.index))
+            off = (self.select(self.values(weights)) - self.rewards)[inside]
+            part[inside] = conjugate_gradient(product, off, steps=2 * len(inside) + 50)
+            weights = weights - self.adjoint(self.scatter(part))
+        return weights
+
+
+def _units(vectors: Floats) -> tuple[Floats, Floats]:
+    """Vectors of size one, zero ones excepted, and what their sizes were."""
+    largest = np.abs(vectors).max(-1, initial=0.0)
+    units = vectors / np.where(largest > 0, largest, 1.0)[..., None]
+    sizes = np.sqrt(np.einsum("...d,...d->...", units, units))
+    units /= np.where(sizes > 0, sizes, 1.0)[..., None]
+    return units, sizes * largest
+
+
+def restricted(product: Product, inside: NDArray[np.intp], size: int) -> Product:
+    """A product with vectors of a given size, on some of their entries alone."""
+
+    def part(values: Floats) -> Floats:
+        full = np.zeros(size)
+        full[inside] = values
+        return product(full)[inside]
+
+    return part
+
+
+def conjugate_gradient(product: Product, right: Floats, *, steps: int, tolerance: float = 1e-14) -> Floats:
+    """Solve a positive semidefinite system through its products; zero where it has no solution."""
+    linalg = scipy_module("sparse.linalg")
+    operator = linalg.LinearOperator((len(right), len(right)), matvec=product, dtype=right.dtype)
+    with np.errstate(all="ignore"):  # a singular system without solution divides by zero
+        found, _ = linalg.cg(operator, right, rtol=tolerance, atol=0.0, maxiter=steps)
+    return np.asarray(found) if np.isfinite(found).all() else np.zeros_like(right)
+
+
+def one_thread() -> AbstractContextManager[Any]:
+    """Within it, linear algebra runs on one thread: small products lose more to waiting than a second one gives."""
+    return _controller().limit(limits=1, user_api="blas")  # type: ignore[no-any-return]
+
+
+@cache
+def _controller() -> Any:
+    for module in ("optimize", "sparse.linalg"):
+        scipy_module(module)  # brings a library of its own, which must be there to be limited
+    return _imported("threadpoolctl").ThreadpoolController()
+
+
+def scipy_module(name: str) -> Any:
+    return _imported(f"scipy.{name}")
+
+
+def _imported(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        package = name.split(".")[0]
+        raise ImportError(
+            f"max-margin programs need {package}, which is not installed; pip install 'massieu[verify]'"
+        ) from None
