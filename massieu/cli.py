@@ -165,6 +165,8 @@ def _add_learn(parser: Parser) -> None:
     results.add_argument("--out", metavar="DIR", help="write checkpoint, history.csv, learned.json and a page there")
     results.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
     results.add_argument("--checkpoint-every", type=_positive, default=100, metavar="N", help="steps; none: 100")
+    fitted = "tasks for Lasso, trees and networks, which are fitted to each prefix; 0 leaves them out; none: 256"
+    results.add_argument("--fitted", type=_count, default=256, metavar="N", help=fitted)
     results.add_argument("--tensorboard", action="store_true", help="events for TensorBoard in --out")
     results.add_argument("-q", "--quiet", action="store_true", help="no progress and no table")
 
@@ -183,6 +185,12 @@ def _positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"expected a positive whole number, got {text}")
     return number
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 0, got {text}")
+    return int(text)
 
 
 def _seed(text: str) -> int:
@@ -341,7 +349,7 @@ def run_learn(options: argparse.Namespace) -> int:
     if options.out is None and (options.resume or options.tensorboard):
         raise ValueError("--resume and --tensorboard need the folder of the run, got none; pass --out DIR")
     names = ("model", "layout", "examples", "pool", "steps", "seed", "patience", "target", "out", "resume")
-    choices = {name: getattr(options, name) for name in (*names, "checkpoint_every", "tensorboard")}
+    choices = {name: getattr(options, name) for name in (*names, "checkpoint_every", "tensorboard", "fitted")}
     task = task_named(options.task, **setting)
     try:
         with contextlib.ExitStack() as stack:

@@ -1,11 +1,18 @@
 """Learning from the examples in a context."""
 
+from massieu.context.baselines import fitted_for, predictors_for
 from massieu.context.comparison import Comparison, compare, sensitivities
 from massieu.context.construction import gradient_descent_transformer, gradient_step_layer, softmax_step_layer
 from massieu.context.curves import error_curve
 from massieu.context.descent import descent_gaps, gradient_descent, predict, regression_tokens, token_states
 from massieu.context.fitted import Boosting, Lasso, TrainedNetwork, Tree
-from massieu.context.gradient_predictors import GradientDescent, GradientDescentPlus, GradientStep, best_rate
+from massieu.context.gradient_predictors import (
+    GradientDescent,
+    GradientDescentPlus,
+    GradientStep,
+    TunedDescent,
+    best_rate,
+)
 from massieu.context.hidden_markov import ConceptMixture, SymbolPrompts, concept_mixture, draw_symbol_prompts
 from massieu.context.hypotheses import Pool, draw_pool, separate
 from massieu.context.learning import Learned, Recipe, learn
@@ -84,6 +91,7 @@ __all__ = [
     "Task",
     "TrainedNetwork",
     "Tree",
+    "TunedDescent",
     "TwoLayer",
     "bayes_predictor",
     "best_rate",
@@ -94,6 +102,7 @@ __all__ = [
     "draw_pool",
     "draw_symbol_prompts",
     "error_curve",
+    "fitted_for",
     "gaussian_moment",
     "gradient_descent",
     "gradient_descent_transformer",
@@ -106,6 +115,7 @@ __all__ = [
     "optimal_linear_attention",
     "optimal_step_sizes",
     "predict",
+    "predictors_for",
     "regression_tokens",
     "sampled_moment",
     "sensitivities",

@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from massieu.context.descent import check_noise
 from massieu.context.predictors import Predictor, prefix_moments, prefix_sums
+from massieu.context.steps import Schedule, StepSizes, optimal_step_sizes
 from massieu.context.tasks.task import root_of_covariance
 from massieu.measures.measure import as_integer
 
-__all__ = ["GradientDescent", "GradientDescentPlus", "GradientStep", "best_rate"]
+__all__ = ["GradientDescent", "GradientDescentPlus", "GradientStep", "TunedDescent", "best_rate"]
 
 
 def best_rate(length: int, dim: int, *, covariance: Any = None, prior: Any = None, noise: float = 0.0) -> float:
@@ -146,6 +148,51 @@ class GradientDescentPlus(Predictor):
                 moved = moved - self.curvature * (moved @ first @ moved) @ moved
             found.append(torch.einsum("tld,tldo->tlo", queries[chunk], weights))
         return torch.cat(found)
+
+
+class TunedDescent(Predictor):
+    r"""Steps of gradient descent, or of GD++, with the rates that are best after each number of examples.
+
+    Args:
+        steps: how many.
+        noise: standard deviation of the noise, in units of that of a weight.
+        moving: whether inputs move, as in GD++, with the best curvature; where moving does not help, they do not.
+        samples: contexts whose eigenvalues the rates are chosen for, see :func:`massieu.context.optimal_step_sizes`.
+        seed: draws these.
+
+    Example:
+        >>> from massieu.context import error_curve, task_named
+        >>> prompts = task_named("linear", dim=5).draw(2000, 11, torch.Generator().manual_seed(0))
+        >>> found = error_curve(prompts, {"GD": TunedDescent(3), "GD++": TunedDescent(3, moving=True)}, [10])
+        >>> found.error.round(1).tolist()
+        [0.8, 0.2]
+    """
+
+    def __init__(self, steps: int, noise: float = 0.0, *, moving: bool = False, samples: int = 500, seed: int = 0):
+        self.steps = as_integer(steps, "steps", least=1)
+        self.samples = as_integer(samples, "samples", least=1)
+        check_noise(noise)
+        self.noise, self.moving, self.seed = float(noise), moving, as_integer(seed, "seed", least=0)
+
+    def sizes(self, length: int, dim: int) -> StepSizes:
+        """The rates after so many examples, and how the search for them ended."""
+        found = self._search(length, dim, "curvature") if self.moving else None
+        return self._search(length, dim, "shared") if found is None or found.curvature <= 0 else found
+
+    def predict(self, inputs: Tensor, targets: Tensor, queries: Tensor, lengths: list[int]) -> Tensor:
+        found = queries.new_zeros(*queries.shape[:2], targets.shape[-1])
+        for place, length in enumerate(lengths):
+            if length:
+                best = self.sizes(length, inputs.shape[-1])
+                descent = GradientDescentPlus(self.steps, best.steps[0], best.curvature)
+                given = (inputs[:, :length], targets[:, :length], queries[:, place : place + 1])
+                found[:, place : place + 1] = descent.predict(*given, [length])
+        return found
+
+    def _search(self, length: int, dim: int, schedule: Schedule) -> StepSizes:
+        generator = torch.Generator().manual_seed(self.seed)
+        options: dict[str, Any] = {"noise": self.noise, "samples": self.samples, "generator": generator}
+        return optimal_step_sizes(dim, examples=length, layers=self.steps, schedule=schedule, **options)
 
 
 def _inverse_of_largest(curvature: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from massieu.context.comparison import predictors_for
+from massieu.context.baselines import predictors_for
 from massieu.context.extras import imported
 from massieu.context.predictors import Predictor, check_lengths
 from massieu.context.prompts import Prompts

@@ -110,7 +110,7 @@ class Learned:
         """Everything but the weights, as JSON takes it; what is not finite is None."""
         tables = {"history": self.history, "hypotheses": self.hypotheses, **self.comparison.tables()}
         rows = {name: [_finite(row) for row in table.to_dict("records")] for name, table in tables.items()}
-        return {"facts": {**self.facts, "ended": self.ended}, **rows, "matrices": self.comparison.matrices}
+        return {"facts": {**self.facts, "ended": self.ended}, **rows, **self.comparison.figures()}
 
 
 def learn(
@@ -134,6 +134,7 @@ def learn(
     resume: bool = False,
     checkpoint_every: int = 100,
     tensorboard: bool = False,
+    fitted: int = 0,
     progress: Progress | None = None,
 ) -> Learned:
     r"""Train a model from scratch to predict :math:`f(x_{n+1})` from n examples of f, for f drawn from a task.
@@ -150,6 +151,7 @@ def learn(
         resume: go on from the checkpoint in ``out``.
         checkpoint_every: steps between two checkpoints, the most that a kill may cost.
         tensorboard: also write events for TensorBoard to ``out``.
+        fitted: tasks for predictors that are fitted to each prefix, see :func:`massieu.context.compare`.
         progress: called with what is done, the number of steps, and of all.
 
     Source:
@@ -218,7 +220,8 @@ def learn(
     run.model.eval()
     tests = run.tests
     hypotheses = separate(run.model, task, run.pool, recipe.examples, _generator(seed, UNSEEN + 1))
-    return Learned(run.model, run.table(), compare(run.model, task, tests), hypotheses, ended, facts)
+    comparison = compare(run.model, task, tests, fitted=fitted, progress=progress)
+    return Learned(run.model, run.table(), comparison, hypotheses, ended, facts)
 
 
 class _Run:

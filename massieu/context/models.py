@@ -113,6 +113,12 @@ class LinearModel(ContextModel):
         super().__init__()
         self.dim = dim
         self.attention = LinearAttention(dim + 1, head_dim=dim + 1, form="mean", generator=generator)
+        assert self.attention.v_proj is not None
+        with torch.no_grad():
+            # Values start with targets alone and keys with inputs: from weights that mix them training may stop at a
+            # product of rank one, far from the best.
+            self.attention.v_proj.weight[:, :-1] = 0
+            self.attention.k_proj.weight[:, -1] = 0
 
     @property
     def matrix(self) -> Tensor:

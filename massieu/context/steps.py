@@ -161,10 +161,11 @@ def _search(values: Tensor, ratio: float, start: Tensor, layers: int, schedule: 
         loss.backward()
         return loss
 
-    torch.optim.LBFGS(
-        free, max_iter=200, tolerance_grad=1e-9, tolerance_change=0.0, line_search_fn="strong_wolfe"
-    ).step(evaluate)
-    loss = float(evaluate().detach())
+    with torch.enable_grad():  # who only predicts has switched slopes off
+        torch.optim.LBFGS(
+            free, max_iter=200, tolerance_grad=1e-9, tolerance_change=0.0, line_search_fn="strong_wolfe"
+        ).step(evaluate)
+        loss = float(evaluate().detach())
     residual = max(float(parameter.grad.abs().max()) for parameter in free if parameter.grad is not None)
     with torch.no_grad():
         spread = float(losses().std()) / math.sqrt(len(values)) if len(values) > 1 else math.inf

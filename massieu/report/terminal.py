@@ -118,10 +118,10 @@ def show_learned(document: Mapping[str, Any], console: Any) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    facts, last = document["facts"], document["curve"][-1]["examples"]
+    facts, last = document["facts"], max(row["examples"] for row in document["curve"])
     told = f"{facts['parameters']:,} weights, {facts['cpu_seconds']:.0f} CPU seconds, ended by {facts['ended']}"
     console.print(Text(told))
-    cosines = {row["predictor"]: row["cosine"] for row in document["sensitivities"]}
+    cosines = {row["predictor"]: row["cosine"] for row in document["sensitivities"] if row["examples"] == last}
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in (f"error after {last} examples", "error", "± s.e.", "cosine of sensitivities"):
         table.add_column(name, justify="left" if "after" in name else "right")
