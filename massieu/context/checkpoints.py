@@ -63,10 +63,13 @@ def read(folder: Path, identity: dict[str, Any]) -> tuple[dict[str, Tensor], int
         with safetensors.safe_open(folder / NAME, "pt") as file:
             metadata = file.metadata() or {}
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        step, found = int(metadata["step"]), json.loads(metadata["identity"])
-    except (safetensors.SafetensorError, KeyError, ValueError, OSError):
-        raise ValueError(f"{folder / NAME} is no checkpoint of massieu learn; start without --resume") from None
-    for part in ("task", "recipe"):
+        step, told = int(metadata["step"]), json.loads(metadata["identity"])
+        found = {part: dict(told[part]) for part in ("task", "recipe")}
+    except (safetensors.SafetensorError, KeyError, TypeError, ValueError, OSError):
+        raise ValueError(
+            f"{folder / NAME} is no whole checkpoint of massieu learn; delete it, and start without --resume"
+        ) from None
+    for part in found:
         for name in dict.fromkeys([*identity[part], *found[part]]):
             theirs, ours = found[part].get(name), identity[part].get(name)
             if theirs != ours:
@@ -78,11 +81,11 @@ def read(folder: Path, identity: dict[str, Any]) -> tuple[dict[str, Tensor], int
 
 
 def _replace(path: Path, write_to: Callable[[str], object]) -> None:
-    handle, place = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    os.close(handle)
+    # Always the same name beside it: a kill leaves one such file at most, which the next write takes for its own.
+    place = path.with_name(f".{path.name}.part")
     try:
-        write_to(place)
+        write_to(str(place))
         os.replace(place, path)
     except BaseException:
-        Path(place).unlink(missing_ok=True)
+        place.unlink(missing_ok=True)
         raise

@@ -31,8 +31,8 @@ Model = Literal["softmax", "linear"]
 Progress = Callable[[str, int, int], object]
 COLUMNS = ("step", "loss", "rate", "error")
 WARM_UP = 100  # steps until the rate is whole
-TESTS = 8192  # tasks of the comparison at the end
-GLANCE = 2048  # of these, the tasks of the history, where each measurement costs time of training
+TESTS = 20480  # tasks of the comparison at the end
+GLANCE = 1024  # tasks of the history, others than these: training may stop by their error
 UNSEEN = 2**40  # numbers of steps from here on seed what is not training
 
 
@@ -92,7 +92,7 @@ class Learned:
     Attributes:
         model: in evaluation mode; call it with prompts.
         history: a row for each measurement: step, mean training loss since the one before, rate, and the error after
-            all examples on tasks that training never sees.
+            all examples on tasks that neither training nor the comparison sees.
         comparison: error against examples beside predictors, sensitivities, and the learned matrix beside the best.
         hypotheses: retrieval against learning, see :func:`massieu.context.separate`.
         ended: "steps", "patience" or "target".
@@ -168,9 +168,9 @@ def learn(
         model=model,
         layout=layout,
         examples=2 * task.dim if examples is None else examples,
-        steps=(3000 if linear else 5200) if steps is None else steps,
-        batch=(1024 if linear else 128) if batch is None else batch,
-        rate=(1e-2 if linear else 3e-3) if rate is None else rate,
+        steps=(3000 if linear else 9000) if steps is None else steps,
+        batch=(1024 if linear else 64) if batch is None else batch,
+        rate=(1e-2 if linear else 4e-3) if rate is None else rate,
         seed=seed,
         pool=pool,
         width=width,
@@ -190,13 +190,13 @@ def learn(
         checkpoints.check_folder(folder, resume)
         if resume:
             run.restore(*checkpoints.read(folder, identity))
-    writer = _tensorboard(folder) if tensorboard and folder is not None else None
+    writer = _tensorboard(folder, run.step) if tensorboard and folder is not None else None
 
-    def save() -> None:
+    def log() -> None:
         if folder is not None:
-            checkpoints.write(folder, run.state(), run.step, identity)
             checkpoints.write_text(folder / "history.csv", run.table().to_csv(index=False))
 
+    log()  # also where a kill came between a checkpoint and its log
     begin, cpu = time.perf_counter(), time.process_time()
     while (ended := run.ended()) is None:
         if progress is not None:
@@ -205,8 +205,9 @@ def learn(
         if row is not None and writer is not None:
             for name in COLUMNS[1:]:
                 writer.add_scalar(name, row[name], run.step)
-        if run.step % checkpoint_every == 0 or run.ended() is not None:
-            save()
+        if folder is not None and (run.step % checkpoint_every == 0 or run.ended() is not None):
+            checkpoints.write(folder, run.state(), run.step, identity)
+            log()
     facts = {
         **identity,
         "parameters": run.model.size,
@@ -218,7 +219,7 @@ def learn(
     if progress is not None:
         progress("comparing", 0, 0)
     run.model.eval()
-    tests = run.tests
+    tests = task.draw(TESTS, recipe.examples + 1, _generator(seed, UNSEEN))
     hypotheses = separate(run.model, task, run.pool, recipe.examples, _generator(seed, UNSEEN + 1))
     comparison = compare(run.model, task, tests, fitted=fitted, progress=progress)
     return Learned(run.model, run.table(), comparison, hypotheses, ended, facts)
@@ -241,11 +242,8 @@ class _Run:
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=recipe.rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
         )
-        dtype = torch.get_default_dtype()
         self.pool = None if recipe.pool is None else draw_pool(task, recipe.pool, _generator(recipe.seed, UNSEEN + 3))
-        self.tests = task.draw(TESTS, recipe.examples + 1, _generator(recipe.seed, UNSEEN), dtype)
-        inputs = self.tests.inputs[:GLANCE]
-        self.glance = Prompts(inputs, self.tests.targets[:GLANCE], inputs, self.tests.answers[:GLANCE])
+        self.glance = task.draw(GLANCE, recipe.examples + 1, _generator(recipe.seed, UNSEEN + 4))
         self.step, self.rows, self.total = 0, [], 0.0  # type: ignore[var-annotated]
 
     def advance(self) -> dict[str, float] | None:
@@ -266,7 +264,9 @@ class _Run:
         if self.step % recipe.evaluate_every and self.step != recipe.steps:
             return None
         since = self.step - (int(self.rows[-1]["step"]) if self.rows else 0)
-        row = {"step": self.step, "loss": self.total / since, "rate": rate, "error": self._error()}
+        if not math.isfinite(error := self._error()):
+            raise ValueError(f"training has diverged by step {self.step}, at rate {recipe.rate}; choose a lower rate")
+        row = {"step": self.step, "loss": self.total / since, "rate": rate, "error": error}
         self.rows.append(row)
         self.total = 0.0
         return row
@@ -294,6 +294,7 @@ class _Run:
         return found
 
     def restore(self, state: dict[str, Tensor], step: int) -> None:
+        """Go on from a state."""
         self.model.load_state_dict(
             {name.removeprefix("model."): value for name, value in state.items() if name.startswith("model.")}
         )
@@ -327,12 +328,12 @@ def _generator(seed: int, step: int) -> torch.Generator:
     return torch.Generator().manual_seed(int(words[0] >> numpy.uint64(1)))
 
 
-def _tensorboard(folder: Path) -> Any:
+def _tensorboard(folder: Path, step: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise ValueError("tensorboard is not installed; pip install tensorboard, or read history.csv") from None
-    return SummaryWriter(str(folder))
+    return SummaryWriter(str(folder), purge_step=step + 1)  # what an interrupted run wrote after its checkpoint goes
 
 
 def _finite(row: dict[str, Any]) -> dict[str, Any]:

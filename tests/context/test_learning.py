@@ -1,17 +1,14 @@
-"""Training resumes bit for bit, stops when told, and says in one sentence what is wrong."""
+"""Training learns, stops when told, keeps its logs, and says in one sentence what is wrong."""
 
-import os
-import signal
-import subprocess
+import json
 import sys
-import time
 
 import pytest
 import torch
 from torch.testing import assert_close
 
 from massieu import cli
-from massieu.context import LinearModel, Ridge, SoftmaxModel, draw_pool, learn, predict, separate, task_named
+from massieu.context import LinearModel, Prompts, Ridge, SoftmaxModel, learn, learning, predict, task_named
 from massieu.context.comparison import sensitivities
 from massieu.context.learning import _generator
 
@@ -22,115 +19,127 @@ def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
+@pytest.fixture(autouse=True)
+def _few_tests(monkeypatch):
+    monkeypatch.setattr(learning, "TESTS", 256)
+
+
+@pytest.fixture
+def only_training(monkeypatch):
+    """Leave out what follows, where a test does not look at it."""
+    monkeypatch.setattr(learning, "compare", lambda *arguments, **options: None)
+    monkeypatch.setattr(learning, "separate", lambda *arguments: None)
+
+
 @pytest.fixture
 def task():
     return task_named("linear", dim=2, noise=0.5)
 
 
-class StoppedError(Exception):
-    pass
-
-
-def stop_at(step):
-    def progress(what, done, total):
-        if done == step:
-            raise StoppedError
-
-    return progress
-
-
-@pytest.mark.parametrize("model", ["softmax", "linear"])
-def test_a_run_that_was_stopped_goes_on_bit_for_bit(task, tmp_path, model):
-    whole = learn(task, model=model, **SMALL)
-    with pytest.raises(StoppedError):
-        learn(task, model=model, **SMALL, out=tmp_path, progress=stop_at(25))
-    resumed_from = []
-    resumed = learn(
-        task, model=model, **SMALL, out=tmp_path, resume=True, progress=lambda _, done, total: resumed_from.append(done)
-    )
-    assert resumed_from[0] == 20
-    assert resumed.history.equals(whole.history)
-    assert resumed.comparison.curve.equals(whole.comparison.curve)
-    for ours, theirs in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
-
-
+@pytest.mark.usefixtures("only_training")
 def test_another_seed_gives_another_history(task):
     assert not learn(task, **SMALL).history.equals(learn(task, **SMALL, seed=1).history)
 
 
-def test_a_checkpoint_between_two_measurements_keeps_the_loss_so_far(task, tmp_path):
-    options = {**SMALL, "evaluate_every": 20, "checkpoint_every": 15}
-    with pytest.raises(StoppedError):
-        learn(task, **options, out=tmp_path, progress=stop_at(16))
-    resumed = learn(task, **options, out=tmp_path, resume=True)
-    assert resumed.history.equals(learn(task, **options).history)
+@pytest.mark.parametrize("layout", ["pairs", "interleaved"])
+@pytest.mark.usefixtures("only_training")
+def test_training_lowers_the_error(layout):
+    easy = task_named("linear", dim=1, noise=0.1)
+    options = {**SMALL, "steps": 300, "batch": 32, "layers": 2, "width": 32, "evaluate_every": 300}
+    found = learn(easy, **options, rate=5e-3, layout=layout, examples=4)
+    assert found.history.error.iloc[-1] < 0.75 * easy.signal  # zero, the mean function, has all of it
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs a signal that cannot be caught")
-def test_a_killed_process_leaves_a_checkpoint_to_go_on_from(task, tmp_path):
-    code = (
-        "from massieu.context import learn, task_named\n"
-        f"learn(task_named('linear', dim=2, noise=0.5), **{ {**SMALL, 'steps': 4000} }, out={str(tmp_path)!r})"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "OMP_NUM_THREADS": "1"})
-    deadline = time.monotonic() + 120
-    while not (tmp_path / "checkpoint.safetensors").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.kill()
-    process.wait()
-    options = {**SMALL, "steps": 4000, "target": None}
-    with pytest.raises(StoppedError):  # it is whole, and training goes on from a later step than the first
-        learn(task, **options, out=tmp_path, resume=True, progress=lambda _, done, total: _stop_after(done))
+@pytest.mark.parametrize("layout", ["pairs", "interleaved"])
+@pytest.mark.parametrize("name", ["sparse", "ridge", "quadratic", "logistic", "tree", "network", "sine"])
+def test_every_task_trains(name, layout):
+    options = {**SMALL, "steps": 4, "evaluate_every": 2}
+    found = learn(task_named(name, dim=2), **options, layout=layout, pool=3)
+    document = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert [row["step"] for row in document["history"]] == [2, 4]
+    assert {row["condition"] for row in document["hypotheses"]} == {"pool", "novel", "shuffled"}
+    assert any(row["predictor"] == "model" for row in document["curve"])
 
 
-def _stop_after(done):
-    assert done >= 10
-    assert done % 10 == 0
-    raise StoppedError
+@pytest.mark.usefixtures("only_training")
+def test_training_stops_at_a_target(task):
+    found = learn(task, **SMALL, target=1e9)
+    assert (found.ended, found.history.step.tolist()) == ("target", [10])
+    assert learn(task, **SMALL, target=1e-9).ended == "steps"
 
 
-def test_an_interrupted_command_says_how_to_go_on(monkeypatch, tmp_path, capsys):
-    import massieu.context.learning as learning
+@pytest.mark.usefixtures("only_training")
+def test_training_stops_by_patience(task):
+    # A rate at which nothing is learned: the errors jump about.
+    found = learn(task, **{**SMALL, "steps": 400}, rate=0.3, patience=2)
+    errors = found.history.error.tolist()
+    assert found.ended == "patience"
+    assert len(errors) < 40
+    assert min(errors) == errors[-3]
+    assert learn(task, **SMALL, rate=0.3).ended == "steps"
 
-    advance = learning._Run.advance
 
-    def interrupted(run):
-        if run.step == 15:
-            raise KeyboardInterrupt
-        return advance(run)
+@pytest.mark.usefixtures("only_training")
+def test_training_that_diverges_is_one_sentence(task, monkeypatch):
+    monkeypatch.setattr(SoftmaxModel, "loss", lambda self, prompts: torch.inf * self(prompts).sum())
+    with pytest.raises(ValueError, match="training has diverged by step 10, at rate 0.004; choose a lower rate"):
+        learn(task, **SMALL)
 
-    monkeypatch.setattr(learning._Run, "advance", interrupted)
-    command = [
-        "learn",
-        "linear",
-        "--dim",
-        "2",
-        "--steps",
-        "20",
-        "--checkpoint-every",
-        "10",
-        "--out",
-        str(tmp_path),
-        "-q",
-    ]
-    assert cli.main(command) == 130
-    assert "--resume goes on" in capsys.readouterr().err
-    monkeypatch.setattr(learning._Run, "advance", advance)
-    assert cli.main([*command, "--resume"]) == 0
-    assert {"learned.html", "learned.json", "history.csv"} <= {path.name for path in tmp_path.iterdir()}
+
+def test_the_tasks_of_the_history_are_not_those_of_the_comparison(task):
+    recipe = learning.Recipe("linear", "pairs", examples=4, steps=1, batch=1, rate=0.01)
+    compared = task.draw(learning.TESTS, 5, _generator(0, learning.UNSEEN))
+    run = learning._Run(task, recipe)
+    assert run.glance.tasks == learning.GLANCE
+    assert not torch.isin(run.glance.parameters["weights"], compared.parameters["weights"]).all(-1).any()
+
+
+def test_progress_counts_the_steps(task):
+    told = []
+    learn(task, **SMALL, progress=lambda what, done, total: told.append((what, done, total)))
+    assert told[:40] == [("training", step, 40) for step in range(40)]
+    assert {what for what, _, _ in told[40:]} == {"comparing"}
+
+
+def test_the_command_writes_logs_and_a_page(tmp_path, capsys):
+    command = ["learn", "linear", "--dim", "2", "--model", "linear", "--steps", "20", "--fitted", "0"]
+    assert cli.main([*command, "--out", str(tmp_path)]) == 0
+    assert "training" in capsys.readouterr().err
+    names = {"checkpoint.safetensors", "learned.html", "learned.json", "history.csv"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+    log = (tmp_path / "history.csv").read_text(encoding="utf-8").splitlines()
+    assert log[0] == "step,loss,rate,error"
+    assert log[1].startswith("20,")
     page = (tmp_path / "learned.html").read_text(encoding="utf-8")
     assert "Error against examples" in page
     assert "http://" not in page.replace("http://www.w3.org", "")
 
 
-def test_training_stops_at_a_target_and_by_patience(task):
-    assert learn(task, **SMALL, target=1e9).history.step.tolist() == [10]
-    found = learn(task, **{**SMALL, "steps": 400}, patience=1)
-    errors = found.history.error.tolist()
-    assert found.ended in ("patience", "steps")
-    if found.ended == "patience":
-        assert errors[-1] >= min(errors[:-1])
+def test_tensorboard_that_is_not_there_is_one_sentence(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert cli.main(["learn", "linear", "--out", str(tmp_path), "--tensorboard"]) == 2
+    expected = "massieu: tensorboard is not installed; pip install tensorboard, or read history.csv\n"
+    assert capsys.readouterr().err == expected
+
+
+@pytest.mark.usefixtures("only_training")
+def test_tensorboard_shows_what_the_history_has_also_after_an_interruption(task, tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def interrupt(what, done, total):
+        if done == 25:
+            raise KeyboardInterrupt
+
+    options = {**SMALL, "evaluate_every": 5, "out": tmp_path, "tensorboard": True}
+    with pytest.raises(KeyboardInterrupt):
+        learn(task, **options, progress=interrupt)
+    found = learn(task, **options, resume=True)
+    events = EventAccumulator(str(tmp_path)).Reload()
+    for name in ("loss", "rate", "error"):
+        shown = events.Scalars(name)
+        assert [event.step for event in shown] == found.history.step.tolist()
+        assert [event.value for event in shown] == pytest.approx(found.history[name].tolist())
 
 
 def test_the_gram_form_is_the_layer_itself(task):
@@ -152,11 +161,23 @@ def test_the_matrix_is_the_part_that_is_linear_in_the_moment():
     # One example x, y: only terms that are odd in y change their sign with it, and these are z^T A x.
     inputs = torch.randn(5, 2, 3, generator=generator(1), dtype=torch.float64)
     targets = torch.randn(5, 2, generator=generator(2), dtype=torch.float64)
-    from massieu.context import Prompts
-
     odd = (model(Prompts.of(inputs, targets)) - model(Prompts.of(inputs, -targets)))[:, 1] / 2
     moment = inputs[:, 0] * targets[:, :1]
     assert_close(odd, torch.einsum("ti,ij,tj->t", moment, model.matrix, inputs[:, 1]))
+
+
+def test_the_loss_is_the_mean_error_and_its_gradient_that_of_a_likelihood(task):
+    model = SoftmaxModel(2, width=16, layers=1, generator=generator()).double()
+    prompts = task.draw(6, 5, generator(1), torch.float64)
+    errors = (model(prompts) - prompts.targets).square().mean(0)
+    weights = list(model.parameters())
+    assert_close(model.loss(prompts), errors.mean())
+    ours = torch.autograd.grad(model.loss(prompts), weights)
+    logs = torch.autograd.grad(errors.log().mean(), weights, retain_graph=True)
+    for mine, theirs in zip(ours, logs, strict=True):
+        assert_close(mine, errors.mean().detach() * theirs)
+    plain = torch.autograd.grad(errors.mean(), weights)
+    assert not torch.allclose(ours[0], plain[0])
 
 
 @pytest.mark.parametrize("layout", ["pairs", "interleaved"])
@@ -164,8 +185,6 @@ def test_a_prediction_does_not_see_its_own_target(task, layout):
     model = SoftmaxModel(2, layout=layout, width=16, layers=2, generator=generator())
     prompts = task.draw(3, 6, generator(1))
     other = torch.cat([prompts.targets[:, :3], prompts.targets[:, 3:] + 5], 1)
-    from massieu.context import Prompts
-
     before, after = model(prompts), model(Prompts.of(prompts.inputs, other))
     assert_close(before[:, :4], after[:, :4])
     assert not torch.allclose(before[:, 4:], after[:, 4:])
@@ -176,33 +195,6 @@ def test_the_sensitivity_of_ridge_is_its_weight_vector(task):
     x, y = prompts.inputs[:, :-1], prompts.targets[:, :-1, None]
     weights = torch.linalg.solve(x.mT @ x + 0.25 * torch.eye(2, dtype=torch.float64), x.mT @ y)[..., 0]
     assert_close(sensitivities(Ridge(0.25), prompts), weights)
-
-
-def test_a_learner_and_a_retriever_are_told_apart():
-    task = task_named("linear", dim=3, noise=0.3)
-    pool = draw_pool(task, 4, generator())
-    learner = separate(Ridge(0.09), task, pool, 6, generator(1)).set_index("condition")
-    retriever = separate(pool.predict, task, pool, 6, generator(1)).set_index("condition")
-    assert set(learner.follows) == {"learning"}
-    assert set(retriever.follows) == {"retrieval"}
-    assert retriever.retrieval_error["pool"] < 0.1 * retriever.retrieval_error["novel"]
-    assert learner.learning_error["novel"] < 0.1 * learner.retrieval_error["novel"]
-    assert learner.to_retrieval["shuffled"] > 0.1
-
-
-def test_retrieval_is_bayes_over_the_pool_written_as_a_loop():
-    task = task_named("linear", dim=2, noise=0.5)
-    pool = draw_pool(task, 3, generator())
-    prompts = pool.draw(4, 5, generator(1))
-    w, found = pool.parameters["weights"], pool.predict(prompts)
-    for t in range(4):
-        for i in range(5):
-            logs = [
-                -sum((prompts.targets[t, j] - w[k] @ prompts.inputs[t, j]) ** 2 for j in range(i)) / 0.5
-                for k in range(3)
-            ]
-            p = torch.softmax(torch.tensor([float(x) for x in logs]), 0)
-            assert_close(found[t, i], p @ (w @ prompts.inputs[t, i]), rtol=1e-4, atol=1e-5)
 
 
 def test_steps_and_seeds_draw_different_data():
@@ -221,7 +213,10 @@ def test_steps_and_seeds_draw_different_data():
         (["linear", "--resume"], "need the folder of the run"),
         (["linear", "--resume", "--out", "{tmp}/none"], "to resume from"),
         (["linear", "--out", "{tmp}/file/run"], "cannot be written to"),
+        (["linear", "--out", "{tmp}/file"], "cannot be written to"),
         (["linear", "--target", "-1"], "target must be positive"),
+        (["linear", "--noise", "-1"], "noise must be a non-negative finite number, got -1.0"),
+        (["logistic", "--noise", "0.1"], "task logistic takes"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments, sentence, tmp_path, capsys):
@@ -233,14 +228,33 @@ def test_bad_input_is_one_sentence(arguments, sentence, tmp_path, capsys):
     assert error.count("\n") == 1
 
 
-def test_a_checkpoint_of_another_task_or_recipe_is_refused(task, tmp_path):
-    learn(task, **SMALL, out=tmp_path)
-    with pytest.raises(ValueError, match="of another task, with dim 2, got 3"):
-        learn(task_named("linear", dim=3, noise=0.5), **SMALL, out=tmp_path, resume=True, examples=4)
-    with pytest.raises(ValueError, match="of another recipe, with seed 0, got 1"):
-        learn(task, **SMALL, seed=1, out=tmp_path, resume=True)
-    with pytest.raises(ValueError, match="holds a checkpoint.safetensors already"):
-        learn(task, **SMALL, out=tmp_path)
-    (tmp_path / "checkpoint.safetensors").write_bytes(b"nothing")
-    with pytest.raises(ValueError, match="is no checkpoint of massieu learn"):
-        learn(task, **SMALL, out=tmp_path, resume=True)
+@pytest.mark.parametrize("option", ["--steps", "--examples", "--pool", "--patience", "--checkpoint-every"])
+@pytest.mark.parametrize("value", ["0", "-3", "x"])
+def test_a_number_that_must_be_positive(option, value, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["learn", "linear", option, value])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert f"{option}: expected a positive whole number, got {value}; see massieu learn --help" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"steps": -1}, "steps must be an integer of at least 1, got -1"),
+        ({"batch": 0}, "batch must be an integer of at least 1, got 0"),
+        ({"rate": 0.0}, "rate must be positive and finite, got 0.0"),
+        ({"pool": 0}, "pool must be an integer of at least 1, got 0"),
+        ({"checkpoint_every": 0}, "checkpoint_every must be an integer of at least 1, got 0"),
+        ({"resume": True}, "resume and tensorboard need a folder, got out=None"),
+    ],
+)
+def test_bad_options_in_python(task, options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        learn(task, **options)
+
+
+def test_several_outputs_are_refused():
+    with pytest.raises(ValueError, match="task must have plain targets, got outputs=2"):
+        learn(task_named("linear", dim=2, outputs=2), **SMALL)
