@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Comparison", "compare", "sensitivities"]
 
-TESTED = 2048  # tasks whose sensitivities are compared
+TESTED = 2048  # tasks whose sensitivities are compared, and that a model is asked about at once
 SHOWN = 64  # of these, the tasks whose sensitivities are kept
 PLACES = 8  # numbers of examples after which they are compared
 PREFIXES = 3  # numbers of examples after which fitted predictors are asked
@@ -85,7 +85,7 @@ def compare(
         task: whose functions the prompts are examples of.
         prompts: that training never saw.
         fitted: tasks for Lasso, trees and networks, which are fitted anew to each prefix and are asked after three
-            numbers of examples only; boosting has half as many. 0 leaves them out.
+            numbers of examples only; boosting has a quarter of them. 0 leaves them out.
         progress: called with what is done, how many predictors are, and how many there are.
 
     Example:
@@ -101,20 +101,19 @@ def compare(
     if optimum is not None:
         others[CLOSED_FORM] = _Layer(optimum.matrix)
     curves = []
-    everyone: dict[str, Callable[[Prompts], Tensor]] = {"model": model, **others, **slow}
+    everyone: dict[str, Callable[[Prompts], Tensor]] = {"model": _in_parts(model), **others, **slow}
     for done, (name, predictor) in enumerate(everyone.items()):
         if progress is not None:
             progress("comparing", done, len(everyone))
         tasks, lengths = prompts.tasks, None
         if name in slow:
-            tasks = min(tasks, -(-fitted // 2) if isinstance(predictor, Boosting) else fitted)
+            tasks = min(tasks, -(-fitted // 4) if isinstance(predictor, Boosting) else fitted)
             lengths = _spread(prompts.examples - 1, PREFIXES)
         with torch.no_grad():
-            curve = error_curve(_first(prompts, tasks), {name: predictor}, lengths)
+            curve = error_curve(_chosen(prompts, slice(tasks)), {name: predictor}, lengths)
         curves.append(curve.assign(tasks=tasks))
     linear = {name: each for name, each in others.items() if isinstance(each, (*LINEAR, _Layer))}
-    tested = _first(prompts, TESTED)
-    table, slopes = _compare_sensitivities(model, linear, tested)
+    table, slopes = _compare_sensitivities(model, linear, _chosen(prompts, slice(TESTED)))
     frames = imported("pandas", "compare")
     matrices = None if optimum is None else _matrices(model, optimum, prompts)
     return Comparison(frames.concat(curves, ignore_index=True), table, slopes, matrices)
@@ -163,6 +162,16 @@ class _Layer(Predictor):
         return Averaging().predict(inputs, targets, queries @ self.matrix.mT, lengths)
 
 
+def _in_parts(model: ContextModel) -> Callable[[Prompts], Tensor]:
+    """The model, asked about some tasks at a time: the hidden states of all would need much memory at once."""
+
+    def predict(prompts: Prompts) -> Tensor:
+        starts = range(0, prompts.tasks, TESTED)
+        return torch.cat([model(_chosen(prompts, slice(start, start + TESTED))) for start in starts])
+
+    return predict
+
+
 def _optimum(task: Task, examples: int) -> Optimum | None:
     if not isinstance(task, Linear) or type(task) not in (Linear, NoisyLinear, SparseLinear):
         return None  # no closed form: the functions are not linear
@@ -188,10 +197,10 @@ def _matrices(model: ContextModel, optimum: Optimum, prompts: Prompts) -> dict[s
     }
 
 
-def _first(prompts: Prompts, tasks: int) -> Prompts:
-    inputs = prompts.inputs[:tasks]
-    queries = inputs if prompts.asks_the_next_example else prompts.queries[:tasks]
-    return Prompts(inputs, prompts.targets[:tasks], queries, prompts.answers[:tasks])
+def _chosen(prompts: Prompts, tasks: slice) -> Prompts:
+    inputs = prompts.inputs[tasks]
+    queries = inputs if prompts.asks_the_next_example else prompts.queries[tasks]
+    return Prompts(inputs, prompts.targets[tasks], queries, prompts.answers[tasks])
 
 
 def _spread(most: int, count: int) -> list[int]:

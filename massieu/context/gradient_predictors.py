@@ -168,16 +168,20 @@ class TunedDescent(Predictor):
         [0.8, 0.2]
     """
 
-    def __init__(self, steps: int, noise: float = 0.0, *, moving: bool = False, samples: int = 500, seed: int = 0):
+    def __init__(self, steps: int, noise: float = 0.0, *, moving: bool = False, samples: int = 2000, seed: int = 0):
         self.steps = as_integer(steps, "steps", least=1)
         self.samples = as_integer(samples, "samples", least=1)
         check_noise(noise)
         self.noise, self.moving, self.seed = float(noise), moving, as_integer(seed, "seed", least=0)
+        self._known: dict[tuple[int, int], StepSizes] = {}
 
     def sizes(self, length: int, dim: int) -> StepSizes:
         """The rates after so many examples, and how the search for them ended."""
-        found = self._search(length, dim, "curvature") if self.moving else None
-        return self._search(length, dim, "shared") if found is None or found.curvature <= 0 else found
+        if (length, dim) not in self._known:
+            found = self._search(length, dim, "curvature" if self.moving else "shared")
+            kept = found.curvature >= 0
+            self._known[length, dim] = found if kept else self._search(length, dim, "shared")
+        return self._known[length, dim]
 
     def predict(self, inputs: Tensor, targets: Tensor, queries: Tensor, lengths: list[int]) -> Tensor:
         found = queries.new_zeros(*queries.shape[:2], targets.shape[-1])

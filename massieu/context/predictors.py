@@ -223,6 +223,8 @@ def check_lengths(lengths: Sequence[int] | None, examples: int) -> list[int]:
 
 def prefix_moments(inputs: Tensor, targets: Tensor, lengths: list[int]) -> Tensor:
     r""":math:`\sum_{j<i} x_j y_j^\top` for each length i, shape ``(tasks, lengths, dim, outputs)``."""
+    if len(lengths) == 1:  # one product instead of the sums of all prefixes
+        return (inputs[:, : lengths[0]].mT @ targets[:, : lengths[0]])[:, None]
     products = torch.einsum("tnd,tno->tndo", inputs, targets).cumsum(1)
     return torch.nn.functional.pad(products, (0, 0, 0, 0, 1, 0))[:, lengths]
 
