@@ -21,8 +21,12 @@ from massieu.context import (
     Linear,
     Predictor,
     Prompts,
+    Quadratic,
     Ridge,
+    SparseLinear,
+    Task,
     Tree,
+    TwoLayer,
     concept_mixture,
     draw_symbol_prompts,
 )
@@ -169,6 +173,91 @@ def known_algorithms(trial: Trial) -> Evidence:
         instead=gap(1.0),
         control=gap(trial.control(0.0, 1.0)),
         table={"error of greedy trees": float(greedy.mean()), "of the posterior mean": best},
+    )
+
+
+@claim(
+    "I18",
+    source=f"mathematics of this project, on the baselines of {GARG}",
+    statement="With noise the mean excess error of least squares is infinite at d + 1 examples and finite after it.",
+    formula="E (ŵ^T x − w^T x)^2 = σ^2 d / (i − d − 1), i > d + 1",
+    expected=Verdict.HOLDS,
+)
+def noisy_least_squares(trial: Trial) -> Evidence:
+    """Mean errors in standard errors from the formula; the control would have it infinite at d examples alone."""
+    dim, lengths, noise = 5, [10, 15, 30], 0.5
+    prompts = Linear(dim, noise=noise).draw(trial.size(20_000, 100_000), 31, trial.generator, torch.float64)
+    mean, error = mean_error(LeastSquares()(prompts, lengths), prompts.answers[:, lengths], 1.0)
+
+    def gap(pole: int) -> Gap:
+        expected = torch.tensor([noise**2 * dim / (length - pole) for length in lengths]).double()
+        return Gap(float(((mean - expected).abs() / error).max()), SURE)
+
+    errors = (LeastSquares()(prompts, [dim + 1])[:, 0] - prompts.answers[:, dim + 1]).square()
+    return Evidence(
+        printed=gap(dim + 1),
+        control=gap(trial.control(dim, dim + 1)),
+        table={"part of the largest error in the sum of all at i = d + 1": float(errors.max() / errors.sum())},
+    )
+
+
+@claim(
+    "I19",
+    source=f"{GARG}, their public code: classes whose errors are divided by d alike",
+    statement="Functions of all classes have the same size, that of their inputs.",
+    formula="E f(x)^2 = d",
+    correction="Linear and quadratic functions and networks. Sparse ones have their number of weights, and trees one.",
+    expected=Verdict.CONDITIONAL,
+)
+def sizes_of_functions(trial: Trial) -> Evidence:
+    """Mean squares in standard errors from d; the control puts trees among the classes that are of that size."""
+    dim, tasks = 20, trial.size(4000, 40_000)
+    same: list[Task] = [Linear(dim), Quadratic(dim), TwoLayer(dim)]
+    table = {}
+
+    def gap(classes: list[Task]) -> Gap:
+        distances = []
+        for task in classes:
+            squares = task.draw(tasks, 1, trial.generator, torch.float64).answers[:, 0].square()
+            table[f"mean square, {type(task).__name__}, d = {dim}"] = float(squares.mean())
+            distances.append(float((squares.mean() - dim).abs() / squares.std()) * math.sqrt(tasks))
+        return Gap(max(distances), SURE)
+
+    return Evidence(
+        printed=gap([*same, SparseLinear(dim), DecisionTree(dim)]),
+        conditional=gap(same),
+        control=gap([*same, trial.control(DecisionTree(dim), Linear(dim))]),
+        table=table,
+    )
+
+
+@claim(
+    "I20",
+    source="Xie et al. 2021, and their public code, which does not smooth",
+    statement="A prompt of joined examples has a posterior over the concepts of training.",
+    formula="p(θ | prompt) = p(prompt | θ) p(θ) / p(prompt), p(prompt) > 0",
+    correction=(
+        "Where every transition has some probability. Otherwise the joints between examples may be impossible under"
+        " all concepts, and the posterior is zero over zero."
+    ),
+    expected=Verdict.CONDITIONAL,
+)
+def smoothed_transitions(trial: Trial) -> Evidence:
+    """Share of prompts that no concept can have made; the control has more examples, without smoothing."""
+    prompts = trial.size(60, 500)
+
+    def gap(smoothing: float, examples: int) -> Gap:
+        mixture = concept_mixture(trial_generator(trial), smoothing=smoothing)
+        symbols = draw_symbol_prompts(mixture, prompts, examples, trial_generator(trial)).symbols
+        impossible = mixture.log_likelihood(symbols).isneginf().all(-1)
+        return Gap(float(impossible.double().mean()), 1e-9)
+
+    plain = gap(0.0, 4)
+    return Evidence(
+        printed=plain,
+        conditional=gap(0.02, 4),
+        control=gap(trial.control(0.0, 0.02), 8),
+        table={"share of prompts that are impossible without smoothing, 4 examples": plain.measured},
     )
 
 

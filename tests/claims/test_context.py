@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from massieu.claims import Result, Verdict, context_predictors, examine, select
-from massieu.context import ConceptMixture, LeastSquares, Ridge, optimum, steps
+from massieu.context import ConceptMixture, LeastSquares, Linear, LinearModel, Ridge, optimum, steps
 from massieu.nn import LinearAttention, MeasureAttention
 
-LAYERS = ["I1", "I2", "I3", "I4", "I5", "I6", "I7", "I8", "I9", "I10"]
-PREDICTORS = ["I11", "I12", "I13", "I14"]
+LAYERS = ["I1", "I2", "I3", "I4", "I5", "I6", "I7", "I8", "I9", "I10", "I15", "I16", "I17"]
+PREDICTORS = ["I11", "I12", "I13", "I14", "I18", "I19", "I20"]
 KEYS = [*LAYERS, *PREDICTORS]
 
 # Identities, where the control is wrong by orders of magnitude.
-TIGHT = {"I1", "I2", "I3", "I4", "I5", "I6", "I7", "I8", "I12"}
+TIGHT = {"I1", "I2", "I3", "I4", "I5", "I6", "I7", "I8", "I12", "I16", "I20"}
 
 # Statements of the slides that are loose or wrong, and the claims about each.
 LOOSE = {
@@ -34,6 +34,12 @@ BREAKS = [
     (Ridge, "variance", 1.01, ["I12"]),
     (ConceptMixture, "_posterior", 0.0, ["I13"]),
     (context_predictors, "tree_posterior", 1.5, ["I14"]),
+    (LinearModel, "_ask", 1.3, ["I15"]),
+    (optimum, "_solve", 1.01, ["I16"]),
+    (MeasureAttention, "forward", 0.0, ["I17"]),
+    (LeastSquares, "predict", 1.5, ["I18"]),
+    (Linear, "values", 1.5, ["I19"]),
+    (ConceptMixture, "log_likelihood", 0.0, ["I20"]),
 ]
 
 
@@ -110,6 +116,11 @@ def test_figures_of_the_notes_come_out():
     assert figures["half of its loss, inputs within 1"] == pytest.approx(0.824916, abs=1e-6)
     assert figures["loss of two layers, curvature"] == pytest.approx(0.920, abs=0.06)
     assert figures["risk of ridge"] == pytest.approx(0.2669, abs=0.01)
+    assert figures["loss, spectrum of Ahn et al. and inverse prior, N = 20"] == pytest.approx(1.153846, abs=1e-6)
+    assert figures["loss of two softmax heads over that of a linear one"] == pytest.approx(3.648 / 3.530, abs=0.03)
+    assert figures["loss of one softmax head over that of a linear one"] == pytest.approx(5.79 / 3.530, abs=0.1)
+    assert figures["mean square, SparseLinear, d = 20"] == pytest.approx(3.06, abs=0.4)
+    assert figures["mean square, DecisionTree, d = 20"] == pytest.approx(0.97, abs=0.1)
     assert figures["error of greedy trees"] > 5 * figures["of the posterior mean"]
 
 
