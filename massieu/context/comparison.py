@@ -112,7 +112,7 @@ def compare(
         with torch.no_grad():
             curve = error_curve(_chosen(prompts, slice(tasks)), {name: predictor}, lengths)
         curves.append(curve.assign(tasks=tasks))
-    linear = {name: each for name, each in others.items() if isinstance(each, (*LINEAR, _Layer))}
+    linear: dict[str, Predictor] = {name: each for name, each in others.items() if isinstance(each, (*LINEAR, _Layer))}
     table, slopes = _compare_sensitivities(model, linear, _chosen(prompts, slice(TESTED)))
     frames = imported("pandas", "compare")
     matrices = None if optimum is None else _matrices(model, optimum, prompts)

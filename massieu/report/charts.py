@@ -59,7 +59,7 @@ def chart(
         span: least and largest value of the axis; lines go on outside of the frame. All values by default.
         first: the colour of the first line, so that two charts give one name the same.
     """
-    known = [value for line in lines for value in line.y if _shown(value, log_y)]
+    known = [value for line in lines for value in line.y if value is not None and _shown(value, log_y)]
     if not known:
         return Markup("")
     low, high = span or (min(known), max(known))
@@ -173,8 +173,8 @@ def _axes(x_label: str, y_label: str) -> str:
     )
 
 
-def _shown(value: float | None, log_y: bool) -> bool:
-    return value is not None and math.isfinite(value) and (value > 0 or not log_y)
+def _shown(value: float, log_y: bool) -> bool:
+    return math.isfinite(value) and (value > 0 or not log_y)
 
 
 def _log(value: float) -> float:
