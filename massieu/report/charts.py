@@ -30,6 +30,8 @@ class Line:
         strong: drawn thick, before the eyes of the reader; others are thin.
         dashed: for what was measured at few places.
         notes: said of each point, such as its error.
+        colour: number of its colour, so that two charts can give one name the same; 0 is that of the text. Its place
+            in the chart by default.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Line:
     strong: bool = False
     dashed: bool = False
     notes: Sequence[str] = field(default_factory=tuple)
+    colour: int | None = None
 
 
 def chart(
@@ -47,7 +50,6 @@ def chart(
     *,
     log_y: bool = False,
     span: tuple[float, float] | None = None,
-    first: int = 0,
 ) -> Markup:
     """Lines with a legend of buttons; without scripts all of them are seen.
 
@@ -57,7 +59,6 @@ def chart(
         y_label: above the axis.
         log_y: a logarithmic axis, without the values that are not positive.
         span: least and largest value of the axis; lines go on outside of the frame. All values by default.
-        first: the colour of the first line, so that two charts give one name the same.
     """
     known = [value for line in lines for value in line.y if value is not None and _shown(value, log_y)]
     if not known:
@@ -78,10 +79,10 @@ def chart(
         parts.append(f'<text x="{across(tick):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{tick:g}</text>')
     x, y, width, tall = LEFT, TOP - 6, WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM + 12
     # A frame of its own, as svg inside svg, cuts what lies outside without a name that another chart could have too.
-    inside = [_draw(line, number, across, height, log_y) for number, line in reversed(list(enumerate(lines, first)))]
+    inside = [_draw(line, number, across, height, log_y) for number, line in reversed(list(enumerate(lines)))]
     frame = f'x="{x}" y="{y}" width="{width}" height="{tall}" viewBox="{x} {y} {width} {tall}"'
     cut = f"<svg {frame}>{''.join(inside)}</svg>"
-    key = "".join(_button(line, number) for number, line in enumerate(lines, first))
+    key = "".join(_button(line, number) for number, line in enumerate(lines))
     return Markup(
         f'<figure class="chart"><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(y_label)} against'
         f' {escape(x_label)}">{"".join(parts)}{cut}</svg><div class="key" role="group" aria-label="Lines">{key}</div>'
@@ -144,18 +145,17 @@ def _draw(line: Line, number: int, across: Callable[[float], float], up: Callabl
         f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{3.2 if line.strong else 2.4}"><title>{escape(said)}</title></circle>'
         for x, y, said in points
     )
-    return (
-        f'<g class="{_kind(line)}" data-line="{number}" style="{_colour(number)}"><polyline points="{path}"/>{dots}</g>'
-    )
+    return f'<g {_attributes(line, number)}><polyline points="{path}"/>{dots}</g>'
 
 
 def _button(line: Line, number: int) -> str:
-    colour = f'class="{_kind(line)}" data-line="{number}" style="{_colour(number)}"'
-    return f'<button type="button" aria-pressed="true" {colour}><i></i>{escape(line.name)}</button>'
+    return f'<button type="button" aria-pressed="true" {_attributes(line, number)}><i></i>{escape(line.name)}</button>'
 
 
-def _kind(line: Line) -> str:
-    return " ".join(["series", *(["strong"] if line.strong else []), *(["dashed"] if line.dashed else [])])
+def _attributes(line: Line, number: int) -> str:
+    kind = " ".join(["series", *(["strong"] if line.strong else []), *(["dashed"] if line.dashed else [])])
+    colour = _colour(number if line.colour is None else line.colour)
+    return f'class="{kind}" data-line="{number}" style="{colour}"'
 
 
 def _colour(number: int) -> str:

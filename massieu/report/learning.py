@@ -29,7 +29,7 @@ def render_learning(document: Mapping[str, Any]) -> str:
     values = {
         "errors": _errors(curves, best),
         "training": _training(document["history"]),
-        "cosine_chart": _cosines(document["sensitivities"], best),
+        "cosine_chart": _cosines(document["sensitivities"], best, list(curves)),
         "clouds": _clouds(document["slopes"]),
         "maps": _maps(document["matrices"]),
         "last": last,
@@ -85,7 +85,7 @@ def _training(history: Sequence[Mapping[str, Any]]) -> str:
     return chart(lines, "step", "squared error", log_y=True)
 
 
-def _cosines(rows: Sequence[Mapping[str, Any]], best: str | None) -> str:
+def _cosines(rows: Sequence[Mapping[str, Any]], best: str | None, names: Sequence[str]) -> str:
     lines = [
         Line(
             name,
@@ -93,10 +93,11 @@ def _cosines(rows: Sequence[Mapping[str, Any]], best: str | None) -> str:
             [row["cosine"] for row in own],
             strong=name in (*STRONG, best),
             notes=[f", least {brief(row['least_cosine'])}" for row in own],
+            colour=names.index(name),
         )
         for name, own in _by_predictor(rows).items()
     ]
-    return chart(lines, "examples", "mean cosine with the sensitivity of the model", first=1)
+    return chart(lines, "examples", "mean cosine with the sensitivity of the model")
 
 
 def _clouds(slopes: Mapping[str, Sequence[Sequence[float]]]) -> list[str]:

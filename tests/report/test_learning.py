@@ -91,9 +91,13 @@ def test_a_name_has_the_same_colour_in_two_charts():
     def colour(figure, name):
         return re.search(rf'style="([^"]*)"><i></i>{name}<', figure).group(1)
 
-    lines = [Line(name, [0, 1], [1.0, 2.0]) for name in "abc"]
-    assert colour(chart(lines, "x", "y"), "b") == colour(chart(lines[1:], "x", "y", first=1), "b")
-    assert colour(chart(lines, "x", "y"), "b") != colour(chart(lines[1:], "x", "y"), "b")
+    page = render_learning(learned())
+    errors, cosines = (page.split(f'<section id="{name}">')[1] for name in ("errors", "sensitivities"))
+    for name in (r"ridge \(Bayes\)", "gradient step"):
+        assert colour(errors.split("</section>")[0], name) == colour(cosines, name)
+    lines = [Line("a", [0, 1], [1.0, 2.0]), Line("b", [0, 1], [1.0, 2.0]), Line("c", [0, 1], [1.0, 2.0], colour=1)]
+    assert colour(chart(lines, "x", "y"), "b") == colour(chart(lines, "x", "y"), "c")
+    assert colour(chart(lines, "x", "y"), "a") != colour(chart(lines, "x", "y"), "b")
 
 
 def test_a_cloud_of_equal_coordinates_lies_on_its_diagonal():
