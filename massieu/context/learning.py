@@ -168,7 +168,7 @@ def learn(
         model=model,
         layout=layout,
         examples=2 * task.dim if examples is None else examples,
-        steps=(3000 if linear else 9000) if steps is None else steps,
+        steps=(3000 if linear else 8000) if steps is None else steps,
         batch=(1024 if linear else 64) if batch is None else batch,
         rate=(1e-2 if linear else 4e-3) if rate is None else rate,
         seed=seed,
