@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from massieu import claims as claims
+    from massieu import context as context
     from massieu import contrast as contrast
     from massieu import dynamics as dynamics
     from massieu import geometry as geometry
@@ -85,7 +86,10 @@ __all__ = [
 
 # Names are looked up on first use, so that the command line answers without waiting for torch.
 _HOMES = ("statistics", "measures", "duality", "inspection")
-_SUBMODULES = ("claims", "contrast", "dynamics", "geometry", "inspection", "kernels", "margin", "memory", "nn", "taps")
+_SUBMODULES = (
+    *("claims", "context", "contrast", "dynamics", "geometry", "inspection", "kernels", "margin", "memory", "nn"),
+    "taps",
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import importlib
 import importlib.util
+import inspect
 import io
 import json
 import os
@@ -93,6 +94,8 @@ def command_line() -> Parser:
     verify.add_argument("--out", metavar="DIR", help="write a page with figures and code, and JSON, there")
     verify.add_argument("-q", "--quiet", action="store_true", help="no progress and no table")
 
+    _add_learn(command("learn", run_learn, "train a small model to learn functions from the examples in its context"))
+
     doctor = command(
         "doctor", run_doctor, "say what is installed, which kernel is in use and what a model lets us hear"
     )
@@ -101,7 +104,7 @@ def command_line() -> Parser:
 
     bench = command("bench", run_bench, "measure the ratios of benchmarks/ on this machine")
     names = "forward, forward_bfloat16, forward_grouped, forward_backward, retrieval, scale, memory, inspection, "
-    words = f"some of {names}contrast, dynamics, margin; all of them when none is named"
+    words = f"some of {names}contrast, dynamics, learning, margin; all of them when none is named"
     bench.add_argument("names", nargs="*", metavar="NAME", help=words)
     return parser
 
@@ -143,6 +146,31 @@ def _add_inspect(parser: Parser) -> None:
     results.add_argument("-q", "--quiet", action="store_true", help="no progress and no table")
 
 
+def _add_learn(parser: Parser) -> None:
+    parser.add_argument(
+        "task", metavar="TASK", help="linear, sparse, ridge, quadratic, logistic, tree, network or sine"
+    )
+    parser.add_argument("--dim", type=int, default=5, metavar="D", help="of the inputs; none: 5")
+    parser.add_argument("--noise", type=float, metavar="S", help="standard deviation; none: 0.5 where a task has noise")
+    how = parser.add_argument_group("how")
+    how.add_argument("--model", default="softmax", help="softmax (a transformer) or linear (one layer)")
+    how.add_argument("--layout", default="pairs", help="tokens of the transformer: pairs or interleaved")
+    how.add_argument("--examples", type=_positive, metavar="N", help="before the last query; none: twice the dimension")
+    how.add_argument("--pool", type=_positive, metavar="K", help="train on K functions only: retrieval or learning?")
+    how.add_argument("--steps", type=_positive, metavar="N", help="of the optimizer")
+    how.add_argument("--seed", type=_seed, default=0, metavar="N", help="other weights and data")
+    how.add_argument("--patience", type=_positive, metavar="N", help="stop after N measurements without a better one")
+    how.add_argument("--target", type=float, metavar="ERROR", help="stop at this error")
+    results = parser.add_argument_group("results")
+    results.add_argument("--out", metavar="DIR", help="write checkpoint, history.csv, learned.json and a page there")
+    results.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
+    results.add_argument("--checkpoint-every", type=_positive, default=100, metavar="N", help="steps; none: 100")
+    fitted = "tasks for Lasso, trees and networks, which are fitted to each prefix; 0 leaves them out; none: 256"
+    results.add_argument("--fitted", type=_count, default=256, metavar="N", help=fitted)
+    results.add_argument("--tensorboard", action="store_true", help="events for TensorBoard in --out")
+    results.add_argument("-q", "--quiet", action="store_true", help="no progress and no table")
+
+
 def _add_loading(parser: Parser) -> None:
     loading = parser.add_argument_group("model")
     loading.add_argument("--dtype", default="auto", help="auto (float32), float32, bfloat16, float16 or float64")
@@ -157,6 +185,12 @@ def _positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"expected a positive whole number, got {text}")
     return number
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 0, got {text}")
+    return int(text)
 
 
 def _seed(text: str) -> int:
@@ -301,6 +335,57 @@ def run_verify(options: argparse.Namespace) -> int:
             reason = f" ({each.reason})" if each.reason else ""
             print(f"massieu: {each.claim.key} is {each.verdict}{wanted}{reason}", file=sys.stderr)
     return 1 if any(each.surprises for each in found) else 0
+
+
+def run_learn(options: argparse.Namespace) -> int:
+    """Train a model, write and print how it compares; an interrupted run can be resumed."""
+    _need("pandas", "rich", "safetensors", "jinja2", extra="verify")
+    from massieu.context import checkpoints, learn, task_named
+    from massieu.context.tasks import TASKS
+
+    setting: dict[str, Any] = {"dim": options.dim}
+    if options.noise is not None or "noise" in inspect.signature(TASKS.get(options.task, object)).parameters:
+        setting["noise"] = 0.5 if options.noise is None else options.noise
+    if options.out is None and (options.resume or options.tensorboard):
+        raise ValueError("--resume and --tensorboard need the folder of the run, got none; pass --out DIR")
+    names = ("model", "layout", "examples", "pool", "steps", "seed", "patience", "target", "out", "resume")
+    choices = {name: getattr(options, name) for name in (*names, "checkpoint_every", "tensorboard", "fitted")}
+    task = task_named(options.task, **setting)
+    try:
+        with contextlib.ExitStack() as stack:
+            shown: list[Callable[[str, int, int], object] | None] = []
+
+            def progress(what: str, done: int, total: int) -> None:
+                if not shown:  # only now: what is wrong with the input has been said before
+                    shown.append(stack.enter_context(_progress(options.quiet or options.json, first=what)))
+                if shown[0] is not None:
+                    shown[0](what, done, total)
+
+            found = learn(task, **choices, progress=progress)
+    except KeyboardInterrupt:
+        if options.out is None or not (Path(options.out) / checkpoints.NAME).exists():
+            raise
+        print("massieu: interrupted; the same command with --resume goes on from the checkpoint", file=sys.stderr)
+        return INTERRUPTED
+    document = found.to_dict()
+    page = None
+    if options.out:
+        from massieu.report.learning import render_learning
+
+        page = Path(options.out) / "learned.html"
+        checkpoints.write_text(page.with_suffix(".json"), json.dumps(document, allow_nan=False, indent=1))
+        checkpoints.write_text(page, render_learning(document))
+    if options.json:
+        print(json.dumps(document, allow_nan=False))
+    elif not options.quiet:
+        from rich.console import Console
+
+        from massieu.report.terminal import show_learned
+
+        show_learned(document, Console())
+    if not options.json:
+        print(f"page: {page}" if page else "pass --out DIR for checkpoints, the tables and the page")
+    return 0
 
 
 def _verdict_row(found: Any) -> dict[str, Any]:
