@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from massieu import margin as margin
     from massieu import memory as memory
     from massieu import nn as nn
+    from massieu import patterns as patterns
     from massieu import taps as taps
     from massieu.duality import Inversion, Proximal, bregman, conjugate, natural_from_mean, natural_gradient, prox
     from massieu.inspection import Inspection, NotObservable, inspect_model, read_inspection
@@ -85,7 +86,19 @@ __all__ = [
 
 # Names are looked up on first use, so that the command line answers without waiting for torch.
 _HOMES = ("statistics", "measures", "duality", "inspection")
-_SUBMODULES = ("claims", "contrast", "dynamics", "geometry", "inspection", "kernels", "margin", "memory", "nn", "taps")
+_SUBMODULES = (
+    "claims",
+    "contrast",
+    "dynamics",
+    "geometry",
+    "inspection",
+    "kernels",
+    "margin",
+    "memory",
+    "nn",
+    "patterns",
+    "taps",
+)
 
 
 def __getattr__(name: str) -> Any:
