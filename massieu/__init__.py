@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from massieu import nn as nn
     from massieu import patterns as patterns
     from massieu import taps as taps
+    from massieu import universal as universal
     from massieu.duality import Inversion, Proximal, bregman, conjugate, natural_from_mean, natural_gradient, prox
     from massieu.inspection import Inspection, NotObservable, inspect_model, read_inspection
     from massieu.measures import (
