@@ -16,7 +16,7 @@ __all__ = ["HamiltonianPath", "hamiltonian_path", "is_hamiltonian"]
 EXACT = 18  # tokens up to which all subsets are looked at
 HUBS = 32  # tokens that are taken away, at most, to see the rest fall apart
 TRIES = 4
-MOST = 30_000  # turns of the end of a path
+MOST = 20_000  # turns of the end of a path
 CHOICES = 48  # of next tokens that are weighed against each other
 
 
@@ -204,12 +204,13 @@ def _fewest(choices: int, ways: Sequence[int], left: int, generator: np.random.G
 
 
 def _greedy(sees: Sequence[int], seen: Sequence[int], generator: np.random.Generator) -> list[int] | None:
-    """Along "is seen by", back a few steps where it is stuck; with a bound on the steps."""
+    """Along "is seen by", and back where it is stuck; who sees no other token must come first."""
     length = len(sees)
-    start = int(generator.integers(length))
+    alone = [token for token, row in enumerate(sees) if not row & ~(1 << token)]
+    start = alone[0] if alone else int(generator.integers(length))
     left = (1 << length) - 1 & ~(1 << start)
     path, tried = [start], [0]
-    for _ in range(4 * length):
+    for _ in range(MOST // 4):
         if not left:
             return path
         ahead = seen[path[-1]] & left & ~tried[-1]

@@ -68,7 +68,7 @@ class Universality:
 
     @property
     def theorem(self) -> str:
-        """The first that applies, ``"Yun 2020"`` or ``"BigBird star"``, or ``"none"``; ``"unknown"`` if only the path is."""
+        """``"Yun 2020"`` or ``"BigBird star"``, the first that applies; ``"none"``; ``"unknown"`` where the path is."""
         if self.theorems:
             return self.theorems[0]
         rest = self.self_loops and self.probability_map.holds and self.reach_layers is not None
