@@ -99,6 +99,7 @@ _SUBMODULES = (
     "nn",
     "patterns",
     "taps",
+    "universal",
 )
 
 

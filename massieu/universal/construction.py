@@ -24,7 +24,7 @@ def construct(
     grid: int | tuple[int, ...],
     length: int,
     *,
-    ramp: float = 2.0**-16,
+    ramp: float = 2.0**-20,
     rounds: int = 100,
     limit: int = LIMIT,
     generator: torch.Generator | int = 0,
@@ -50,8 +50,8 @@ def construct(
         generator: draws candidates, or its seed.
 
     Returns:
-        The network in float64, whose :meth:`Realization.certify` goes through all sequences. In float32 the identifiers
-        are too close.
+        The network in float64, whose :meth:`Realization.certify` goes through all sequences. In float32 it works
+        for few identifiers only.
 
     Source:
         The form of Kajitsuka and Sato 2023, proposition 1, with codes of our own.
@@ -75,6 +75,7 @@ def construct(
     values = _values(function, centres[tokens])
     needs = cost(axes, length, values.shape[-1])
     found = contextual_map(cells, length, rounds=rounds, limit=limit, generator=generator)
+    _check_ramp(ramp, axes, found)
     identifiers, order = found.identifiers().flatten().sort()
     dim = max(len(axes), values.shape[-1], digits_of(len(order)))
 
@@ -121,6 +122,17 @@ def _values(function: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
                 " the tokens; give tokens a coordinate that says where they are, and use memorize"
             )
     return values[:, 0]
+
+
+def _check_ramp(ramp: float, axes: tuple[int, ...], found: ContextualMap) -> None:
+    """One sentence unless rounding in the first net is small beside the distances that the nets after it must see."""
+    rounding = 8 * torch.finfo(torch.float64).eps * max(axes)
+    seen = float(found.identifiers().max()) * found.spread / 4 if len(axes) == 1 else 0.25 / len(found.codes)
+    if rounding / ramp > seen:
+        raise ValueError(
+            f"ramp must be at least {rounding / seen:.1e} for these cells, got {ramp}; below that, rounding spoils the"
+            " codes in float64"
+        )
 
 
 def _encode(axes: tuple[int, ...], found: ContextualMap, dim: int, ramp: float) -> nn.Sequential:

@@ -16,6 +16,8 @@ from massieu.universal.tables import table
 
 __all__ = ["memorize"]
 
+ENDS = ("amin", "amax")
+
 FREE = 64
 """Different vectors up to which each has a code of its own; the codes of more are a projection."""
 
@@ -92,20 +94,29 @@ def memorize(
         rounds=rounds,
         population=max(16, min(128, 300_000 // contexts.rows.numel())),
     )
-    margin = float(quality(Candidates(best.codes[None], best.beta[None]))) / torch.finfo(torch.float64).eps
+    encode = nn.Sequential(_encode(dim, tokens, codes_of(best.codes), free, source))
+    block = rank_one_block(dim, float(best.beta), float(best.codes[-1].abs()))
+    # As the layers themselves give them: where tokens hardly differ, rounding in the first net counts.
+    with torch.no_grad():
+        stream = block(encode(_padded(tokens, dim))[numbers])[..., 0].flatten()
+    low, high = (
+        stream.new_zeros(entries).scatter_reduce(0, contexts.place, stream, each, include_self=False) for each in ENDS
+    )
+    order = low.argsort()
+    apart = float((low[order][1:] - high[order][:-1]).min()) if entries > 1 else 1.0
+    margin = apart / float(high.abs().max()) / torch.finfo(torch.float64).eps
     if not margin >= LEAST:
         raise BelowResolution(
             f"identifiers of {entries} contexts must be {LEAST:.0f} machine epsilons apart, got {margin:.1e}, which is"
             " below the resolution of float64; give fewer sequences, or tokens that differ more",
             None,
         )
-    keys, order = identifiers(best).sort()
-    levels = contexts.values[order]
+    keys, levels = (low + high)[order] / 2, contexts.values[order]
     ahead = torch.eye(dim, dtype=torch.float64)[0]
     decode = table(dim, keys, levels) if exact else nn.Sequential(interpolant(dim, ahead, keys, levels))
     network = Realization(
-        nn.Sequential(_encode(dim, tokens, codes_of(best.codes), free, source)),
-        rank_one_block(dim, float(best.beta), float(best.codes[-1].abs())),
+        encode,
+        block,
         decode,
         input_dim=0 if given.dim() == 2 else dim_in,
         output_dim=values.shape[-1],
@@ -119,11 +130,13 @@ def memorize(
 
 
 class _Contexts(NamedTuple):
-    """The pairs of a token and its multiset that occur: the token, all tokens sorted, and the value."""
+    """The pairs of a token and its multiset that occur: the token, all tokens sorted, the value, and which it is for
+    every token of the sequences."""
 
     own: Tensor
     rows: Tensor
     values: Tensor
+    place: Tensor
 
 
 def _checked(sequences: Any, labels: Any) -> tuple[Tensor, Tensor]:
@@ -170,7 +183,7 @@ def _contexts(numbers: Tensor, values: Tensor) -> _Contexts:
             f" {earlier // length} and {flat[later].tolist()} in sequence {later // length}; attention does not see"
             " order, so give tokens a coordinate that says where they are"
         )
-    return _Contexts(kept[:, 0], kept[:, 1:], flat[first])
+    return _Contexts(kept[:, 0], kept[:, 1:], flat[first], place)
 
 
 def _encode(dim: int, tokens: Tensor, codes: Tensor, free: bool, generator: torch.Generator) -> nn.Module:
@@ -190,4 +203,4 @@ def _encode(dim: int, tokens: Tensor, codes: Tensor, free: bool, generator: torc
 
 
 def _padded(vector: Tensor, dim: int) -> Tensor:
-    return torch.nn.functional.pad(vector.double(), (0, dim - len(vector)))
+    return torch.nn.functional.pad(vector.double(), (0, dim - vector.shape[-1]))

@@ -59,7 +59,7 @@ def cost(grid: int | tuple[int, ...], length: int, output_dim: int = 1) -> Cost:
         >>> print(cost((3, 3), length=3, output_dim=2))
         9 tokens in sequences of 3: 405 identifiers, 23935 parameters
         >>> cost((10, 10), length=8).identifiers
-        2602912580400
+        2437006780000
     """
     axes = axes_of(grid)
     check_count(length, "length", "it is the number of tokens of a sequence")
