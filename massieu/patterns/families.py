@@ -153,6 +153,8 @@ def causal_strided(stride: int | None = None) -> Schedule:
 def fixed(stride: int | None = None, *, causal: bool = False) -> Schedule:
     """Two patterns in turn: the tokens of one's own block, then the last token of every block.
 
+    Where the stride does not divide the length, the last block has no such token and nobody outside hears of it.
+
     Args:
         stride: size of a block; the root of the length by default.
         causal: no token sees a later one.
