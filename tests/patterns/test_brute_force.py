@@ -21,7 +21,9 @@ from massieu.patterns import (
     powers_of_two,
     random_regular,
     reach,
+    reach_by_layer,
     ring,
+    spread,
     star,
     star_ring,
     strided,
@@ -228,10 +230,18 @@ def test_a_permutation_that_is_no_path_is_no_certificate():
     assert not is_hamiltonian(from_mask(np.tril(np.ones((5, 5), dtype=bool))).at(5), [4, 3, 2, 1, 0])
 
 
-def test_layers_of_longer_schedules_agree_with_dense_products():
+@pytest.mark.parametrize("share", [1.5, 0.05, 0.0])
+def test_layers_of_longer_schedules_agree_with_dense_products(share, monkeypatch):
     generator = np.random.default_rng(2)
+    calls = []
+    original = spread._spread
+    monkeypatch.setattr(spread, "_spread", lambda *given: calls.append(given) or original(*given))
     for length in (70, 130):
-        matrices = [drawn(generator, length, 1.5 / length, True) | np.eye(length, k=k, dtype=bool) for k in (-1, 1, 2)]
+        matrices = [
+            drawn(generator, length, share / length, True) | np.eye(length, k=k, dtype=bool) for k in (-1, 1, 2)
+        ]
         found = reach([from_mask(mask) for mask in matrices], length)
         assert found.layers == layers_to(np.ones((length, length), dtype=bool), matrices, most=10**4)
-        assert found.layers > 5
+        sets = reach_by_layer([from_mask(mask) for mask in matrices], length, found.layers)
+        assert found.counts == tuple(each.connections for each in sets)
+    assert bool(calls) == (share < 1)  # few news are followed pair by pair, many as rows of bits
