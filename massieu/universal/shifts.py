@@ -75,7 +75,7 @@ class ShiftStack:
         return int(self.identifiers.max())
 
 
-def shift_stack(grid: int, dim: int, length: int, *, duplicates: bool = False) -> ShiftStack:
+def shift_stack(grid: int, dim: int, length: int, *, duplicates: bool = False, factor: int | None = None) -> ShiftStack:
     r"""Shift every level of the grid in turn, then all tokens by a multiple of the maximum.
 
     A token is the number :math:`\sum_i k_i n^i` of its cell; :math:`n^d` layers with factor :math:`n^d`, then one that
@@ -87,6 +87,7 @@ def shift_stack(grid: int, dim: int, length: int, *, duplicates: bool = False) -
         length: :math:`T`, tokens of a sequence.
         duplicates: whether to pass sequences with repeated tokens too, which the proof leaves out: their sets alone
             are told apart.
+        factor: of the layers that sweep the levels; :math:`n^d` by default, with smaller ones tokens may meet.
 
     Source:
         Yun et al. 2019, section 4.2. The last factor exceeds all numbers before it, so that sequences with different
@@ -102,7 +103,9 @@ def shift_stack(grid: int, dim: int, length: int, *, duplicates: bool = False) -
     for value, name in ((grid, "grid"), (dim, "dim"), (length, "length")):
         check_count(value, name, "the stack needs cells, axes and tokens")
     cells = grid**dim
-    bound = (1 + length * cells ** (length + 1)) * cells ** (length + 1)
+    factor = cells if factor is None else factor
+    check_count(factor, "factor", "pass None for that of the proof")
+    bound = (1 + length * cells ** (length + 1)) * max(cells, factor) ** (length + 1)
     if bound >= EXACT:
         raise ValueError(
             f"identifiers must stay below 2**53 to be exact, got up to {bound:.1e} for {cells} cells and length"
@@ -111,14 +114,14 @@ def shift_stack(grid: int, dim: int, length: int, *, duplicates: bool = False) -
     if cells < length and not duplicates:
         raise ValueError(f"sequences without repeats need {length} cells, got {cells}; take a finer grid")
     rows = multisets(cells, length, duplicates=duplicates)
-    found = _stack(rows, cells, length)
+    found = _stack(rows, cells, length, factor)
     orders = itertools.islice(itertools.permutations(range(length)), 24)
-    consistent = all(torch.equal(_stack(rows[:, order], cells, length), found[:, order]) for order in orders)
+    consistent = all(torch.equal(_stack(rows[:, order], cells, length, factor), found[:, order]) for order in orders)
     return ShiftStack(rows, found, cells + 1, consistent)
 
 
-def _stack(numbers: Tensor, cells: int, length: int) -> Tensor:
+def _stack(numbers: Tensor, cells: int, length: int, factor: int) -> Tensor:
     for level in range(cells):
-        numbers = selective_shift(numbers, level, cells)
-    factor: int = length * cells ** (length + 1)
-    return numbers + factor * numbers.amax(-1, keepdim=True)
+        numbers = selective_shift(numbers, level, factor)
+    last: int = length * cells ** (length + 1)
+    return numbers + last * numbers.amax(-1, keepdim=True)
