@@ -3,6 +3,7 @@
 from massieu.universal.boltzmann import boltz, boltz_bound, boltz_gap, theorem_spacing
 from massieu.universal.construction import construct
 from massieu.universal.maps import BelowResolution, ContextualMap, contextual_map, hardmax_identifiers
+from massieu.universal.measurements import GridError, SeparationGap, grid_errors, separation_gaps
 from massieu.universal.memorization import memorize
 from massieu.universal.multisets import Cost, cost, multisets
 from massieu.universal.realization import Certificate, Realization
@@ -15,7 +16,9 @@ __all__ = [
     "Certificate",
     "ContextualMap",
     "Cost",
+    "GridError",
     "Realization",
+    "SeparationGap",
     "ShiftStack",
     "boltz",
     "boltz_bound",
@@ -23,11 +26,13 @@ __all__ = [
     "construct",
     "contextual_map",
     "cost",
+    "grid_errors",
     "hardmax_identifiers",
     "interpolant",
     "memorize",
     "multisets",
     "selective_shift",
+    "separation_gaps",
     "shift_stack",
     "staircase",
     "table",

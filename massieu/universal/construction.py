@@ -101,7 +101,7 @@ def _centres(axes: tuple[int, ...]) -> Tensor:
     """Of all cells, ``(cells, dim)``; the first axis counts fastest."""
     numbers = torch.arange(math.prod(axes))
     places = [numbers // math.prod(axes[:axis]) % cells for axis, cells in enumerate(axes)]
-    return torch.stack([(place + 0.5) / cells for place, cells in zip(places, axes, strict=True)], -1).double()
+    return torch.stack([(place.double() + 0.5) / cells for place, cells in zip(places, axes, strict=True)], -1)
 
 
 def _values(function: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
