@@ -169,9 +169,13 @@ def contextual_map(
     gap, weight, share = (float(part) for part in spread(best.codes, _read(best, contexts)))
     found = ContextualMap(best.codes, float(best.beta), weight, length, duplicates, gap, share)
     if not found.resolved:
-        remedy = 'search for codes with scale="searched"' if scale == "theorem" else "take fewer tokens, or shorter"
+        remedy = (
+            'search for codes with scale="searched"'
+            if scale == "theorem"
+            else "take fewer tokens, or shorter sequences"
+        )
         raise BelowResolution(
-            f"identifiers of {vocabulary} tokens in sequences of {length} must be {LEAST:.0f} machine epsilons apart,"
+            f"identifiers of {vocabulary} tokens in sequences of {length} must be {LEAST:g} machine epsilons apart,"
             f" got {found.margin:.1e}, which is below the resolution of float64; {remedy}",
             found,
         )

@@ -107,7 +107,7 @@ def memorize(
     margin = apart / float(high.abs().max()) / torch.finfo(torch.float64).eps
     if not margin >= LEAST:
         raise BelowResolution(
-            f"identifiers of {entries} contexts must be {LEAST:.0f} machine epsilons apart, got {margin:.1e}, which is"
+            f"identifiers of {entries} contexts must be {LEAST:g} machine epsilons apart, got {margin:.1e}, which is"
             " below the resolution of float64; give fewer sequences, or tokens that differ more",
             None,
         )

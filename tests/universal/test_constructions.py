@@ -184,6 +184,15 @@ def test_a_table_is_exact_near_its_keys_and_a_plain_staircase_is_not():
         assert 1e-13 < (plain(tokens)[:500, :2] - values).abs().max() < 1e-6
 
 
+def test_from_key_to_key_one_digit_changes():
+    keys = torch.arange(21, dtype=torch.float64)
+    digits = table(5, keys, torch.zeros(21, 1))[0]
+    assert digits.down.weight.count_nonzero(0).tolist() == [1] * 40
+    with torch.no_grad():
+        found = digits(torch.nn.functional.pad(keys[:, None], (0, 4)))
+    assert len(found.unique(dim=0)) == 21
+
+
 def test_an_interpolant_agrees_with_numpy():
     numpy = pytest.importorskip("numpy")
     generator = torch.Generator().manual_seed(0)
