@@ -43,7 +43,7 @@ EPSILON = torch.finfo(torch.float64).eps
 
 @claim(
     "U21",
-    source=f"{YUN}, lemma 6 (contextual mapping)",
+    source=f"{YUN}, contextual mapping by selective shifts",
     statement="Selective shifts by hardmax heads, one layer for each cell and one more, give every token a number that"
     " tells its sequence, for sequences without repeated tokens.",
     formula="l_j ← l_j + n^d (max l − min l) 1[l_j = b] for b = 0, …, n^d − 1",
@@ -108,7 +108,7 @@ def constant_width(trial: Trial) -> Evidence:
 
 @claim(
     "U23",
-    source=f"{YUN}, theorem 2 and lemma 6",
+    source=f"{YUN}, contextual mapping by selective shifts",
     statement="Selective shifts tell every sequence of the grid, whatever its tokens.",
     formula="q(L) ≠ q(L′) for all L ≠ L′ up to order",
     correction="Without repeated tokens: hardmax sees sets, so {a, a, b} and {a, b, b} get the same numbers. Sequences"
@@ -139,7 +139,7 @@ def repeated_columns(trial: Trial) -> Evidence:
 
 @claim(
     "U24",
-    source=f"{KAJITSUKA}, section 4 (Boltzmann operator)",
+    source=f"{KAJITSUKA}, Boltzmann operator",
     statement="The Boltzmann operator, the mean of scores under their own softmax, is log Z minus the entropy, and the"
     " derivative of log Z in the inverse temperature.",
     formula="boltz(a) = Σ a_j softmax(a)_j = log Z − H = d/dβ log Z(βa) at β = 1",
@@ -314,7 +314,7 @@ def single_head_in_float64(trial: Trial) -> Evidence:
 
 @claim(
     "U29",
-    source=f"{KAJITSUKA}, proposition 1",
+    source=f"{KAJITSUKA}, proposition on universality",
     statement="Feed-forward net, one head, feed-forward net realise any permutation-equivariant function on a grid.",
     formula="FF_2 ∘ (1 + Attn) ∘ FF_1 = f on {1, …, n}^{d × T}",
     expected=Verdict.HOLDS,
@@ -353,7 +353,7 @@ def one_layer_realises_a_function(trial: Trial) -> Evidence:
 
 @claim(
     "U30",
-    source=f"{KAJITSUKA}, corollary 1 (memorisation)",
+    source=f"{KAJITSUKA}, corollary on memorisation",
     statement="One head and a feed-forward net memorise N sequences of n tokens with 4(s + d) + d(2nN + d) parameters.",
     formula="s = 1: 4(1 + d) + d(2nN + d)",
     expected=Verdict.HOLDS,
@@ -417,7 +417,7 @@ def sidon_codes(trial: Trial) -> Evidence:
 
 @claim(
     "U32",
-    source=f"{KAJITSUKA}, proposition 1, for the networks of massieu.universal.construct",
+    source=f"{KAJITSUKA}, proposition on universality, for the networks of massieu.universal.construct",
     statement="For a continuous function the error vanishes as the grid becomes finer, in proportion to a cell.",
     formula="‖h_n − f‖ = O(1/n)",
     expected=Verdict.HOLDS,

@@ -27,7 +27,7 @@ def boltz(scores: Tensor) -> Tensor:
         Shape ``(...)``.
 
     Source:
-        Kajitsuka and Sato 2023, section 4.
+        Kajitsuka and Sato 2023.
 
     Example:
         >>> boltz(torch.tensor([0.0, 1.0], dtype=torch.float64))

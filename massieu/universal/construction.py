@@ -54,7 +54,7 @@ def construct(
         for few identifiers only.
 
     Source:
-        The form of Kajitsuka and Sato 2023, proposition 1, with codes of our own.
+        The form of Kajitsuka and Sato 2023, with codes of our own.
 
     Example:
         >>> network = construct(lambda x: x * x.sum(1, keepdim=True), grid=4, length=2)

@@ -30,7 +30,7 @@ def selective_shift(numbers: Tensor, level: int, factor: int) -> Tensor:
         factor: :math:`\rho`.
 
     Source:
-        Yun et al. 2019, section 4.2, in units of the grid's step.
+        Yun et al. 2019, selective shift operation, in units of the grid's step.
 
     Example:
         >>> selective_shift(torch.tensor([[0, 1, 2]]), level=0, factor=3).tolist()
@@ -90,7 +90,7 @@ def shift_stack(grid: int, dim: int, length: int, *, duplicates: bool = False, f
         factor: of the layers that sweep the levels; :math:`n^d` by default, with smaller ones tokens may meet.
 
     Source:
-        Yun et al. 2019, section 4.2. The last factor exceeds all numbers before it, so that sequences with different
+        Yun et al. 2019. The last factor exceeds all numbers before it, so that sequences with different
         maxima cannot meet.
 
     Example:
