@@ -51,7 +51,8 @@ def memorize(
         BelowResolution: if identifiers are closer than a thousand machine epsilons.
 
     Source:
-        Kajitsuka and Sato 2023, the corollary on memorisation: :math:`4(s + d) + d(2nN + d)` parameters for N sequences of n tokens.
+        Kajitsuka and Sato 2023, the corollary on memorisation: :math:`4(s + d) + d(2nN + d)` parameters for N sequences
+        of n tokens.
 
     Example:
         >>> words = torch.tensor([[0, 0, 1], [0, 1, 1], [2, 0, 1]])
