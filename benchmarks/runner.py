@@ -55,10 +55,11 @@ def benchmarks() -> dict[str, Benchmark]:
     from benchmarks.learning import learning
     from benchmarks.margin import margin
     from benchmarks.memory import memory
+    from benchmarks.patterns import patterns
     from benchmarks.retrieval import retrieval, scale
 
     kernels = (forward, forward_bfloat16, forward_grouped, forward_backward, retrieval, scale, memory)
-    every = (*kernels, inspection, contrast, dynamics, learning, margin)
+    every = (*kernels, inspection, contrast, dynamics, learning, margin, patterns)
     return {benchmark.__name__: benchmark for benchmark in every}
 
 

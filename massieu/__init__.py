@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from massieu import margin as margin
     from massieu import memory as memory
     from massieu import nn as nn
+    from massieu import patterns as patterns
     from massieu import taps as taps
+    from massieu import universal as universal
     from massieu.duality import Inversion, Proximal, bregman, conjugate, natural_from_mean, natural_gradient, prox
     from massieu.inspection import Inspection, NotObservable, inspect_model, read_inspection
     from massieu.measures import (
@@ -88,7 +90,7 @@ __all__ = [
 _HOMES = ("statistics", "measures", "duality", "inspection")
 _SUBMODULES = (
     *("claims", "context", "contrast", "dynamics", "geometry", "inspection", "kernels", "margin", "memory", "nn"),
-    "taps",
+    *("patterns", "taps", "universal"),
 )
 
 

@@ -104,7 +104,7 @@ def command_line() -> Parser:
 
     bench = command("bench", run_bench, "measure the ratios of benchmarks/ on this machine")
     names = "forward, forward_bfloat16, forward_grouped, forward_backward, retrieval, scale, memory, inspection, "
-    words = f"some of {names}contrast, dynamics, learning, margin; all of them when none is named"
+    words = f"some of {names}contrast, dynamics, learning, margin, patterns; all of them when none is named"
     bench.add_argument("names", nargs="*", metavar="NAME", help=words)
     return parser
 
