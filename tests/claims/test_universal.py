@@ -2,66 +2,18 @@
 
 import importlib
 from dataclasses import replace
-from functools import cache
 
 import pytest
 import torch
 
 pytest.importorskip("scipy")
 pytest.importorskip("pandas")
-from massieu.claims import Result, Verdict, examine, select, universal
-from massieu.claims.claim import Trial
+from massieu.claims import examine, select, universal
 
 KEYS = [f"U{number}" for number in range(21, 35)]
 
-# The gap that is within its bound, by verdict.
-REAL = {Verdict.HOLDS: "printed", Verdict.HOLDS_CORRECTED: "corrected", Verdict.CONDITIONAL: "conditional"}
 
-
-@cache
-def result(key: str, seed: int) -> Result:
-    (claim,) = select([key])
-    return examine(claim, seed=seed)
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("key", KEYS)
-def test_the_verdict_is_the_expected_one(key, seed):
-    found = result(key, seed)
-    assert found.verdict is found.claim.expected, (found.reason, found.evidence)
-
-
-@pytest.mark.parametrize("key", KEYS)
-def test_a_control_is_the_measurement_that_comes_out_but_for_one_ingredient(key):
-    claim = result(key, 0).claim
-    usual, harmless = (claim.run(Trial(harmless=each)).gaps for each in (False, True))
-    assert harmless.pop("control") == harmless[REAL[claim.expected]]
-    assert usual.pop("control") not in usual.values()
-    assert usual == harmless
-
-
-@pytest.mark.parametrize("key", KEYS)
-def test_a_control_that_is_the_real_case_leaves_the_claim_undecided(key):
-    found = examine(replace(result(key, 0).claim, trials=1), harmless=True)
-    assert found.verdict is Verdict.UNDECIDED
-    assert found.reason.startswith("the control did not break")
-
-
-@pytest.mark.parametrize("key", KEYS)
-def test_a_claim_says_what_is_claimed_where_and_what_is_true_instead(key):
-    claim = result(key, 0).claim
-    assert claim.statement.endswith(".")
-    assert claim.source
-    assert claim.formula
-    assert bool(claim.correction) == (claim.expected is not Verdict.HOLDS)
-
-
-def test_a_curve_has_a_value_for_every_point():
-    curve = result("U32", 0).evidence.curve
-    assert {len(values) for values in curve.series.values()} == {len(curve.x)}
-
-
-def test_what_the_notes_measured_comes_out():
+def test_what_the_notes_measured_comes_out(result):
     figures = {key: result(key, 0).evidence.table for key in KEYS}
     assert figures["U21"]["largest, n = 3, d = 2, T = 3"] == 112_120_064
     assert figures["U26"]["numbers of a rank-one hardmax head, 9 tokens, T = 3"] == 45
