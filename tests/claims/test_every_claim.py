@@ -27,7 +27,7 @@ WIDE |= {"U2", "U3", "U5", "U21", "U23", "U26", "U27", "U28", "U30", "U31", "U32
 def test_the_verdict_is_the_expected_one(key, seed, result):
     found = result(key, seed)
     assert found.verdict is found.claim.expected, (found.reason, found.evidence)
-    assert found.evidence.gaps["control"].share > (1.5 if key in WIDE else 1e3)
+    assert found.evidence.gaps["control"].share > (1.25 if key in WIDE else 1e3)
 
 
 @pytest.mark.parametrize("key", CLAIMS)
