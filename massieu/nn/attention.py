@@ -57,7 +57,8 @@ class MeasureAttention(Heads):
         causal: each token sees itself and the tokens before it.
         window: each token sees only tokens less than this many positions away.
         pattern: each token sees only tokens that a pattern of :mod:`massieu.patterns` lists, in self-attention; of a
-            schedule every layer takes its own, ``schedule[layer]``.
+            schedule every layer takes its own, ``schedule[layer]``. A cache needs one that is ``stable``: a window
+            and not a ring, say, in which rows of earlier tokens change as more come.
         scale: factor of the inner products; one over the square root of ``head_dim`` by default.
         rotary: base of rotary positions, such as 10000.0; None for none.
         sink: whether every head has one more atom at the origin, with value zero and a learned log weight (``sink``,
@@ -170,6 +171,11 @@ class MeasureAttention(Heads):
             raise ValueError(
                 "a pattern says which tokens of one sequence see each other, got a context; build the layer with"
                 " pattern=None and pass a mask as log_weight"
+            )
+        if self.pattern is not None and cache is not None and not self.pattern.stable:
+            raise ValueError(
+                f"a cache needs a pattern whose rows do not depend on the length, got {self.pattern!r}; pass it for all"
+                " tokens to come, as pattern.laid_out(length), or go without a cache"
             )
         query, key, value = self.project(x, context, 0 if cache is None else cache.length)
         if cache is not None:

@@ -14,6 +14,7 @@ SWAPS = 10  # attempts for each edge; a tenth of them leaves no trace of the cir
 
 def bigbird_edges(width: int, num_global: int, num_random: int, seed: int, block: int, length: int) -> Edges:
     """A window, first tokens that see all, and random tokens, among blocks of tokens."""
+    block = min(block, length)
     blocks = -(-length // block)
     generator = np.random.default_rng(seed)
     drawn = np.zeros((blocks, blocks), dtype=bool)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -103,13 +104,24 @@ class Edges:
         return np.concatenate([[0], self.counts.cumsum()]), np.concatenate(parts)
 
     def __or__(self, other: Edges) -> Edges:
+        check_edges(other, self.length)
         return Edges(self.length, self.bits | other.bits)
 
     def __and__(self, other: Edges) -> Edges:
+        check_edges(other, self.length)
         return Edges(self.length, self.bits & other.bits)
 
     def __repr__(self) -> str:
         return f"Edges(length={self.length}, connections={self.connections})"
+
+
+def check_edges(edges: Any, length: int | None = None) -> None:
+    """One sentence unless these are edges, of a length if it is given."""
+    if not isinstance(edges, Edges):
+        got = type(edges).__name__
+        raise TypeError(f"edges must be Edges, got {got}; of a pattern take pattern.at(length)")
+    if length not in (None, edges.length):
+        raise ValueError(f"both must have as many tokens, got {length} and {edges.length}; lay them out for one length")
 
 
 def triangle(length: int) -> Edges:

@@ -49,7 +49,7 @@ def full(*, causal: bool = False) -> Pattern:
         >>> full().connections(256)
         65536
     """
-    return Pattern(named("full", causal), full_edges, causal)
+    return Pattern(named("full", causal), full_edges, causal, stable=True)
 
 
 def causal() -> Pattern:
@@ -59,7 +59,7 @@ def causal() -> Pattern:
         >>> causal().connections(256)
         32896
     """
-    return Pattern("causal", full_edges, causal=True)
+    return Pattern("causal", full_edges, causal=True, stable=True)
 
 
 def window(width: int, *, causal: bool = False) -> Pattern:
@@ -70,7 +70,7 @@ def window(width: int, *, causal: bool = False) -> Pattern:
         766
     """
     check_count(width, "width", 0, "it is the distance that a token sees")
-    return Pattern(named(f"window({width})", causal), functools.partial(dilated_edges, width, 1), causal)
+    return Pattern(named(f"window({width})", causal), functools.partial(dilated_edges, width, 1), causal, stable=True)
 
 
 def dilated(width: int, step: int, *, causal: bool = False) -> Pattern:
@@ -84,7 +84,9 @@ def dilated(width: int, step: int, *, causal: bool = False) -> Pattern:
     """
     check_count(width, "width", 0, "it is the number of tokens seen on each side")
     check_count(step, "step", 1, "1 is a window")
-    return Pattern(named(f"dilated({width}, {step})", causal), functools.partial(dilated_edges, width, step), causal)
+    return Pattern(
+        named(f"dilated({width}, {step})", causal), functools.partial(dilated_edges, width, step), causal, stable=True
+    )
 
 
 def star(hub: int = 0, *, causal: bool = False) -> Pattern:
@@ -95,7 +97,7 @@ def star(hub: int = 0, *, causal: bool = False) -> Pattern:
         766
     """
     check_count(hub, "hub", 0, "it is the position of the token that sees all")
-    return Pattern(named("star", causal), functools.partial(star_edges, hub), causal)
+    return Pattern(named("star", causal), functools.partial(star_edges, hub), causal, stable=True)
 
 
 def ring(*, causal: bool = False) -> Pattern:
@@ -182,7 +184,7 @@ def global_window(width: int, num_global: int = 1, *, causal: bool = False) -> P
     check_count(width, "width", 0, "it is the distance that a token sees")
     check_count(num_global, "num_global", 0, "it is the number of tokens that see all")
     name = named(f"global_window({width}, {num_global})", causal)
-    return Pattern(name, functools.partial(global_window_edges, width, num_global), causal)
+    return Pattern(name, functools.partial(global_window_edges, width, num_global), causal, stable=True)
 
 
 def bigbird(
@@ -229,7 +231,7 @@ def powers_of_two(*, causal: bool = False) -> Pattern:
         >>> powers_of_two().connections(256)
         3842
     """
-    return Pattern(named("powers_of_two", causal), power_edges, causal)
+    return Pattern(named("powers_of_two", causal), power_edges, causal, stable=True)
 
 
 def random_regular(degree: int, seed: int = 0, *, causal: bool = False) -> Pattern:
@@ -253,7 +255,7 @@ def _two(name: str, stride: int | None, causal: bool, first: Rule, second: Rule)
         check_count(stride, "stride", 1, "None takes the root of the length")
     own = f"{name}({'' if stride is None else stride})"
     patterns = [
-        Pattern(named(f"{own}[{number}]", causal), functools.partial(rule, stride), causal)
+        Pattern(named(f"{own}[{number}]", causal), functools.partial(rule, stride), causal, stable=stride is not None)
         for number, rule in enumerate((first, second))
     ]
     return Schedule(tuple(patterns), named(own, causal))

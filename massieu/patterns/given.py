@@ -56,7 +56,12 @@ def from_edges(
                 [0, 1, 1]], dtype=torch.int32)
     """
     check_count(length, "length", 1, "it is the number of tokens")
-    pairs = np.asarray(list(edges))
+    try:
+        pairs = np.asarray(list(edges))
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"edges must be pairs of positions from 0 to {length - 1}, got {edges!r}; they are (query, atom)"
+        ) from None
     pairs = pairs.reshape(0, 2).astype(int) if not pairs.size else pairs
     whole = pairs.ndim == 2 and pairs.shape[1] == 2 and pairs.dtype.kind in "iu"
     if not whole or (pairs.size and (pairs.min() < 0 or pairs.max() >= length)):

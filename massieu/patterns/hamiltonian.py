@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from massieu.patterns.edges import Edges
+from massieu.patterns.edges import Edges, check_edges
 from massieu.patterns.spread import flood
 
 __all__ = ["HamiltonianPath", "hamiltonian_path", "is_hamiltonian"]
@@ -59,6 +59,7 @@ def hamiltonian_path(edges: Edges, *, seed: int = 0, tries: int = TRIES) -> Hami
         >>> hamiltonian_path(star().at(30)).reason
         'without token 0 there remain 29 parts, and a path has at most 2'
     """
+    check_edges(edges)
     length = edges.length
     chain = np.arange(length)
     for order, name in ((chain, "the tokens in their order"), (chain[::-1], "the tokens in reverse order")):
@@ -89,6 +90,7 @@ def is_hamiltonian(edges: Edges, order: Sequence[int] | NDArray[np.int64]) -> bo
         >>> is_hamiltonian(ring().at(4), [2, 1, 0, 3]), is_hamiltonian(ring().at(4), [0, 2, 1, 3])
         (True, False)
     """
+    check_edges(edges)
     tokens = np.asarray(order)
     if not np.array_equal(np.sort(tokens), np.arange(edges.length)):
         return False

@@ -26,6 +26,8 @@ class Pattern:
         rule: the connections at a length.
         causal: whether later tokens are left out.
         self_loops: whether every token is made to see itself.
+        stable: whether a token sees the same earlier tokens whatever the length, as in a window and not in a ring. Only
+            then may tokens come one by one, as with a cache; see :meth:`laid_out` for the others.
 
     Example:
         >>> from massieu.patterns import star, window
@@ -42,6 +44,7 @@ class Pattern:
     rule: Callable[[int], Edges]
     causal: bool = False
     self_loops: bool = True
+    stable: bool = False
 
     def at(self, length: int) -> Edges:
         """The connections among ``length`` tokens."""
@@ -76,10 +79,28 @@ class Pattern:
         mask = self.mask(length)
         return torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, -torch.inf)
 
+    def laid_out(self, length: int) -> Pattern:
+        """This pattern among ``length`` tokens, for the first so many of them, as in a cache until all are there.
+
+        Example:
+            >>> from massieu.patterns import ring
+            >>> whole = ring().laid_out(100)
+            >>> ring().connections(3), whole.connections(3), whole.connections(100)
+            (9, 7, 300)
+        """
+        rule = functools.partial(_first, self.at(length))
+        return Pattern(f"{self.name} on {length} tokens", rule, self.causal, self.self_loops, stable=True)
+
     def __or__(self, other: Pattern) -> Pattern:
         if not isinstance(other, Pattern):
             return NotImplemented
-        return Pattern(f"{self.name} | {other.name}", functools.partial(_union, self, other))
+        return Pattern(
+            f"{self.name} | {other.name}",
+            functools.partial(_union, self, other),
+            causal=self.causal and other.causal,
+            self_loops=False,  # the parts have theirs
+            stable=self.stable and other.stable,
+        )
 
     def __repr__(self) -> str:
         return self.name
@@ -100,8 +121,11 @@ class Schedule:
     name: str = ""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.patterns, (tuple, list)) or not all(isinstance(each, Pattern) for each in self.patterns):
+            raise TypeError(f"a schedule is made of several patterns, got {self.patterns!r}; pass a tuple of them")
         if not self.patterns:
             raise ValueError("a schedule must have at least one pattern, got none; full() is ordinary attention")
+        object.__setattr__(self, "patterns", tuple(self.patterns))
 
     def __len__(self) -> int:
         return len(self.patterns)
@@ -162,6 +186,12 @@ def _edges(pattern: Pattern, length: int) -> Edges:
 
 def _union(first: Pattern, second: Pattern, length: int) -> Edges:
     return first.at(length) | second.at(length)
+
+
+def _first(edges: Edges, length: int) -> Edges:
+    if length > edges.length:
+        raise ValueError(f"the pattern was laid out for {edges.length} tokens, got {length}; lay it out for more")
+    return Edges.of_mask(edges.unpack(slice(length))[:, :length])
 
 
 def _exponent(short: int, long: int, count: Callable[[int], int]) -> float:

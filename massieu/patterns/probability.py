@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -63,14 +64,14 @@ def probability_condition(
         >>> probability_condition(lambda scores: torch.softmax(30 * torch.tanh(scores / 30), -1), 256).holds
         False
     """
-    if not (lead > 0 and 0 < rest <= 1):
+    if not all(isinstance(each, Real) for each in (lead, rest)) or not (lead > 0 and 0 < rest <= 1):
         raise ValueError(f"lead must be positive and rest in (0, 1], got {lead} and {rest}; they are zeta and eta")
     if callable(probability_map):
         return _probe(probability_map, lead, rest)
     if probability_map == "hardmax":
         return MapCondition("hardmax", True, 1.0, "hardmax chooses whatever leads")
     known: dict[Any, Any] = {"softmax": 1.0, "sparsemax": 2.0, "entmax": 1.5}
-    alpha = known.get(probability_map, probability_map)
+    alpha = known.get(probability_map, probability_map) if isinstance(probability_map, str) else probability_map
     if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 1 <= alpha < math.inf:
         raise ValueError(
             "probability_map must be 'softmax', 'sparsemax', 'entmax', 'hardmax', an alpha of at least 1 or a function,"
@@ -121,5 +122,11 @@ def _least_share(function: Callable[[Tensor], Tensor], scores: Tensor, best: Ten
         raise ValueError(
             f"probability_map must return weights of the shape of its scores, {tuple(scores.shape)}, got {got};"
             " normalise over the last axis"
+        )
+    total, least = float(weights.sum(-1).nan_to_num(0.0).max()), float(weights.nan_to_num(0.0).min())
+    if total > 1 + 1e-6 or least < -1e-6:
+        raise ValueError(
+            f"probability_map must return weights of at least 0 with a sum of at most 1, got {least:.2g} and"
+            f" {total:.2g}; normalise over the last axis"
         )
     return float(weights.gather(-1, best[:, None]).nan_to_num(0.0).min())

@@ -28,6 +28,8 @@ def full_edges(length: int) -> Edges:
 
 
 def dilated_edges(width: int, step: int, length: int) -> Edges:
+    width, step = min(width, length), min(step, length)  # more is the same, and might not fit into 64 bits
+
     def visible(query: NDArray[np.int64], atom: NDArray[np.int64]) -> NDArray[np.bool_]:
         away = np.abs(query - atom)
         seen: NDArray[np.bool_] = (away % step == 0) & (away <= width * step)
@@ -55,7 +57,7 @@ def ring_edges(hubs: int, length: int) -> Edges:
 
 
 def _stride(stride: int | None, length: int) -> int:
-    return max(1, math.isqrt(length)) if stride is None else stride
+    return max(1, math.isqrt(length)) if stride is None else min(stride, 2 * length + 2)  # beyond, all are the same
 
 
 def near_edges(stride: int | None, length: int) -> Edges:

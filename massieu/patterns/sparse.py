@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from massieu import statistics
+from massieu.kernels.rows import arrange
 from massieu.patterns.edges import Edges
 from massieu.patterns.pattern import Pattern
 from massieu.statistics import Attended, RowStatistics
@@ -75,12 +76,16 @@ def sparse_plan(pattern: Pattern | Edges, length: int | None = None, *, block: i
         if length is None:
             raise ValueError("length must be given for a pattern, got None; it is the number of tokens")
         pattern = pattern.at(length)
+    elif isinstance(pattern, Edges) and length not in (None, pattern.length):
+        raise ValueError(
+            f"edges are of {pattern.length} tokens, got length {length}; pass the pattern itself for others"
+        )
     if not isinstance(pattern, Edges):
         got = type(pattern).__name__
         raise TypeError(
             f"pattern must be a Pattern or Edges, got {got}; of a schedule take one pattern, schedule[layer]"
         )
-    if isinstance(block, bool) or not isinstance(block, int) or block < 1:
+    if isinstance(block, bool) or not isinstance(block, (int, np.integer)) or block < 1:
         raise ValueError(f"block must be a positive whole number of queries, got {block!r}; 64 is usual")
     edges, tokens = pattern, np.arange(pattern.length)
     heavy = 4 * edges.counts > edges.length
@@ -150,6 +155,11 @@ def sparse_attend(
             f"query, key and value must have as many tokens as the pattern, {plan.length}, got {length},"
             f" {key.shape[-2]} and {value.shape[-2]}; patterns are for self-attention"
         )
+    # Axes and types are looked at here: below, all tensors have one more axis.
+    options: dict[str, Any] = {"sink": sink, "causal": False, "window": None, "lengths": None}
+    arrange(query[..., :1, :], key[..., :1, :], value[..., :1, :], None, scale=1.0, **options)
+    axes = max(query.dim(), key.dim(), value.dim())
+    query, key, value = (each[(None,) * (axes - each.dim())] for each in (query, key, value))
     found = [_attend_tiles(tiles, query, key, value, scale, sink, statistics) for tiles in plan.tiles]
     place = plan.place.to(query.device)
     output = torch.cat([each.output.movedim(0, -3).flatten(-3, -2) for each in found], -2).index_select(-2, place)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -9,12 +11,14 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from massieu.patterns.edges import CHUNK, Edges, pack
+from massieu.patterns.edges import CHUNK, Edges, check_edges, pack
+from massieu.patterns.given import check_count
 from massieu.patterns.pattern import Pattern, Schedule, as_schedule
 
 __all__ = ["Reach", "boolean_product", "reach", "reach_by_layer"]
 
 PAIR_COST = 16  # what a pair costs that is followed alone, in units of one that is followed with all others
+WORK = 1 << 29  # words of 64 bits that are looked at, without self-loops, before layers are given up on; some seconds
 Ended = Literal["full", "causal", "never", "limit"]
 
 
@@ -50,7 +54,8 @@ def reach(schedule: Pattern | Schedule | Iterable[Pattern], length: int, *, max_
     Args:
         schedule: a pattern or several.
         length: number of tokens T.
-        max_layers: where to stop; by default never with self-loops, and at :math:`p ((T - 1)^2 + 1)` without them.
+        max_layers: where to stop; by default never with self-loops. Without them sets may shrink again, and it stops at
+            :math:`p ((T - 1)^2 + 1)`, or with ``"limit"`` after some seconds: 400 layers of a few thousand tokens.
 
     Source:
         Yun et al. 2020, assumption 1.3.
@@ -63,6 +68,8 @@ def reach(schedule: Pattern | Schedule | Iterable[Pattern], length: int, *, max_
         'after 3 layers every token has heard of all before it; later ones stay out of reach'
     """
     edges = as_schedule(schedule).at(length)
+    if max_layers is not None:
+        check_count(max_layers, "max_layers", 1, "None follows them to the end")
     if all(each.has_self_loops for each in edges):
         return _growing(edges, length, max_layers)
     return _changing(edges, length, max_layers)
@@ -76,6 +83,7 @@ def reach_by_layer(schedule: Pattern | Schedule | Iterable[Pattern], length: int
         >>> [each.connections for each in reach_by_layer(window(1), 8, 3)]
         [22, 34, 44]
     """
+    check_count(layers, "layers", 1, "it is the number of layers to follow")
     edges = as_schedule(schedule).at(length)
     found = [edges[0]]
     for layer in range(1, layers):
@@ -91,6 +99,8 @@ def boolean_product(first: Edges, second: Edges) -> Edges:
         >>> boolean_product(window(1).at(9), window(2).at(9)).connections == window(3).connections(9)
         True
     """
+    check_edges(first)
+    check_edges(second, first.length)
     starts, atoms = first.lists
     bits = np.zeros_like(second.bits)
     step = max(1, CHUNK // (8 * bits.shape[1]))
@@ -177,9 +187,13 @@ def _spread(
 
 def _changing(edges: Sequence[Edges], length: int, max_layers: int | None) -> Reach:
     """Sets that may shrink again: follow them until they are full, repeat, or the limit comes."""
+    against = _never(edges)
+    if against:
+        return Reach(None, None, (), "never", against)
     p = len(edges)
-    limit = p * ((length - 1) ** 2 + 1) if max_layers is None else max_layers
-    current, counts, seen = edges[0], [edges[0].connections], {(0, edges[0].bits.tobytes())}
+    cost = (max(each.connections for each in edges) + 4 * length) * edges[0].bits.shape[1]
+    limit = max(8, min(p * ((length - 1) ** 2 + 1), WORK // cost)) if max_layers is None else max_layers
+    current, counts, seen = edges[0], [edges[0].connections], {_state(0, edges[0])}
     while counts[-1] < length**2:
         if len(counts) >= limit:
             return Reach(
@@ -188,13 +202,49 @@ def _changing(edges: Sequence[Edges], length: int, max_layers: int | None) -> Re
         turn = len(counts) % p
         current = boolean_product(edges[turn], current)
         counts.append(current.connections)
-        state = (turn, current.bits.tobytes())
+        state = _state(turn, current)
         if state in seen:
             reason = f"what tokens hear of repeats from layer {len(counts)} on, without ever being all of them"
             return Reach(None, None, tuple(counts), "never", reason)
         seen.add(state)
     reason = f"after {len(counts)} layers every token has heard of every token, though some self-loop is missing"
     return Reach(len(counts), None, tuple(counts), "full", reason)
+
+
+def _state(turn: int, edges: Edges) -> bytes:
+    return hashlib.blake2b(edges.bits.tobytes(), digest_size=16, salt=turn.to_bytes(8, "little")).digest()
+
+
+def _never(edges: Sequence[Edges]) -> str:
+    """Why sets never fill up, if that can be told beforehand, or nothing.
+
+    If every token sees someone in every pattern, full sets stay full. So the pairs of one round of patterns must be
+    strongly connected, and lengths of its cycles must have no common divisor.
+    """
+    union, whole = edges[0], edges[0]
+    for each in edges[1:]:
+        union = union | each
+    missing = unreachable(union)
+    if missing is None and all(each.counts.min() > 0 for each in edges):
+        for each in edges[1:]:
+            whole = boolean_product(each, whole)
+        missing = unreachable(whole)
+        period = _period(whole) if missing is None else 1
+        if period > 1:
+            return f"tokens hear of each other only every {period * len(edges)} layers, never all at once"
+    return "" if missing is None else f"token {missing[0]} never hears of token {missing[1]}, however many layers"
+
+
+def _period(edges: Edges) -> int:
+    """The greatest common divisor of the lengths of all cycles, if tokens are strongly connected."""
+    depth = np.full(edges.length, -1)
+    ahead, steps = np.zeros(1, dtype=np.int64), 0
+    while len(ahead):
+        depth[ahead] = steps
+        ahead = np.flatnonzero(edges.unpack(ahead).any(0) & (depth < 0))
+        steps += 1
+    starts, atoms = edges.lists
+    return math.gcd(*np.unique(np.repeat(depth, np.diff(starts)) + 1 - depth[atoms]).tolist())
 
 
 def unreachable(edges: Edges) -> tuple[int, int] | None:

@@ -164,7 +164,7 @@ def check_universality(
         union = union | each
     return Universality(
         name=repr(schedule),
-        length=length,
+        length=int(length),
         connections=tuple(each.connections for each in edges),
         self_loops=all(each.has_self_loops for each in edges),
         chain=hamiltonian_path(union, seed=seed),

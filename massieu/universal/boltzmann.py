@@ -9,7 +9,7 @@ from torch import Tensor
 
 from massieu.nn.checks import check_count
 from massieu.statistics import row_statistics
-from massieu.universal.multisets import multisets
+from massieu.universal.multisets import ROWS, multisets
 
 __all__ = ["boltz", "boltz_bound", "boltz_gap", "theorem_spacing"]
 
@@ -58,20 +58,21 @@ def boltz_bound(length: int, largest: float) -> float:
         >>> f"{boltz_bound(2, 3 * theorem_spacing(2)):.1e}"
         '1.8e-12'
     """
+    check_count(length, "length", "it is the number of tokens of a sequence")
     return math.log(length) ** 2 * math.exp(-2 * largest)
 
 
-def boltz_gap(vocabulary: int, length: int) -> float:
+def boltz_gap(vocabulary: int, length: int, *, limit: int = ROWS) -> float:
     """The least distance of ``boltz`` between two sets of scores at the spacing of the theorem, in float64.
 
     Scores are the multiples of :func:`theorem_spacing`, one to ``vocabulary``, none twice in a set. A head of the
-    theorem is worse off: its scores grow with the token that asks.
+    theorem is worse off: its scores grow with the token that asks. More than ``limit`` sets are refused.
 
     Example:
         >>> f"{boltz_gap(3, 2):.1e} {boltz_gap(5, 3):.1e} {boltz_gap(9, 3):.1e}"
         '5.3e-02 2.6e-06 0.0e+00'
     """
-    scores = theorem_spacing(length) * (1.0 + multisets(vocabulary, length, duplicates=False).double())
+    scores = theorem_spacing(length) * (1.0 + multisets(vocabulary, length, duplicates=False, limit=limit).double())
     if len(scores) < 2:
         raise ValueError(
             f"there must be two sets to compare, got {len(scores)} of {length} out of {vocabulary} tokens; take more"

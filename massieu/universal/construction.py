@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from numbers import Real
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from massieu.universal.tables import table
 
 __all__ = ["construct"]
 
+RAMP = 2.0**-20
 EXHAUSTIVE = 100_000  # sequences up to which a certificate goes through all
 
 
@@ -24,7 +26,7 @@ def construct(
     grid: int | tuple[int, ...],
     length: int,
     *,
-    ramp: float = 2.0**-20,
+    ramp: float | None = None,
     rounds: int = 100,
     limit: int = LIMIT,
     generator: torch.Generator | int = 0,
@@ -44,7 +46,7 @@ def construct(
             must permute values.
         grid: cells along each axis of the unit cube; a number for one axis.
         length: tokens of a sequence.
-        ramp: width of the strips as a share of a cell.
+        ramp: width of the strips as a share of a cell; by default :math:`2^{-20}`, or twice the least that is safe.
         rounds: of the search for codes.
         limit: identifiers that may be built, see :func:`cost`.
         generator: draws candidates, or its seed.
@@ -65,17 +67,21 @@ def construct(
     """
     axes = axes_of(grid)
     cost(axes, length).check(limit)
-    if not 0 < ramp < 1:
-        raise ValueError(f"ramp must lie between 0 and 1, a share of a cell, got {ramp}; take a small one such as 1e-5")
+    length = int(length)
+    if not callable(function):
+        got = type(function).__name__
+        raise TypeError(f"function must be callable, from (batch, length, dim) to values, got {got}; pass a function")
+    if ramp is not None and not (isinstance(ramp, Real) and 0 < ramp < 1):
+        raise ValueError(f"ramp must lie between 0 and 1, a share of a cell, got {ramp!r}; take one such as 1e-5")
     centres = _centres(axes)
     cells = len(centres)
-    contexts = multisets(cells, length - 1)
+    contexts = multisets(cells, length - 1, limit=limit)
     own = torch.arange(cells).repeat_interleave(len(contexts))
     tokens = torch.cat([own[:, None], contexts.repeat(cells, 1)], 1)
     values = _values(function, centres[tokens])
     needs = cost(axes, length, values.shape[-1])
     found = contextual_map(cells, length, rounds=rounds, limit=limit, generator=generator)
-    _check_ramp(ramp, axes, found)
+    ramp = _checked_ramp(ramp, axes, found)
     identifiers, order = found.identifiers().flatten().sort()
     dim = max(len(axes), values.shape[-1], digits_of(len(order)))
 
@@ -111,12 +117,16 @@ def _values(function: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
         got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         batch, length = inputs.shape[:2]
         raise ValueError(f"function must return shape ({batch}, {length}, output_dim) for this batch, got {got}")
+    if values.is_complex() or not values.shape[-1]:
+        kind = "complex ones" if values.is_complex() else "none"
+        raise ValueError(f"function must return real numbers for every token, got {kind}; stack parts of complex ones")
     values = values.detach().double()
     if not values.isfinite().all():
         raise ValueError("function must be finite on the centres of all cells, but is nan or infinite at some")
-    for order in (torch.arange(inputs.shape[1]).roll(1), torch.arange(inputs.shape[1]).flip(0)):
-        apart = float((function(inputs[:, order]).double() - values[:, order]).abs().max())
-        if apart > 1e-9 * max(1.0, float(values.abs().max())):
+    for order in _orders(*inputs.shape[:2]):
+        permuted, expected = (x.gather(1, order[..., None].expand_as(x)) for x in (inputs, values))
+        apart = float((function(permuted).double() - expected).abs().max())
+        if not apart <= 1e-9 * max(1.0, float(values.abs().max())):
             raise ValueError(
                 f"function must be permutation-equivariant, got values that change by {apart:.1e} with the order of"
                 " the tokens; give tokens a coordinate that says where they are, and use memorize"
@@ -124,15 +134,26 @@ def _values(function: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
     return values[:, 0]
 
 
-def _check_ramp(ramp: float, axes: tuple[int, ...], found: ContextualMap) -> None:
+def _orders(count: int, length: int) -> list[Tensor]:
+    """For every sequence: all tokens one place on, the first two swapped, which together give every order, and any."""
+    tokens = torch.arange(length)
+    swapped = torch.cat([tokens[:2].flip(0), tokens[2:]])
+    drawn = torch.rand(count, length, generator=torch.Generator().manual_seed(0)).argsort(1)
+    return [tokens.roll(1).expand(count, -1), swapped.expand(count, -1), drawn]
+
+
+def _checked_ramp(ramp: float | None, axes: tuple[int, ...], found: ContextualMap) -> float:
     """One sentence unless rounding in the first net is small beside the distances that the nets after it must see."""
     rounding = 8 * torch.finfo(torch.float64).eps * max(axes)
     seen = float(found.identifiers().max()) * found.spread / 4 if len(axes) == 1 else 0.25 / len(found.codes)
+    if ramp is None:
+        ramp = max(RAMP, 2 * rounding / seen)
     if rounding / ramp > seen:
         raise ValueError(
             f"ramp must be at least {rounding / seen:.1e} for these cells, got {ramp}; below that, rounding spoils the"
             " codes in float64"
         )
+    return ramp
 
 
 def _encode(axes: tuple[int, ...], found: ContextualMap, dim: int, ramp: float) -> nn.Sequential:

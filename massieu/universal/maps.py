@@ -12,8 +12,8 @@ from torch import Tensor
 from massieu.nn import Block, MeasureAttention
 from massieu.nn.checks import check_count, unknown
 from massieu.universal.boltzmann import theorem_spacing
-from massieu.universal.multisets import LIMIT, Cost, multisets
-from massieu.universal.search import Candidates, attended, evolve, increasing, mixed, spread
+from massieu.universal.multisets import LIMIT, Cost, check_duplicates, cost, multisets
+from massieu.universal.search import Candidates, attended, evolve, increasing, mixed, seeded, spread
 
 __all__ = ["BelowResolution", "ContextualMap", "Scale", "contextual_map", "hardmax_identifiers", "rank_one_block"]
 
@@ -127,6 +127,7 @@ def contextual_map(
 
     Raises:
         BelowResolution: if identifiers are closer than a thousand machine epsilons.
+        ValueError: at the theorem's scale also if every token has one context only, which tells nothing apart.
 
     Source:
         Kajitsuka and Sato 2023, theorem 2, for ``"theorem"``; they ask for sequences without duplicates.
@@ -144,14 +145,22 @@ def contextual_map(
     check_count(rounds, "rounds", "it is how often candidates are varied", least=0)
     if scale not in get_args(Scale):
         unknown("scale", get_args(Scale), scale)
+    vocabulary, length = int(vocabulary), int(length)
     duplicates = scale == "searched" if duplicates is None else duplicates
+    check_duplicates(duplicates)
     if not duplicates and vocabulary < length:
         raise ValueError(
             f"sequences without duplicates need as many tokens as places, got {vocabulary} for {length}; pass"
             " duplicates=True"
         )
-    number = vocabulary * math.comb(vocabulary + length - 2, length - 1)
+    contexts_each = math.comb(vocabulary + length - 2 if duplicates else vocabulary - 1, length - 1)
+    number = vocabulary * contexts_each
     Cost(vocabulary, length, number, 0).check(limit)
+    if scale == "theorem" and contexts_each == 1:
+        raise ValueError(
+            f"the theorem is about several contexts of a token, got {vocabulary} tokens in sequences of {length}, one"
+            " context for each and nothing to tell apart; take another length, or more tokens"
+        )
     contexts = _contexts(vocabulary, length, duplicates)
     if scale == "theorem":
         codes = torch.arange(1.0, vocabulary + 1, dtype=torch.float64)
@@ -161,7 +170,7 @@ def contextual_map(
             lambda each: spread(each.codes, _read(each, contexts))[2],
             vocabulary,
             increasing,
-            generator=torch.Generator().manual_seed(generator) if isinstance(generator, int) else generator,
+            generator=seeded(generator),
             rounds=rounds,
             # What is enumerated at once stays within a few hundred megabytes.
             population=max(8, min(128, 2_000_000 // number)),
@@ -193,14 +202,20 @@ def rank_one_block(dim: int, beta: float, weight: float) -> Block:
     return Block(dim, attention, None, norm=None)
 
 
-def hardmax_identifiers(codes: Tensor, beta: float, length: int) -> int:
+def hardmax_identifiers(codes: Tensor, beta: float, length: int, *, limit: int = LIMIT) -> int:
     """How many identifiers one hardmax head has for all multisets: it reads the highest code, or the lowest.
+
+    More than ``limit`` pairs of a token and its context are refused.
 
     Example:
         >>> found = contextual_map(9, 3)
         >>> hardmax_identifiers(found.codes, found.beta, 3), found.identifiers().unique().numel()
         (45, 405)
     """
+    if not isinstance(codes, Tensor) or codes.dim() != 1 or not codes.is_floating_point() or not len(codes):
+        got = f"{codes.dtype} {tuple(codes.shape)}" if isinstance(codes, Tensor) else type(codes).__name__
+        raise ValueError(f"codes must be a floating tensor (vocabulary,), got {got}; contextual_map finds some")
+    cost(len(codes), length).check(limit)
     present = _contexts(len(codes), length, True).rest > 0
     own = torch.eye(len(codes), dtype=torch.bool)[:, None]
     scores = (beta * codes[:, None] * codes)[:, None].masked_fill(~(present | own), -torch.inf)
@@ -217,7 +232,8 @@ class _Contexts:
 
 
 def _contexts(vocabulary: int, length: int, duplicates: bool) -> _Contexts:
-    rows = multisets(vocabulary, length - 1, duplicates=duplicates)
+    number = math.comb(vocabulary + length - 2, length - 1)
+    rows = multisets(vocabulary, length - 1, duplicates=duplicates, limit=number)  # callers have asked for so many
     rest = torch.zeros(len(rows), vocabulary, dtype=torch.float64)
     rest.scatter_add_(1, rows, torch.ones_like(rows, dtype=torch.float64))
     return _Contexts(rest, None if duplicates else rest.mT == 0)

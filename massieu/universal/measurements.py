@@ -12,6 +12,7 @@ from massieu.nn.checks import check_count
 from massieu.universal.boltzmann import boltz_gap, theorem_spacing
 from massieu.universal.construction import construct
 from massieu.universal.maps import contextual_map
+from massieu.universal.multisets import LIMIT
 
 __all__ = ["GridError", "SeparationGap", "grid_errors", "separation_gaps"]
 
@@ -42,7 +43,7 @@ def grid_errors(
     length: int,
     *,
     dim: int = 1,
-    ramp: float = 2.0**-20,
+    ramp: float | None = None,
     points: int = 5000,
     rounds: int = 30,
     seed: int = 0,
@@ -54,7 +55,7 @@ def grid_errors(
         grids: cells along each axis.
         length: tokens of a sequence.
         dim: axes.
-        ramp: width of the strips as a share of a cell.
+        ramp: width of the strips as a share of a cell, as in :func:`construct`.
         points: sequences that are drawn.
         rounds: of the search for codes.
         seed: of points and search.
@@ -78,9 +79,11 @@ def grid_errors(
 
 
 def separation_gaps(
-    vocabularies: Iterable[int], length: int, *, rounds: int = 50, seed: int = 0
+    vocabularies: Iterable[int], length: int, *, rounds: int = 50, limit: int = LIMIT, seed: int = 0
 ) -> list[SeparationGap]:
     """The gaps of vocabularies of several sizes, at the theorem's scale and at ours; the same sequences, no repeats.
+
+    More than ``limit`` identifiers are refused, as in :func:`contextual_map`.
 
     Example:
         >>> for row in separation_gaps([4, 9], length=3):
@@ -90,7 +93,7 @@ def separation_gaps(
     """
     rows = []
     for vocabulary in vocabularies:
-        theorem = boltz_gap(vocabulary, length) / (vocabulary * theorem_spacing(length))
-        found = contextual_map(vocabulary, length, duplicates=False, rounds=rounds, generator=seed)
+        found = contextual_map(vocabulary, length, duplicates=False, rounds=rounds, limit=limit, generator=seed)
+        theorem = boltz_gap(vocabulary, length, limit=limit) / (vocabulary * theorem_spacing(length))
         rows.append(SeparationGap(vocabulary, theorem, found.gap))
     return rows

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from massieu.nn import FeedForward
+from massieu.nn.checks import check_count
 from massieu.universal.maps import LEAST, BelowResolution, rank_one_block
 from massieu.universal.multisets import LIMIT, Cost, digits_of
 from massieu.universal.realization import Cases, Realization
-from massieu.universal.search import LOWEST, Candidates, evolve
+from massieu.universal.search import LOWEST, Candidates, evolve, seeded
 from massieu.universal.staircases import interpolant, net
 from massieu.universal.tables import table
 
 __all__ = ["memorize"]
 
 ENDS = ("amin", "amax")
+EXACT = 2**53  # whole numbers up to which float64 tells them apart
 
 FREE = 64
 """Different vectors up to which each has a code of its own; the codes of more are a projection."""
@@ -38,8 +42,9 @@ def memorize(
         labels: one for each sequence, ``(sequences,)``, for each token, ``(sequences, length)``, or values
             ``(sequences, length, output_dim)``. Order is not seen: a token with the same tokens around it must have the
             same label, unless positions are part of the tokens.
-        exact: whether labels come out to the last bit, by a :func:`table`; or up to about 1e-9, by a net that is linear
-            between identifiers and has three weights for each instead of some twenty.
+        exact: whether labels come out to the last bit, by a :func:`table`; or by a net that is linear between
+            identifiers and has three weights for each instead of some twenty, up to rounding: labels times machine
+            epsilon over the least gap, 1e-8 for 1600 labels below ten.
         rounds: of the search for codes.
         limit: identifiers that may be built.
         generator: draws candidates, or its seed.
@@ -60,6 +65,8 @@ def memorize(
         >>> network(words).squeeze(-1).tolist()
         [[5.0, 5.0, 5.0], [7.0, 7.0, 7.0], [9.0, 9.0, 9.0]]
     """
+    check_count(rounds, "rounds", "it is how often candidates are varied", least=0)
+    source = seeded(generator)
     given, values = _checked(sequences, labels)
     vectors = given.reshape(-1, given.shape[-1] if given.dim() == 3 else 1).double()
     tokens, numbers = vectors.unique(dim=0, return_inverse=True)
@@ -69,7 +76,6 @@ def memorize(
     dim = max(dim_in, values.shape[-1], digits_of(entries) if exact else 1)
     Cost(len(tokens), length, entries, 0).check(limit)
 
-    source = torch.Generator().manual_seed(generator) if isinstance(generator, int) else generator
     free = given.dim() == 2 or dim_in == 1 or len(tokens) <= FREE
 
     def codes_of(numbers: Tensor) -> Tensor:
@@ -95,7 +101,9 @@ def memorize(
         rounds=rounds,
         population=max(16, min(128, 300_000 // contexts.rows.numel())),
     )
-    encode = nn.Sequential(_encode(dim, tokens, codes_of(best.codes), free, source))
+    codes, direction = codes_of(best.codes), best.codes[:-1] - 0.5
+    first = _on_a_line(dim, tokens, codes, source) if free else _projection(dim, tokens, direction)
+    encode = nn.Sequential(first)
     block = rank_one_block(dim, float(best.beta), float(best.codes[-1].abs()))
     # As the layers themselves give them: where tokens hardly differ, rounding in the first net counts.
     with torch.no_grad():
@@ -105,7 +113,9 @@ def memorize(
     )
     order = low.argsort()
     apart = float((low[order][1:] - high[order][:-1]).min()) if entries > 1 else 1.0
-    margin = apart / float(high.abs().max()) / torch.finfo(torch.float64).eps
+    # Terms of a projection may be large and cancel; then they decide how large rounding is.
+    terms = 0.0 if free else float((tokens.abs() @ first.up.weight[0, :dim_in].detach().abs()).max())
+    margin = apart / max(float(high.abs().max()), terms) / torch.finfo(torch.float64).eps
     if not margin >= LEAST:
         raise BelowResolution(
             f"identifiers of {entries} contexts must be {LEAST:g} machine epsilons apart, got {margin:.1e}, which is"
@@ -124,7 +134,7 @@ def memorize(
         length=length,
         margin=margin,
         cost=Cost(len(tokens), length, entries, 0),
-        cases=lambda: Cases(given if given.dim() == 2 else given.double(), values, True),
+        cases=functools.partial(Cases, given if given.dim() == 2 else given.double(), values, True),
     )
     network.cost = Cost(len(tokens), length, entries, sum(part.numel() for part in network.parameters()))
     return network
@@ -152,21 +162,35 @@ def _checked(sequences: Any, labels: Any) -> tuple[Tensor, Tensor]:
             f"vectors have three axes and word numbers two, got {sequences.dim()} axes of {sequences.dtype};"
             " for vectors of one coordinate pass sequences[..., None]"
         )
+    if sequences.dim() == 2 and _inexact(sequences):
+        most = int(sequences.abs().max())
+        raise ValueError(f"words must be exact in float64, numbers up to 2**53, got {most}; number them from zero")
     if not sequences.double().isfinite().all():
         raise ValueError("sequences must be finite, but some tokens are nan or infinite; remove those sequences")
     shape = tuple(sequences.shape[:2])
-    given: Tensor = torch.as_tensor(labels)
+    try:
+        given: Tensor = torch.as_tensor(labels)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"labels must be numbers, got {labels!r}; give classes numbers from zero") from None
     if tuple(given.shape[:2]) not in (shape, shape[:1]) or given.dim() > 3 or 0 in given.shape:
         raise ValueError(
             f"labels must have shape ({shape[0]},), {shape} or ({shape[0]}, {shape[1]}, output_dim), got"
             f" {tuple(given.shape)}; one for each sequence or for each token"
         )
+    if given.is_complex() or _inexact(given):
+        got = "complex numbers" if given.is_complex() else f"{int(given.abs().max())}"
+        raise ValueError(f"labels must be exact in float64, real and whole ones up to 2**53, got {got}; number classes")
     given = given.double()
     if not given.isfinite().all():
         raise ValueError("labels must be finite, but some are nan or infinite")
     if given.dim() == 1:
         given = given[:, None].expand(shape)
     return sequences.detach(), given if given.dim() == 3 else given[..., None]
+
+
+def _inexact(numbers: Tensor) -> bool:
+    """Whether whole numbers are beyond those that float64 tells apart."""
+    return not numbers.is_floating_point() and numbers.dtype != torch.bool and int(numbers.abs().max()) > EXACT
 
 
 def _contexts(numbers: Tensor, values: Tensor) -> _Contexts:
@@ -187,20 +211,23 @@ def _contexts(numbers: Tensor, values: Tensor) -> _Contexts:
     return _Contexts(kept[:, 0], kept[:, 1:], flat[first], place)
 
 
-def _encode(dim: int, tokens: Tensor, codes: Tensor, free: bool, generator: torch.Generator) -> nn.Module:
-    """From tokens to codes: linear between those on a line that no two of them share a place on, or linear at all."""
+def _on_a_line(dim: int, tokens: Tensor, codes: Tensor, generator: torch.Generator) -> FeedForward:
+    """From tokens to any codes: linear between those on a line that no two of them share a place on."""
     count, size = tokens.shape
-    if free:
-        drawn = torch.randn(64, size, generator=generator, dtype=torch.float64) if size > 1 else torch.ones(1, 1)
-        places = drawn.double() @ tokens.mT
-        apart = places.sort(-1).values.diff(dim=-1).amin(-1) if count > 1 else torch.ones(len(places))
-        best = int(apart.argmax())
-        knots, order = places[best].sort()
-        return interpolant(dim, _padded(drawn[best], dim), knots, codes[order, None])
-    # Codes are affine in the tokens, and positive, so that a single unit carries them.
-    ones = torch.ones(count, 1, dtype=torch.float64)
-    solved = torch.linalg.lstsq(torch.cat([tokens, ones], 1), codes[:, None]).solution[:, 0]
-    return net(dim, _padded(solved[:-1], dim)[None], solved[-1:], torch.ones(1, 1), torch.zeros(1))
+    drawn = torch.randn(64, size, generator=generator, dtype=torch.float64) if size > 1 else torch.ones(1, 1)
+    places = drawn.double() @ tokens.mT
+    apart = places.sort(-1).values.diff(dim=-1).amin(-1) if count > 1 else torch.ones(len(places))
+    best = int(apart.argmax())
+    knots, order = places[best].sort()
+    return interpolant(dim, _padded(drawn[best], dim), knots, codes[order, None])
+
+
+def _projection(dim: int, tokens: Tensor, direction: Tensor) -> FeedForward:
+    """From tokens to codes that are affine in them, and positive, so that a single unit carries them."""
+    low, high = (direction @ tokens.mT).aminmax()
+    slope = (1 - LOWEST) / (high - low).clamp(min=1e-300)
+    offset = (LOWEST - slope * low)[None]
+    return net(dim, _padded(slope * direction, dim)[None], offset, torch.ones(1, 1), torch.zeros(1))
 
 
 def _padded(vector: Tensor, dim: int) -> Tensor:

@@ -15,6 +15,9 @@ __all__ = ["Cost", "cost", "digits_of", "multisets", "sequences"]
 LIMIT = 20_000
 """Identifiers that are built without being asked twice: a network for them has a few hundred thousand parameters."""
 
+ROWS = 1_000_000
+"""Multisets that are listed without being asked twice."""
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -34,6 +37,7 @@ class Cost:
 
     def check(self, limit: int) -> None:
         """One sentence unless there are few enough identifiers."""
+        check_count(limit, "limit", "it is the number of identifiers that may be built", least=0)
         if self.identifiers > limit:
             raise ValueError(
                 f"at most {limit} identifiers may be built, got {self}; take a coarser grid, shorter sequences, or a"
@@ -64,6 +68,7 @@ def cost(grid: int | tuple[int, ...], length: int, output_dim: int = 1) -> Cost:
     axes = axes_of(grid)
     check_count(length, "length", "it is the number of tokens of a sequence")
     check_count(output_dim, "output_dim", "it is the size of the values")
+    length = int(length)
     vocabulary = math.prod(axes)
     identifiers = vocabulary * math.comb(vocabulary + length - 2, length - 1)
     digits = digits_of(identifiers)
@@ -83,7 +88,7 @@ def axes_of(grid: int | tuple[int, ...]) -> tuple[int, ...]:
         check_count(cells, "grid", "it is the number of cells along an axis, as in (3, 3)")
     if not axes:
         raise ValueError("grid must have an axis, got none; (3, 3) divides the square into nine cells")
-    return tuple(axes)
+    return tuple(map(int, axes))
 
 
 def digits_of(entries: int) -> int:
@@ -91,7 +96,7 @@ def digits_of(entries: int) -> int:
     return max(1, (entries - 1).bit_length())
 
 
-def multisets(vocabulary: int, length: int, *, duplicates: bool = True) -> Tensor:
+def multisets(vocabulary: int, length: int, *, duplicates: bool = True, limit: int = ROWS) -> Tensor:
     r"""All multisets of tokens, or all sets, each sorted, in the order of a dictionary.
 
     .. math:: \binom{|V| + T - 1}{T} \text{ multisets}, \qquad \binom{|V|}{T} \text{ sets}
@@ -100,6 +105,7 @@ def multisets(vocabulary: int, length: int, *, duplicates: bool = True) -> Tenso
         vocabulary: :math:`|V|`, the tokens are 0 to :math:`|V| - 1`.
         length: :math:`T`, their number in a multiset; zero gives the empty one.
         duplicates: whether a token may be there more than once.
+        limit: multisets that may be listed.
 
     Returns:
         Token numbers, shape ``(multisets, length)``.
@@ -112,6 +118,14 @@ def multisets(vocabulary: int, length: int, *, duplicates: bool = True) -> Tenso
     """
     check_count(vocabulary, "vocabulary", "it is the number of tokens")
     check_count(length, "length", "it is the number of tokens of a multiset", least=0)
+    check_duplicates(duplicates)
+    check_count(limit, "limit", "it is the number of multisets that may be listed", least=0)
+    number = math.comb(int(vocabulary + length - 1) if duplicates else int(vocabulary), int(length))
+    if number > limit:
+        raise ValueError(
+            f"at most {limit} multisets may be listed, got {number} of {length} out of {vocabulary} tokens; take fewer"
+            " tokens, shorter ones, or a larger limit"
+        )
     rows = torch.zeros(1, 0, dtype=torch.long)
     for place in range(length):
         least = rows[:, -1] + (not duplicates) if place else torch.zeros(1, dtype=torch.long)
@@ -120,6 +134,12 @@ def multisets(vocabulary: int, length: int, *, duplicates: bool = True) -> Tenso
         offset = torch.arange(len(parent)) - (choices.cumsum(0) - choices)[parent]
         rows = torch.cat([rows[parent], (least[parent] + offset)[:, None]], 1)
     return rows
+
+
+def check_duplicates(duplicates: object) -> None:
+    """One sentence unless this is yes or no."""
+    if not isinstance(duplicates, bool):
+        raise TypeError(f"duplicates must be True or False, got {duplicates!r}; it says whether a token may come twice")
 
 
 def sequences(vocabulary: int, length: int) -> Tensor:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +34,7 @@ class Certificate:
     Attributes:
         sequences: how many were tried.
         exhaustive: whether these are all sequences, or one or more for every multiset.
-        error: the largest difference from a target.
+        error: the largest difference from a target; infinite where the network gives no number.
         wrong: tokens whose error is above the tolerance.
         margin: machine epsilons between identifiers, as a share of the largest.
         tolerance: what the error was asked to be.
@@ -117,10 +118,16 @@ class Realization(nn.Module):
         if x.is_floating_point() == words:
             kind = "word numbers" if words else "floating"
             raise TypeError(f"x must be {kind}, got {x.dtype}; pass what the network was built for")
-        tokens = x[..., None].to(next(self.parameters()).dtype) if words else x
+        dtype = next(self.parameters()).dtype
+        exact = words or torch.promote_types(x.dtype, dtype) == dtype  # nothing is lost
+        tokens = (x[..., None] if words else x).to(dtype if exact else x.dtype)
         stream: Tensor = self.encode(functional.pad(tokens, (0, self.block.dim - tokens.shape[-1])))
         stream = self.block(stream)
         return stream
+
+    def __getstate__(self) -> dict[str, Any]:
+        """With the cases themselves in place of the function that gives them, which pickle may not know."""
+        return {**self.__dict__, "cases": functools.partial(Cases, *self.cases())}
 
     @torch.no_grad()
     def certify(self, tolerance: float = 1e-12) -> Certificate:
@@ -129,6 +136,6 @@ class Realization(nn.Module):
         error, wrong = 0.0, 0
         chunk = max(1, CHUNK // (2 * self.length * self.cost.identifiers))
         for given, expected in zip(inputs.split(chunk), targets.split(chunk), strict=True):
-            apart = (self(given) - expected).abs().amax(-1)
-            error, wrong = max(error, float(apart.max())), wrong + int((apart > tolerance).sum())
+            apart = (self(given) - expected).abs().nan_to_num(nan=torch.inf).amax(-1)
+            error, wrong = max(error, float(apart.max())), wrong + int((~(apart <= tolerance)).sum())
         return Certificate(len(inputs), exhaustive, error, wrong, self.margin, tolerance)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Candidates", "attended", "evolve", "mixed", "spread"]
+__all__ = ["Candidates", "attended", "evolve", "mixed", "seeded", "spread"]
 
 LOWEST = 0.05  # of a code whose largest is one; a query of zero would attend to all tokens alike
 
@@ -112,6 +113,15 @@ def evolve(
         best = Candidates(*(torch.cat(pair) for pair in zip(best, varied, strict=True)))
         reached = torch.cat([reached, quality(varied)])
     return Candidates(*(part[reached.argmax()] for part in best))
+
+
+def seeded(generator: Any) -> torch.Generator:
+    """A generator as it is, or one with this seed."""
+    if isinstance(generator, torch.Generator):
+        return generator
+    if isinstance(generator, bool) or not isinstance(generator, (int, np.integer)):
+        raise TypeError(f"generator must be a torch.Generator or a whole number, its seed, got {generator!r}; try 0")
+    return torch.Generator().manual_seed(int(generator))
 
 
 def increasing(numbers: Tensor) -> Tensor:

@@ -67,7 +67,10 @@ class ShiftStack:
     @property
     def gap(self) -> int:
         """The least distance between two that differ."""
-        return int(self.identifiers.unique().diff().min())
+        steps = self.identifiers.unique().diff()
+        if not len(steps):
+            raise ValueError("a gap is between two identifiers, got one; take more cells, or longer sequences")
+        return int(steps.min())
 
     @property
     def largest(self) -> int:

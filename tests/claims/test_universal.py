@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("scipy")
 pytest.importorskip("pandas")
-from massieu.claims import examine, select, universal
+from massieu.claims import examine, select
 
 KEYS = [f"U{number}" for number in range(21, 35)]
 
@@ -21,6 +21,8 @@ def test_what_the_notes_measured_comes_out(result):
     assert figures["U27"]["decimal logarithm of the least gap"] < -100
     assert figures["U28"]["machine epsilons at the proof's scale"] == 0
     assert figures["U28"]["machine epsilons with codes that were searched"] > 1e10
+    assert figures["U30"]["weights that are not zero"] < figures["U30"]["parameters of the corollary"]
+    assert figures["U30"]["parameters of the corollary"] < figures["U30"]["parameters as stored"]
     assert figures["U33"]["largest error in strips of 0.0001 cells"] > 1
 
 
@@ -54,24 +56,27 @@ def broken_table(original):
 @pytest.mark.parametrize(
     ("place", "wrong", "keys"),
     [
-        ("massieu.claims.universal.shift_stack", broken_stack, ["U21", "U22", "U23"]),
-        ("massieu.claims.universal.boltz", lambda original: lambda scores: 1.001 * original(scores), ["U24"]),
-        ("massieu.claims.universal._exact_boltz", lambda original: lambda *given: 0 * original(*given), ["U25", "U27"]),
-        ("massieu.claims.universal.contextual_map", broken_codes, ["U28"]),
+        ("massieu.claims.contextual_maps.shift_stack", broken_stack, ["U21", "U22", "U23"]),
+        ("massieu.claims.contextual_maps.boltz", lambda original: lambda scores: 1.001 * original(scores), ["U24"]),
+        (
+            "massieu.claims.contextual_maps._exact_boltz",
+            lambda original: lambda *given: 0 * original(*given),
+            ["U25", "U27"],
+        ),
+        ("massieu.claims.contextual_maps.contextual_map", broken_codes, ["U28"]),
         ("massieu.universal.construction.contextual_map", broken_codes, ["U29", "U32"]),
         (
             "massieu.universal.memorization.interpolant",
             lambda original: lambda a, b, c, d: original(a, b, c, d.flip(0)),
             ["U30"],
         ),
-        ("massieu.claims.universal.attended", lambda original: lambda *given: original(*given) ** 2, ["U31"]),
+        ("massieu.claims.contextual_maps.attended", lambda original: lambda *given: original(*given) ** 2, ["U31"]),
         ("massieu.universal.memorization.table", broken_table, ["U34"]),
         ("massieu.universal.construction.table", broken_table, ["U29", "U33"]),
     ],
 )
 def test_code_that_is_wrong_changes_verdicts(place, wrong, keys, monkeypatch):
     module, name = place.rsplit(".", 1)
-
-    target = universal if module.endswith("claims.universal") else importlib.import_module(module)
+    target = importlib.import_module(module)
     monkeypatch.setattr(target, name, wrong(getattr(target, name)))
     assert [claim.key for claim in select(keys) if not examine(claim).surprises] == []

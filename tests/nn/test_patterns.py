@@ -4,7 +4,18 @@ import pytest
 import torch
 
 from massieu.nn import MeasureAttention, Transformer
-from massieu.patterns import bigbird, from_mask, reach_by_layer, star_ring, strided, window
+from massieu.patterns import (
+    bigbird,
+    fixed,
+    from_mask,
+    powers_of_two,
+    random_regular,
+    reach_by_layer,
+    ring,
+    star_ring,
+    strided,
+    window,
+)
 
 
 def layer(**options):
@@ -35,13 +46,41 @@ def test_a_pattern_meets_masks_biases_causality_and_lengths():
     assert torch.allclose(sparse(x, lengths=7), plain(x, log_weight=whole, lengths=7), atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        window(2, causal=True),
+        powers_of_two(),
+        strided(3)[1],
+        fixed(3)[1],
+        bigbird(1, 1, 2).laid_out(12),
+        from_mask(star_ring().mask(12)).laid_out(12),
+    ],
+    ids=repr,
+)
 @torch.no_grad()
-def test_a_cache_sees_the_rows_of_the_last_tokens():
-    x, sparse = tokens(), layer(pattern=window(2, causal=True), causal=True)
+def test_a_cache_sees_the_rows_of_the_last_tokens(pattern):
+    x, sparse = tokens(), layer(pattern=pattern, causal=True)
     whole = sparse(x)
     cache = sparse.new_cache()
     parts = [sparse(x[:, :5], cache=cache), sparse(x[:, 5:6], cache=cache), sparse(x[:, 6:], cache=cache)]
     assert torch.allclose(torch.cat(parts, 1), whole, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "pattern", [bigbird(1, 1, 2), strided()[0], fixed()[1], ring(), star_ring(), random_regular(4)], ids=repr
+)
+@torch.no_grad()
+def test_a_cache_is_refused_where_rows_change_as_tokens_come(pattern):
+    sparse = layer(pattern=pattern, causal=True)
+    with pytest.raises(
+        ValueError, match="a cache needs a pattern whose rows do not depend on the length, got"
+    ) as raised:
+        sparse(tokens()[:, :1], cache=sparse.new_cache())
+    assert "pattern.laid_out(length)" in str(raised.value)
+    model = Transformer(16, 2, 2, vocabulary=5, pattern=pattern, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(ValueError, match="a cache needs a pattern whose rows do not depend"):
+        model.generate(torch.zeros(1, 2, dtype=torch.long), 3)
 
 
 def test_layers_of_a_transformer_take_the_patterns_of_a_schedule_in_turn():

@@ -93,6 +93,18 @@ def test_grouped_heads_sinks_scales_and_levels_go_through():
     assert sparse_attend(query, key, value, star_ring(), statistics=None).statistics is None
 
 
+@pytest.mark.parametrize("pattern", [window(3), fixed(50)[0], star_ring()], ids=repr)
+@pytest.mark.parametrize(
+    "lead", [((2, 3), (3,), (3,)), ((3,), (), ()), ((3,), (2, 3), (2, 3)), ((2, 3), (1, 3), ()), ((2, 4), (2,), (2,))]
+)
+def test_leading_axes_broadcast_as_in_dense_attention(pattern, lead):
+    query, key, value = (tensors(*each)[number] for number, each in enumerate(lead))
+    found, expected = sparse_attend(query, key, value, pattern), attend(query, key, value, pattern.mask(150))
+    assert found.output.shape == expected.output.shape
+    assert torch.allclose(found.output, expected.output, atol=1e-12)
+    assert torch.allclose(found.statistics.entropy, expected.statistics.entropy, atol=1e-12)
+
+
 def test_rows_that_see_nothing_are_zero_as_in_dense_attention():
     mask = window(1).mask(20)
     mask[7] = False
@@ -135,6 +147,10 @@ def test_a_plan_visits_every_connection_once_and_few_others(pattern, most):
         (
             lambda q: sparse_attend(q[0], q, q, window(1)),
             "query must be a tensor (..., tokens, dim), got (4,); pass query[None]",
+        ),
+        (
+            lambda q: sparse_attend(q.expand(2, 9, 4), q.expand(3, 9, 4), q.expand(3, 9, 4), window(1)),
+            "query and key must have leading axes that broadcast, got (2,) and (3,)",
         ),
     ],
 )

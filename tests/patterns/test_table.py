@@ -1,10 +1,12 @@
 """Connections, paths and layers to full reach of every pattern, against figures known before."""
 
+import math
 import time
 
 import pytest
 
 from massieu.patterns import (
+    Schedule,
     bigbird,
     causal,
     causal_strided,
@@ -55,21 +57,58 @@ def test_the_table_at_256_tokens(schedule, connections, path, layers, causal_lay
     assert found.theorem == theorem
 
 
-@pytest.mark.parametrize(
-    ("schedule", "totals"),
-    [
-        (lambda stride: window(1), {64: (190,), 1024: (3070,)}),
-        (lambda stride: star_ring(), {64: (316,), 1024: (5116,)}),
-        (lambda stride: global_window(2, 1), {64: (436,), 1024: (7156,)}),
-        (lambda stride: bigbird(1, 2, 3, seed=0), {64: (607,), 1024: (10208,)}),
-        (strided, {64: (556, 512), 1024: (33520, 32768)}),
-    ],
-)
-def test_connections_at_64_and_1024_tokens(schedule, totals):
-    for length, connections in totals.items():
-        found = check_universality(schedule({64: 8, 1024: 32}[length]), length)
-        assert found.connections == connections
-        assert found.theorem == "Yun 2020"
+# Schedule with the root of the length as stride, connections, layers to full reach and to causal reach, by length T = r².
+OTHERS = [
+    (lambda r: window(1), lambda T, r: (3 * T - 2,), lambda T: T - 1, None, True, "Yun 2020"),
+    (lambda r: window(2), lambda T, r: (5 * T - 6,), lambda T: T // 2, None, True, "Yun 2020"),
+    (lambda r: dilated(2, 2), lambda T, r: (5 * T - 12,), None, None, False, "none"),
+    (lambda r: star(), lambda T, r: (3 * T - 2,), 2, None, False, "BigBird star"),
+    (lambda r: ring(), lambda T, r: (3 * T,), lambda T: T // 2, None, True, "Yun 2020"),
+    (lambda r: star_ring(), lambda T, r: (5 * T - 4,), 2, None, True, "Yun 2020"),
+    (strided, lambda T, r: (T * (r + 1) - r // 2 * (r // 2 + 1), T * r), 3, None, True, "Yun 2020"),
+    (fixed, lambda T, r: (T * r, T * (r + 1) - r), 2, None, True, "Yun 2020"),
+    (lambda r: fixed(r)[1], lambda T, r: (T * (r + 1) - r,), None, None, False, "none"),
+    (lambda r: strided(r)[1], lambda T, r: (T * r,), None, None, False, "none"),
+    (lambda r: global_window(2, 1), lambda T, r: (7 * T - 12,), 2, None, True, "Yun 2020"),
+    (lambda r: bigbird(1, 2, 3, seed=0), lambda T, r: ({64: 607, 1024: 10208}[T],), 2, None, True, "Yun 2020"),
+    (
+        lambda r: powers_of_two(),
+        lambda T, r: (T + 2 * (T * (T.bit_length() - 1) - T + 1),),
+        lambda T: {64: 4, 1024: 6}[T],
+        None,
+        True,
+        "Yun 2020",
+    ),
+    (lambda r: causal(), lambda T, r: (T * (T + 1) // 2,), None, 1, True, "none"),
+    (
+        causal_strided,
+        lambda T, r: (T * (r // 2 + 1) - r // 2 * (r // 2 + 1) // 2, r * (T // r) * (T // r + 1) // 2),
+        None,
+        3,
+        True,
+        "none",
+    ),
+    (lambda r: full(), lambda T, r: (T * T,), 1, None, True, "Yun 2020"),
+]
+
+
+@pytest.mark.parametrize("length", [64, 1024])
+@pytest.mark.parametrize(("make", "connections", "layers", "causal_layers", "path", "theorem"), OTHERS)
+def test_the_table_at_64_and_1024_tokens(make, connections, layers, causal_layers, path, theorem, length):
+    root = math.isqrt(length)
+    schedule = make(root)
+    found = check_universality(schedule, length)
+    assert found.connections == connections(length, root)
+    assert found.path is path
+    layers = layers(length) if callable(layers) else layers
+    assert (found.reach_layers, found.reach.causal_layers) == (layers, causal_layers)
+    assert found.theorem == theorem
+    if layers is not None and layers < 9:  # by dense products: full after so many layers and not before
+        masks = [each.mask(length).float() for each in (schedule if isinstance(schedule, Schedule) else [schedule])]
+        known, dense = masks[0], 1
+        while not known.all():
+            known, dense = (masks[dense % len(masks)] @ known).clamp(max=1), dense + 1
+        assert dense == layers
 
 
 def test_the_stride_is_the_root_of_the_length_by_default():
