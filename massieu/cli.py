@@ -24,6 +24,7 @@ __all__ = ["main"]
 ROOT = Path(__file__).resolve().parents[1]
 INTERRUPTED = 130
 CLOSED = 141  # as shells call a process that ended because nobody read on
+NO_MEMORY = ("DefaultCPUAllocator", "not enough memory", "out of memory", "overflowed")  # as torch says it
 PATIENCE = 10.0  # seconds between two lines on how far we are
 
 
@@ -150,17 +151,17 @@ def _add_learn(parser: Parser) -> None:
     parser.add_argument(
         "task", metavar="TASK", help="linear, sparse, ridge, quadratic, logistic, tree, network or sine"
     )
-    parser.add_argument("--dim", type=int, default=5, metavar="D", help="of the inputs; none: 5")
-    parser.add_argument("--noise", type=float, metavar="S", help="standard deviation; none: 0.5 where a task has noise")
+    parser.add_argument("--dim", type=_whole, default=5, metavar="D", help="of the inputs; none: 5")
+    parser.add_argument("--noise", type=_number, metavar="S", help="standard deviation; none: 0.5 where there is noise")
     how = parser.add_argument_group("how")
     how.add_argument("--model", default="softmax", help="softmax (a transformer) or linear (one layer)")
-    how.add_argument("--layout", default="pairs", help="tokens of the transformer: pairs or interleaved")
+    how.add_argument("--layout", help="tokens of the transformer: pairs or interleaved; none: pairs")
     how.add_argument("--examples", type=_positive, metavar="N", help="before the last query; none: twice the dimension")
     how.add_argument("--pool", type=_positive, metavar="K", help="train on K functions only: retrieval or learning?")
     how.add_argument("--steps", type=_positive, metavar="N", help="of the optimizer")
     how.add_argument("--seed", type=_seed, default=0, metavar="N", help="other weights and data")
     how.add_argument("--patience", type=_positive, metavar="N", help="stop after N measurements without a better one")
-    how.add_argument("--target", type=float, metavar="ERROR", help="stop at this error")
+    how.add_argument("--target", type=_number, metavar="ERROR", help="stop at this error")
     results = parser.add_argument_group("results")
     results.add_argument("--out", metavar="DIR", help="write checkpoint, history.csv, learned.json and a page there")
     results.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
@@ -185,6 +186,19 @@ def _positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"expected a positive whole number, got {text}")
     return number
+
+
+def _whole(text: str) -> int:
+    if not text.removeprefix("-").isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number, got {text}")
+    return int(text)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number, got {text}") from None
 
 
 def _count(text: str) -> int:
@@ -339,37 +353,49 @@ def run_verify(options: argparse.Namespace) -> int:
 
 def run_learn(options: argparse.Namespace) -> int:
     """Train a model, write and print how it compares; an interrupted run can be resumed."""
-    _need("pandas", "rich", "safetensors", "jinja2", extra="verify")
-    from massieu.context import checkpoints, learn, task_named
-    from massieu.context.tasks import TASKS
+    _need("pandas", "rich", "safetensors", "jinja2", "sklearn", extra="verify")
+    from massieu.context.checkpoints import NAME
 
-    setting: dict[str, Any] = {"dim": options.dim}
-    if options.noise is not None or "noise" in inspect.signature(TASKS.get(options.task, object)).parameters:
-        setting["noise"] = 0.5 if options.noise is None else options.noise
+    if options.out == "":
+        raise ValueError("--out must name a folder, got an empty name; . is the current folder")
     if options.out is None and (options.resume or options.tensorboard):
         raise ValueError("--resume and --tensorboard need the folder of the run, got none; pass --out DIR")
+    try:
+        return _learn(options)
+    except KeyboardInterrupt:
+        if options.out is None:
+            raise
+        there = (Path(options.out) / NAME).exists()
+        how = "; the same command with --resume goes on from the checkpoint"
+        print(f"massieu: interrupted{how if there else ' before the first checkpoint; start again'}", file=sys.stderr)
+        return INTERRUPTED
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not any(word in str(error) for word in NO_MEMORY):
+            raise
+        asked = {name: getattr(options, name) for name in ("dim", "examples", "pool")}
+        sizes = ", ".join(f"--{name} {value}" for name, value in asked.items() if value is not None)
+        raise ValueError(f"there is not enough memory for {sizes}; lower them") from None
+
+
+def _learn(options: argparse.Namespace) -> int:
+    from massieu.context import checkpoints, learn
+
     names = ("model", "layout", "examples", "pool", "steps", "seed", "patience", "target", "out", "resume")
     choices = {name: getattr(options, name) for name in (*names, "checkpoint_every", "tensorboard", "fitted")}
-    task = task_named(options.task, **setting)
-    try:
-        with contextlib.ExitStack() as stack:
-            shown: list[Callable[[str, int, int], object] | None] = []
+    task = _task(options)
+    with contextlib.ExitStack() as stack:
+        shown: list[Callable[[str, int, int], object] | None] = []
 
-            def progress(what: str, done: int, total: int) -> None:
-                if not shown:  # only now: what is wrong with the input has been said before
-                    shown.append(stack.enter_context(_progress(options.quiet or options.json, first=what)))
-                if shown[0] is not None:
-                    shown[0](what, done, total)
+        def progress(what: str, done: int, total: int) -> None:
+            if not shown:  # only now: what is wrong with the input has been said before
+                shown.append(stack.enter_context(_progress(options.quiet or options.json, first=what)))
+            if shown[0] is not None:
+                shown[0](what, done, total)
 
-            found = learn(task, **choices, progress=progress)
-    except KeyboardInterrupt:
-        if options.out is None or not (Path(options.out) / checkpoints.NAME).exists():
-            raise
-        print("massieu: interrupted; the same command with --resume goes on from the checkpoint", file=sys.stderr)
-        return INTERRUPTED
+        found = learn(task, **choices, progress=progress)
     document = found.to_dict()
     page = None
-    if options.out:
+    if options.out is not None:
         from massieu.report.learning import render_learning
 
         page = Path(options.out) / "learned.html"
@@ -386,6 +412,18 @@ def run_learn(options: argparse.Namespace) -> int:
     if not options.json:
         print(f"page: {page}" if page else "pass --out DIR for checkpoints, the tables and the page")
     return 0
+
+
+def _task(options: argparse.Namespace) -> Any:
+    from massieu.context import task_named
+    from massieu.context.tasks import TASKS
+
+    setting: dict[str, Any] = {"dim": options.dim}
+    if options.task in TASKS and "noise" in inspect.signature(TASKS[options.task]).parameters:
+        setting["noise"] = 0.5 if options.noise is None else options.noise
+    elif options.task in TASKS and options.noise is not None:
+        raise ValueError(f"the noise of {options.task} is in its labels, got --noise {options.noise}; leave it out")
+    return task_named(options.task, **setting)
 
 
 def _verdict_row(found: Any) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Learning from the examples in a context."""
 
-from massieu.context.baselines import fitted_for, predictors_for
+from massieu.context.baselines import Learner, fitted_for, learner_for, predictors_for
 from massieu.context.comparison import Comparison, compare, sensitivities
 from massieu.context.construction import gradient_descent_transformer, gradient_step_layer, softmax_step_layer
 from massieu.context.curves import error_curve
@@ -14,7 +14,7 @@ from massieu.context.gradient_predictors import (
     best_rate,
 )
 from massieu.context.hidden_markov import ConceptMixture, SymbolPrompts, concept_mixture, draw_symbol_prompts
-from massieu.context.hypotheses import Pool, draw_pool, separate
+from massieu.context.hypotheses import separate
 from massieu.context.learning import Learned, Recipe, learn
 from massieu.context.models import ContextModel, LinearModel, SoftmaxModel
 from massieu.context.optimum import (
@@ -27,8 +27,10 @@ from massieu.context.optimum import (
     optimal_linear_attention,
     sampled_moment,
 )
+from massieu.context.pools import Pool, draw_pool
 from massieu.context.predictors import Averaging, LeastSquares, Neighbours, Predictor, Ridge, bayes_predictor
 from massieu.context.prompts import Interleaved, Layout, Pairs, Prompts, layout_named
+from massieu.context.robustness import errors_under_shifts
 from massieu.context.steps import Schedule, StepSizes, descent_loss, moment_eigenvalues, optimal_step_sizes
 from massieu.context.tasks import (
     DecisionTree,
@@ -64,6 +66,7 @@ __all__ = [
     "Lasso",
     "Layout",
     "Learned",
+    "Learner",
     "LeastSquares",
     "Linear",
     "LinearModel",
@@ -102,6 +105,7 @@ __all__ = [
     "draw_pool",
     "draw_symbol_prompts",
     "error_curve",
+    "errors_under_shifts",
     "fitted_for",
     "gaussian_moment",
     "gradient_descent",
@@ -111,6 +115,7 @@ __all__ = [
     "isotropic_optimum",
     "layout_named",
     "learn",
+    "learner_for",
     "moment_eigenvalues",
     "optimal_linear_attention",
     "optimal_step_sizes",

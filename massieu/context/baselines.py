@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from massieu.context.fitted import Boosting, Lasso, TrainedNetwork, Tree
 from massieu.context.gradient_predictors import GradientDescent, GradientStep, TunedDescent
+from massieu.context.pools import draw_pool
 from massieu.context.predictors import Averaging, LeastSquares, Neighbours, Predictor, Ridge, bayes_predictor
-from massieu.context.tasks import Linear, NoisyLinear, Quadratic, SparseLinear, Task
+from massieu.context.prompts import Prompts
+from massieu.context.tasks import (
+    DecisionTree,
+    Linear,
+    Logistic,
+    NoisyLinear,
+    Quadratic,
+    Sine,
+    SparseLinear,
+    Task,
+    TwoLayer,
+)
 
-__all__ = ["LINEAR", "fitted_for", "predictors_for", "second_moment"]
+__all__ = ["LINEAR", "Learner", "fitted_for", "learner_for", "predictors_for", "second_moment"]
 
+SAMPLES = 4096
 LINEAR = (Ridge, LeastSquares, Averaging, GradientStep, GradientDescent, TunedDescent)
 """Predictors that are linear in the query and can be differentiated in it: their sensitivity is their weight vector."""
 
@@ -54,6 +69,54 @@ def fitted_for(task: Task) -> dict[str, Predictor]:
     return {**found, "tree": Tree(4), "boosting": Boosting(50), "two-layer network": TrainedNetwork()}
 
 
+class Learner(NamedTuple):
+    """A predictor that stands for learning the functions of a class.
+
+    Attributes:
+        name: of it.
+        predict: from prompts to predictions after all examples, ``(tasks,)``.
+        best: whether nothing is better on average; otherwise it is only the nearest thing that is at hand.
+        tasks: of how many it should be asked at most.
+        needs: a package that it needs, or None.
+    """
+
+    name: str
+    predict: Callable[[Prompts], Tensor]
+    best: bool
+    tasks: int
+    needs: str | None = None
+
+
+def learner_for(task: Task, examples: int) -> Learner:
+    """What learning the functions of a task from so many examples would predict, as well as can be computed.
+
+    The predictor of Bayes where it has a closed form; Lasso for sparse functions, a greedy tree, a trained network;
+    for labels and sines the posterior over many functions drawn from the task, which is a rough one in more than a few
+    dimensions.
+
+    Example:
+        >>> from massieu.context import task_named
+        >>> [learner_for(task_named(name, dim=3), 6).name for name in ("ridge", "tree", "sine")]
+        ['ridge (Bayes)', 'tree', 'posterior over 4,096 functions']
+    """
+    many, few = 2048, 256
+    if type(task) in (Linear, NoisyLinear, Quadratic):
+        name, predictor = next(iter(predictors_for(task).items()))
+        return Learner(name, _last(predictor), True, many)
+    if isinstance(task, (Logistic, Sine)):
+        pool = draw_pool(task, SAMPLES, torch.Generator().manual_seed(0))
+        return Learner(f"posterior over {SAMPLES:,} functions", lambda found: pool.predict(found)[:, -1], False, few)
+    if isinstance(task, TwoLayer):
+        network = TrainedNetwork(task.hidden)
+        return Learner("two-layer network", _last(network), False, min(few, max(64, 20 * few // examples)))
+    if isinstance(task, DecisionTree) and task.depth:
+        return Learner("tree", _last(Tree(task.depth)), False, few, "sklearn")
+    if isinstance(task, SparseLinear):
+        return Learner("Lasso", _last(Lasso(max(0.01, 0.2 * task.noise))), False, few, "sklearn")
+    name, predictor = next(iter(predictors_for(task).items()))
+    return Learner(name, _last(predictor), False, many)
+
+
 def second_moment(task: Linear) -> Tensor:
     """That of the weights, on which the best rates and layers depend; the prior itself unless most weights are zero."""
     return task.nonzero / task.dim * task.prior if isinstance(task, SparseLinear) else task.prior
@@ -71,6 +134,10 @@ def _descents(task: Linear) -> dict[str, Predictor]:
     else:
         found["5 gradient steps"] = GradientDescent(5)
     return {**found, "averaging": Averaging()}
+
+
+def _last(predictor: Predictor) -> Callable[[Prompts], Tensor]:
+    return lambda prompts: predictor(prompts, [prompts.examples - 1])[:, 0]
 
 
 def _is_multiple_of_one(matrix: Tensor) -> bool:

@@ -23,9 +23,12 @@ from massieu.measures.measure import as_integer
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Comparison", "compare", "sensitivities"]
+__all__ = ["Comparison", "affordable", "compare", "sensitivities"]
 
-TESTED = 2048  # tasks whose sensitivities are compared, and that a model is asked about at once
+TESTED = 2048  # tasks whose sensitivities are compared
+LENGTHS = 21  # numbers of examples after which predictors for all prefixes are asked, at most
+WORK = 2**30  # products that least squares may need for all prefixes of all tasks
+LEAST = 1024  # tasks that are compared even so
 SHOWN = 64  # of these, the tasks whose sensitivities are kept
 PLACES = 8  # numbers of examples after which they are compared
 PREFIXES = 3  # numbers of examples after which fitted predictors are asked
@@ -86,7 +89,9 @@ def compare(
         prompts: that training never saw.
         fitted: tasks for Lasso, trees and networks, which are fitted anew to each prefix and are asked after three
             numbers of examples only; boosting has a quarter of them. 0 leaves them out.
-        progress: called with what is done, how many predictors are, and how many there are.
+        progress: called with what is done, how many parts of it are, and how many there are.
+
+    With more than 21 numbers of examples the errors are those after 21 of them, spread evenly, none and all among them.
 
     Example:
         >>> from massieu.context import LinearModel, task_named
@@ -100,23 +105,36 @@ def compare(
     optimum = _optimum(task, prompts.examples - 1) if isinstance(model, LinearModel) else None
     if optimum is not None:
         others[CLOSED_FORM] = _Layer(optimum.matrix)
-    curves = []
-    everyone: dict[str, Callable[[Prompts], Tensor]] = {"model": _in_parts(model), **others, **slow}
-    for done, (name, predictor) in enumerate(everyone.items()):
+    everyone: dict[str, Callable[[Prompts], Tensor]] = {"model": model.ask, **others, **slow}
+    places = _spread(prompts.examples - 1, PLACES)
+    parts = len(everyone) + len(places)
+
+    def tell(done: int) -> None:
         if progress is not None:
-            progress("comparing", done, len(everyone))
-        tasks, lengths = prompts.tasks, None
+            progress("comparing", done, parts)
+
+    curves = []
+    for done, (name, predictor) in enumerate(everyone.items()):
+        tell(done)
+        tasks, lengths = prompts.tasks, [0, *_spread(prompts.examples - 1, LENGTHS - 1)]
         if name in slow:
             tasks = min(tasks, -(-fitted // 4) if isinstance(predictor, Boosting) else fitted)
             lengths = _spread(prompts.examples - 1, PREFIXES)
         with torch.no_grad():
-            curve = error_curve(_chosen(prompts, slice(tasks)), {name: predictor}, lengths)
+            curve = error_curve(prompts.chosen(slice(tasks)), {name: predictor}, lengths)
         curves.append(curve.assign(tasks=tasks))
+    curve = imported("pandas", "compare").concat(curves, ignore_index=True)
     linear: dict[str, Predictor] = {name: each for name, each in others.items() if isinstance(each, (*LINEAR, _Layer))}
-    table, slopes = _compare_sensitivities(model, linear, _chosen(prompts, slice(TESTED)))
-    frames = imported("pandas", "compare")
-    matrices = None if optimum is None else _matrices(model, optimum, prompts)
-    return Comparison(frames.concat(curves, ignore_index=True), table, slopes, matrices)
+    told = [(length, len(everyone) + place) for place, length in enumerate(places)]
+    table, slopes = _compare_sensitivities(model, linear, prompts.chosen(slice(TESTED)), told, tell)
+    matrices = None if optimum is None else _matrices(model, optimum, _last(curve)["error"])
+    return Comparison(curve, table, slopes, matrices)
+
+
+def affordable(dim: int, examples: int) -> int:
+    """Tasks with so many examples on which predictors for all prefixes are compared in some ten seconds."""
+    lengths = min(LENGTHS, examples + 1)
+    return max(LEAST, WORK // (lengths * examples * dim**2))
 
 
 def sensitivities(predict: Callable[[Prompts], Tensor], prompts: Prompts) -> Tensor:
@@ -134,10 +152,16 @@ def sensitivities(predict: Callable[[Prompts], Tensor], prompts: Prompts) -> Ten
 
 
 def _compare_sensitivities(
-    model: ContextModel, others: dict[str, Predictor], prompts: Prompts
+    model: ContextModel,
+    others: dict[str, Predictor],
+    prompts: Prompts,
+    places: list[tuple[int, int]],
+    tell: Callable[[int], None],
 ) -> tuple[pandas.DataFrame, dict[str, list[list[float]]]]:
+    """After each number of examples of the places, whose second number says how much is done."""
     rows, slopes = [], {}
-    for length in _spread(prompts.examples - 1, PLACES):
+    for length, done in places:
+        tell(done)
         posed = prompts.ask_after(length)
         own = sensitivities(model, posed)
         slopes = {"model": own}
@@ -162,45 +186,25 @@ class _Layer(Predictor):
         return Averaging().predict(inputs, targets, queries @ self.matrix.mT, lengths)
 
 
-def _in_parts(model: ContextModel) -> Callable[[Prompts], Tensor]:
-    """The model, asked about some tasks at a time: the hidden states of all would need much memory at once."""
-
-    def predict(prompts: Prompts) -> Tensor:
-        starts = range(0, prompts.tasks, TESTED)
-        return torch.cat([model(_chosen(prompts, slice(start, start + TESTED))) for start in starts])
-
-    return predict
-
-
 def _optimum(task: Task, examples: int) -> Optimum | None:
     if not isinstance(task, Linear) or type(task) not in (Linear, NoisyLinear, SparseLinear):
         return None  # no closed form: the functions are not linear
+    if torch.linalg.eigvalsh(task.covariance)[0] <= 0:
+        return None  # no single best matrix: directions without inputs are free
     return optimal_linear_attention(task.covariance, second_moment(task), noise=task.noise, examples=examples)
 
 
-def _matrices(model: ContextModel, optimum: Optimum, prompts: Prompts) -> dict[str, object]:
+def _matrices(model: ContextModel, optimum: Optimum, errors: pandas.Series[float]) -> dict[str, object]:
     assert isinstance(model, LinearModel)
     matrix = model.matrix.detach().double()
-    best = _Layer(optimum.matrix)
-    with torch.no_grad():
-        errors = [
-            float((found - prompts.answers[:, -1]).double().square().mean())
-            for found in (model(prompts)[:, -1], best(prompts, [prompts.examples - 1])[:, 0])
-        ]
     return {
         "learned": matrix.tolist(),
         "closed form": optimum.matrix.tolist(),
         "loss": float(optimum.loss_of(matrix)),
         "best loss": optimum.loss,
-        "measured": errors[0],
-        "best measured": errors[1],
+        "measured": float(errors["model"]),
+        "best measured": float(errors[CLOSED_FORM]),
     }
-
-
-def _chosen(prompts: Prompts, tasks: slice) -> Prompts:
-    inputs = prompts.inputs[tasks]
-    queries = inputs if prompts.asks_the_next_example else prompts.queries[tasks]
-    return Prompts(inputs, prompts.targets[tasks], queries, prompts.answers[tasks])
 
 
 def _spread(most: int, count: int) -> list[int]:

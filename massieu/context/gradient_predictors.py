@@ -45,7 +45,8 @@ def best_rate(length: int, dim: int, *, covariance: Any = None, prior: Any = Non
     product = spread @ weights @ spread
     power = float((weights * spread).sum()) + noise**2
     curvature = (length + 1) * (spread * product).sum() + power * spread.square().sum()
-    return float(length * product.trace() / curvature)
+    # Both are zero where the weights lie in directions without inputs: then no rate is better than another.
+    return float(length * product.trace() / curvature.clamp_min(torch.finfo(curvature.dtype).tiny))
 
 
 class GradientStep(Predictor):

@@ -14,12 +14,16 @@ import torch
 from torch import Tensor
 
 from massieu.context import checkpoints
-from massieu.context.comparison import Comparison, compare
+from massieu.context.baselines import learner_for
+from massieu.context.comparison import Comparison, affordable, compare
 from massieu.context.extras import imported
-from massieu.context.hypotheses import draw_pool, separate
+from massieu.context.hypotheses import separate
 from massieu.context.models import ContextModel, LinearModel, SoftmaxModel
-from massieu.context.prompts import Prompts
+from massieu.context.pools import draw_pool
+from massieu.context.prompts import Prompts, layout_named
+from massieu.context.robustness import errors_under_shifts
 from massieu.context.tasks import Task
+from massieu.context.tasks.shifts import Shifted
 from massieu.measures.measure import as_integer
 
 if TYPE_CHECKING:
@@ -28,10 +32,12 @@ if TYPE_CHECKING:
 __all__ = ["Learned", "Recipe", "learn"]
 
 Model = Literal["softmax", "linear"]
+Tokens = Literal["pairs", "interleaved"]
 Progress = Callable[[str, int, int], object]
+SHAPE: dict[str, Any] = {"layout": "pairs", "width": 64, "layers": 3, "heads": 2}  # of a transformer by default
 COLUMNS = ("step", "loss", "rate", "error")
 WARM_UP = 100  # steps until the rate is whole
-TESTS = 20480  # tasks of the comparison at the end
+TESTS = 20480  # tasks of the comparison at the end, at most
 GLANCE = 1024  # tasks of the history, others than these: training may stop by their error
 UNSEEN = 2**40  # numbers of steps from here on seed what is not training
 
@@ -42,30 +48,30 @@ class Recipe:
 
     Attributes:
         model: "softmax", a transformer, or "linear", one layer of linear attention.
-        layout: of the tokens of the transformer.
+        layout: of the tokens of a transformer, "pairs" or "interleaved"; None for a linear layer.
         examples: in a prompt before its last query.
         steps: of the optimizer; the rate falls to zero along a cosine.
         batch: tasks in a step, each new.
         rate: the highest learning rate.
         seed: of weights and data.
         pool: train on so many functions only; None draws each function anew.
-        width, layers, heads: of the transformer.
+        width, layers, heads: of a transformer; None for a linear layer.
         evaluate_every: steps between two measurements of the error.
         patience: measurements without a new least error after which training stops; None never stops.
         target: an error at which training stops; None never stops.
     """
 
     model: Model
-    layout: Literal["pairs", "interleaved"]
+    layout: Tokens | None
     examples: int
     steps: int
     batch: int
     rate: float
     seed: int = 0
     pool: int | None = None
-    width: int = 64
-    layers: int = 3
-    heads: int = 2
+    width: int | None = None
+    layers: int | None = None
+    heads: int | None = None
     evaluate_every: int = 100
     patience: int | None = None
     target: float | None = None
@@ -73,6 +79,17 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.model not in get_args(Model):
             raise ValueError(f'model must be "softmax" or "linear", got {self.model!r}; linear is a single layer')
+        if self.model == "linear":
+            given = [f"{name}={value!r}" for name in SHAPE if (value := getattr(self, name)) is not None]
+            if given:
+                raise ValueError(
+                    f"a linear model is one layer without layout, width, layers or heads, got {', '.join(given)};"
+                    " leave that out, or train a softmax model"
+                )
+        else:
+            layout_named(str(self.layout), 1)
+            for name in ("width", "layers", "heads"):
+                as_integer(getattr(self, name), name, least=1)
         for name in ("examples", "steps", "batch", "evaluate_every"):
             as_integer(getattr(self, name), name, least=1)
         as_integer(self.seed, "seed", least=0)
@@ -94,21 +111,29 @@ class Learned:
         history: a row for each measurement: step, mean training loss since the one before, rate, and the error after
             all examples on tasks that neither training nor the comparison sees.
         comparison: error against examples beside predictors, sensitivities, and the learned matrix beside the best.
+        shifts: errors on prompts out of distribution, see :func:`massieu.context.errors_under_shifts`.
         hypotheses: retrieval against learning, see :func:`massieu.context.separate`.
         ended: "steps", "patience" or "target".
-        facts: task, recipe, number of weights, seconds of this process.
+        facts: task, recipe, number of weights, seconds of training up to its end, those before a resumed checkpoint
+            included.
     """
 
     model: ContextModel
     history: pandas.DataFrame
     comparison: Comparison
+    shifts: pandas.DataFrame
     hypotheses: pandas.DataFrame
     ended: str
     facts: dict[str, Any] = field(repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the weights, as JSON takes it; what is not finite is None."""
-        tables = {"history": self.history, "hypotheses": self.hypotheses, **self.comparison.tables()}
+        tables = {
+            "history": self.history,
+            "shifts": self.shifts,
+            "hypotheses": self.hypotheses,
+            **self.comparison.tables(),
+        }
         rows = {name: [_finite(row) for row in table.to_dict("records")] for name, table in tables.items()}
         return {"facts": {**self.facts, "ended": self.ended}, **rows, **self.comparison.figures()}
 
@@ -117,16 +142,16 @@ def learn(
     task: Task,
     *,
     model: Model = "softmax",
-    layout: Literal["pairs", "interleaved"] = "pairs",
+    layout: Tokens | None = None,
     examples: int | None = None,
     steps: int | None = None,
     batch: int | None = None,
     rate: float | None = None,
     seed: int = 0,
     pool: int | None = None,
-    width: int = 64,
-    layers: int = 3,
-    heads: int = 2,
+    width: int | None = None,
+    layers: int | None = None,
+    heads: int | None = None,
     evaluate_every: int = 100,
     patience: int | None = None,
     target: float | None = None,
@@ -146,7 +171,7 @@ def learn(
         task: what is learned, such as ``task_named("linear", dim=5, noise=0.5)``.
         examples: before the last query; twice the dimension by default.
         model, layout, steps, batch, rate, seed, pool, width, layers, heads, evaluate_every, patience, target: see
-            :class:`Recipe`; steps, batch and rate have defaults for each model.
+            :class:`Recipe`; steps, batch and rate have defaults for each model, the shape has some for transformers.
         out: folder of ``checkpoint.safetensors`` and ``history.csv``; None writes nothing.
         resume: go on from the checkpoint in ``out``.
         checkpoint_every: steps between two checkpoints, the most that a kill may cost.
@@ -164,18 +189,18 @@ def learn(
         ('steps', True)
     """
     linear = model == "linear"
+    shape: dict[str, Any] = {"layout": layout, "width": width, "layers": layers, "heads": heads}
+    if not linear:
+        shape = {name: SHAPE[name] if value is None else value for name, value in shape.items()}
     recipe = Recipe(
         model=model,
-        layout=layout,
+        **shape,
         examples=2 * task.dim if examples is None else examples,
         steps=(3000 if linear else 8000) if steps is None else steps,
         batch=(1024 if linear else 64) if batch is None else batch,
         rate=(1e-2 if linear else 4e-3) if rate is None else rate,
         seed=seed,
         pool=pool,
-        width=width,
-        layers=layers,
-        heads=heads,
         evaluate_every=evaluate_every,
         patience=patience,
         target=target,
@@ -183,46 +208,68 @@ def learn(
     as_integer(checkpoint_every, "checkpoint_every", least=1)
     if out is None and (resume or tensorboard):
         raise ValueError("resume and tensorboard need a folder, got out=None; pass the folder of the run")
+    if out is not None and not str(out):
+        raise ValueError("out must name a folder, got an empty name; '.' is the current folder")
+    needed = "sklearn" if fitted else learner_for(task, recipe.examples).needs
+    if needed is not None:
+        imported(needed, "the comparison after training")  # now rather than then
     run = _Run(task, recipe)
     identity = {"task": checkpoints.described(task), "recipe": asdict(recipe)}
     folder = None if out is None else Path(out)
     if folder is not None:
         checkpoints.check_folder(folder, resume)
-        if resume:
-            run.restore(*checkpoints.read(folder, identity))
-    writer = _tensorboard(folder, run.step) if tensorboard and folder is not None else None
+    with checkpoints.claimed(folder):
+        ended = _train(run, identity, folder, resume, checkpoint_every, tensorboard, progress)
+    facts = {
+        **identity,
+        "parameters": run.model.size,
+        "seconds": round(run.spent[0], 1),
+        "cpu_seconds": round(run.spent[1], 1),
+    }
+    if progress is not None:
+        progress("comparing", 0, 0)
+    run.model.eval()
+    tests = task.draw(min(TESTS, affordable(task.dim, recipe.examples)), recipe.examples + 1, _generator(seed, UNSEEN))
+    shifts = errors_under_shifts(run.model, task, recipe.examples, _generator(seed, UNSEEN + 5))
+    hypotheses = separate(run.model.ask, task, run.pool, recipe.examples, _generator(seed, UNSEEN + 1))
+    comparison = compare(run.model, task, tests, fitted=fitted, progress=progress)
+    return Learned(run.model, run.table(), comparison, shifts, hypotheses, ended, facts)
+
+
+def _train(
+    run: _Run,
+    identity: dict[str, Any],
+    folder: Path | None,
+    resume: bool,
+    checkpoint_every: int,
+    tensorboard: bool,
+    progress: Progress | None,
+) -> str:
+    """All steps that are left, with checkpoints and logs; why they ended."""
 
     def log() -> None:
         if folder is not None:
             checkpoints.write_text(folder / "history.csv", run.table().to_csv(index=False))
 
-    log()  # also where a kill came between a checkpoint and its log
-    begin, cpu = time.perf_counter(), time.process_time()
+    if folder is not None and resume:
+        run.restore(*checkpoints.read(folder, identity))
+        log()  # a kill may have come between a checkpoint and its log
+    writer = _tensorboard(folder, run.step) if tensorboard and folder is not None else None
+    before, begin, cpu = run.spent, time.perf_counter(), time.process_time()
     while (ended := run.ended()) is None:
         if progress is not None:
-            progress("training", run.step, recipe.steps)
+            progress("training", run.step, run.recipe.steps)
         row = run.advance()
+        run.spent = (before[0] + time.perf_counter() - begin, before[1] + time.process_time() - cpu)
         if row is not None and writer is not None:
             for name in COLUMNS[1:]:
                 writer.add_scalar(name, row[name], run.step)
         if folder is not None and (run.step % checkpoint_every == 0 or run.ended() is not None):
-            checkpoints.write(folder, run.state(), run.step, identity)
+            checkpoints.write(folder, run.state(), run.step, run.spent, identity)
             log()
-    facts = {
-        **identity,
-        "parameters": run.model.size,
-        "seconds": round(time.perf_counter() - begin, 1),
-        "cpu_seconds": round(time.process_time() - cpu, 1),
-    }
     if writer is not None:
         writer.close()
-    if progress is not None:
-        progress("comparing", 0, 0)
-    run.model.eval()
-    tests = task.draw(TESTS, recipe.examples + 1, _generator(seed, UNSEEN))
-    hypotheses = separate(run.model, task, run.pool, recipe.examples, _generator(seed, UNSEEN + 1))
-    comparison = compare(run.model, task, tests, fitted=fitted, progress=progress)
-    return Learned(run.model, run.table(), comparison, hypotheses, ended, facts)
+    return ended
 
 
 class _Run:
@@ -231,20 +278,26 @@ class _Run:
     def __init__(self, task: Task, recipe: Recipe):
         if getattr(task, "outputs", None) is not None:
             raise ValueError(f"task must have plain targets, got outputs={task.outputs}; train one function at a time")  # type: ignore[attr-defined]
+        if isinstance(task, Shifted):
+            raise ValueError(
+                f"task must be one that prompts are drawn from as they are, got the shift {type(task).__name__}; train"
+                " on the task inside it, and ask the model about shifted prompts after that"
+            )
         self.task, self.recipe = task, recipe
         weights = _generator(recipe.seed, UNSEEN + 2)
         self.model: ContextModel
         if recipe.model == "linear":
             self.model = LinearModel(task.dim, generator=weights)
         else:
-            shape: dict[str, Any] = {"width": recipe.width, "layers": recipe.layers, "heads": recipe.heads}
-            self.model = SoftmaxModel(task.dim, layout=recipe.layout, **shape, generator=weights)
+            shape = {name: getattr(recipe, name) for name in SHAPE}
+            self.model = SoftmaxModel(task.dim, **shape, generator=weights)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=recipe.rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
         )
         self.pool = None if recipe.pool is None else draw_pool(task, recipe.pool, _generator(recipe.seed, UNSEEN + 3))
         self.glance = task.draw(GLANCE, recipe.examples + 1, _generator(recipe.seed, UNSEEN + 4))
         self.step, self.rows, self.total = 0, [], 0.0  # type: ignore[var-annotated]
+        self.spent: checkpoints.Spent = (0.0, 0.0)
 
     def advance(self) -> dict[str, float] | None:
         """One step; the new row of the history where one is due."""
@@ -293,7 +346,7 @@ class _Run:
         found["total"] = torch.tensor([self.total], dtype=torch.float64)
         return found
 
-    def restore(self, state: dict[str, Tensor], step: int) -> None:
+    def restore(self, state: dict[str, Tensor], step: int, spent: checkpoints.Spent) -> None:
         """Go on from a state."""
         self.model.load_state_dict(
             {name.removeprefix("model."): value for name, value in state.items() if name.startswith("model.")}
@@ -307,7 +360,7 @@ class _Run:
         self.rows = [dict(zip(COLUMNS, row, strict=True)) for row in state["history"].tolist()]
         for row in self.rows:
             row["step"] = int(row["step"])
-        self.step, self.total = step, float(state["total"])
+        self.step, self.total, self.spent = step, float(state["total"]), spent
 
     def _prompts(self) -> Prompts:
         generator, count, examples = _generator(self.recipe.seed, self.step), self.recipe.batch, self.recipe.examples
@@ -317,8 +370,7 @@ class _Run:
 
     def _error(self) -> float:
         self.model.eval()
-        with torch.no_grad():
-            found = self.model(self.glance)[:, -1]
+        found = self.model.ask(self.glance)[:, -1]
         self.model.train()
         return float((found - self.glance.answers[:, -1]).double().square().mean())
 

@@ -13,6 +13,9 @@ from massieu.nn import LinearAttention, Transformer
 
 __all__ = ["ContextModel", "LinearModel", "SoftmaxModel"]
 
+TOGETHER = 2048  # tasks that a model is asked about at once
+NUMBERS = 2**24  # in tables of attention, or tokens, of these at most
+
 
 class ContextModel(nn.Module, ABC):
     """A model in training, called with prompts as a :class:`~massieu.context.Predictor` is."""
@@ -24,6 +27,12 @@ class ContextModel(nn.Module, ABC):
     @abstractmethod
     def loss(self, prompts: Prompts) -> Tensor:
         """The mean squared error against the targets, with the gradient along which training lowers it."""
+
+    def ask(self, prompts: Prompts) -> Tensor:
+        """As :meth:`forward`, without gradients and for some tasks at a time, so that little is held at once."""
+        count = min(TOGETHER, max(1, NUMBERS // (prompts.examples * max(prompts.examples, prompts.dim + 1))))
+        with torch.no_grad():
+            return torch.cat([self(prompts.chosen(slice(i, i + count))) for i in range(0, prompts.tasks, count)])
 
     @property
     def size(self) -> int:
@@ -137,16 +146,18 @@ class LinearModel(ContextModel):
 
     def forward(self, prompts: Prompts) -> Tensor:
         tokens = torch.cat([prompts.inputs, prompts.targets[..., None]], -1)
-        grams = torch.einsum("tni,tnj->tnij", tokens, tokens).cumsum(1)[:, :-1]
-        counts = torch.arange(1, prompts.examples, device=tokens.device).to(tokens)
-        return torch.cat(
-            [tokens.new_zeros(prompts.tasks, 1), self._ask(grams / counts[:, None, None], prompts.queries[:, 1:])], 1
-        )
+        row, _ = self._maps()
+        counts = torch.arange(1, prompts.examples, device=tokens.device).to(tokens)[:, None]
+        # The Gram matrix of each prefix times u, without forming the matrices.
+        along = (tokens * (tokens @ row)[..., None]).cumsum(1)[:, :-1] / counts
+        return torch.cat([tokens.new_zeros(prompts.tasks, 1), self._ask(along, prompts.queries[:, 1:])], 1)
 
     def loss(self, prompts: Prompts) -> Tensor:
+        prompts = prompts.ask_after(prompts.examples - 1)
         tokens = torch.cat([prompts.inputs, prompts.targets[..., None]], -1)[:, :-1]
         grams = tokens.mT @ tokens / tokens.shape[1]
-        found = self._ask(grams[:, None], prompts.queries[:, -1:])
+        row, _ = self._maps()
+        found = self._ask(grams[:, None] @ row, prompts.queries[:, -1:])
         return (found - prompts.targets[:, -1:]).square().mean()
 
     def _maps(self) -> tuple[Tensor, Tensor]:
@@ -157,6 +168,6 @@ class LinearModel(ContextModel):
         row = layer.out_proj.weight[-1] @ layer.v_proj.weight
         return row, layer.k_proj.weight.mT @ layer.q_proj.weight[:, : self.dim]
 
-    def _ask(self, grams: Tensor, queries: Tensor) -> Tensor:
-        row, middle = self._maps()
-        return -torch.einsum("tnd,de,tne->tn", queries, middle.mT, grams @ row)
+    def _ask(self, along: Tensor, queries: Tensor) -> Tensor:
+        _, middle = self._maps()
+        return -torch.einsum("tnd,de,tne->tn", queries, middle.mT, along)

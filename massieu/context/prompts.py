@@ -89,6 +89,13 @@ class Prompts:
     def asks_the_next_example(self) -> bool:
         return self.queries is self.inputs
 
+    def chosen(self, tasks: slice) -> Prompts:
+        """The prompts of some tasks."""
+        inputs = self.inputs[tasks]
+        queries = inputs if self.asks_the_next_example else self.queries[tasks]
+        parameters = {name: value[tasks] for name, value in self.parameters.items()}
+        return Prompts(inputs, self.targets[tasks], queries, self.answers[tasks], parameters)
+
     def ask_after(self, length: int) -> Prompts:
         """The first examples and then the query as the last one, which is how a model reads any prompt.
 

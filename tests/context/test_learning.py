@@ -8,7 +8,18 @@ import torch
 from torch.testing import assert_close
 
 from massieu import cli
-from massieu.context import LinearModel, Prompts, Ridge, SoftmaxModel, learn, learning, predict, task_named
+from massieu.context import (
+    LinearModel,
+    Prompts,
+    Ridge,
+    SoftmaxModel,
+    learn,
+    learning,
+    models,
+    predict,
+    shifted,
+    task_named,
+)
 from massieu.context.comparison import sensitivities
 from massieu.context.learning import _generator
 
@@ -90,7 +101,7 @@ def test_the_tasks_of_the_history_are_not_those_of_the_comparison(task, monkeypa
     monkeypatch.setattr(learning, "GLANCE", learning.TESTS)  # as many, since another number is another draw
     compared = []
     monkeypatch.setattr(learning, "compare", lambda model, task, prompts, **options: compared.append(prompts))
-    recipe = learning.Recipe("linear", "pairs", examples=4, steps=1, batch=1, rate=0.01)
+    recipe = learning.Recipe("linear", None, examples=4, steps=1, batch=1, rate=0.01)
     learn(task, model="linear", examples=4, steps=1, batch=1, rate=0.01)
     glance = learning._Run(task, recipe).glance
     assert glance.inputs.shape == compared[0].inputs.shape
@@ -219,7 +230,12 @@ def test_steps_and_seeds_draw_different_data():
         (["linear", "--out", "{tmp}/file"], "cannot be written to"),
         (["linear", "--target", "-1"], "target must be positive"),
         (["linear", "--noise", "-1"], "noise must be a non-negative finite number, got -1.0"),
-        (["logistic", "--noise", "0.1"], "task logistic takes"),
+        (["logistic", "--noise", "0.1"], "the noise of logistic is in its labels, got --noise 0.1; leave it out"),
+        (["linear", "--out", ""], "--out must name a folder, got an empty name"),
+        (["linear", "--model", "linear", "--layout", "pairs"], "without layout, width, layers or heads, got layout="),
+        (["linear", "--examples", "100000000000"], "not enough memory for --dim 5, --examples 100000000000; lower"),
+        (["linear", "--pool", "1000000000000"], "not enough memory for --dim 5, --pool 1000000000000; lower"),
+        (["linear", "--dim", "10000000"], "not enough memory for --dim 10000000; lower"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments, sentence, tmp_path, capsys):
@@ -243,6 +259,22 @@ def test_a_number_that_must_be_positive(option, value, capsys):
 
 
 @pytest.mark.parametrize(
+    ("option", "value", "sentence"),
+    [
+        ("--dim", "1.5", "--dim: expected a whole number, got 1.5"),
+        ("--noise", "x", "--noise: expected a number, got x"),
+        ("--target", "x", "--target: expected a number, got x"),
+    ],
+)
+def test_what_is_no_number(option, value, sentence, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["learn", "linear", option, value])
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
     ("options", "sentence"),
     [
         ({"steps": -1}, "steps must be an integer of at least 1, got -1"),
@@ -250,12 +282,61 @@ def test_a_number_that_must_be_positive(option, value, capsys):
         ({"rate": 0.0}, "rate must be positive and finite, got 0.0"),
         ({"pool": 0}, "pool must be an integer of at least 1, got 0"),
         ({"checkpoint_every": 0}, "checkpoint_every must be an integer of at least 1, got 0"),
+        ({"width": 0}, "width must be an integer of at least 1, got 0"),
+        ({"layout": "rows"}, 'layout must be "interleaved" or "pairs", got \'rows\''),
+        ({"model": "linear", "heads": 2}, "one layer without layout, width, layers or heads, got heads=2"),
+        ({"out": ""}, "out must name a folder, got an empty name"),
         ({"resume": True}, "resume and tensorboard need a folder, got out=None"),
     ],
 )
 def test_bad_options_in_python(task, options, sentence):
     with pytest.raises(ValueError, match=sentence):
         learn(task, **options)
+
+
+@pytest.mark.parametrize("shift", ["skew", "quadrants"])
+def test_shifts_are_for_prompts_after_training(task, shift):
+    with pytest.raises(ValueError, match="task must be one that prompts are drawn from as they are, got the shift"):
+        learn(shifted(task, shift), model="linear")
+
+
+def test_the_loss_of_a_linear_layer_is_at_its_query_wherever_that_is(task):
+    model = LinearModel(2, generator=generator()).double()
+    prompts = shifted(task, "quadrants").draw(50, 6, generator(1), torch.float64)
+    expected = (model(prompts)[:, -1] - prompts.answers[:, -1]).square().mean()
+    assert_close(model.loss(prompts), expected)
+
+
+def test_a_model_that_is_asked_in_parts_gives_the_same(task, monkeypatch):
+    prompts = task.draw(10, 6, generator(1), torch.float64)
+    for model in (LinearModel(2, generator=generator()), SoftmaxModel(2, generator=generator())):
+        whole, parts = model.double()(prompts), []
+        monkeypatch.setattr(models, "TOGETHER", 3)
+        monkeypatch.setattr(type(model), "forward", counted(type(model).forward, parts))
+        assert_close(model.ask(prompts), whole)
+        assert parts == [3, 3, 3, 1]
+
+
+def counted(forward, parts):
+    def call(self, prompts):
+        parts.append(prompts.tasks)
+        return forward(self, prompts)
+
+    return call
+
+
+def test_inputs_without_extent_in_a_direction_have_no_closed_form_but_a_result():
+    found = learn(task_named("linear", dim=2, covariance=[1.0, 0.0]), model="linear", steps=3, batch=4)
+    assert found.comparison.matrices is None
+    assert found.comparison.curve.error.notna().all()
+
+
+def test_a_package_that_the_comparison_needs_is_missed_before_training(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    told = []
+    with pytest.raises(ImportError, match="the comparison after training needs scikit-learn, which is not installed"):
+        learn(task_named("tree", dim=2), **SMALL, progress=lambda *what: told.append(what))
+    assert not told
 
 
 def test_several_outputs_are_refused():
