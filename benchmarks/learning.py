@@ -7,7 +7,7 @@ import torch
 from benchmarks.runner import Row, alternate, track
 from massieu.context import SoftmaxModel, task_named
 
-SHAPES = [(64, 3, 2, 64), (64, 3, 2, 128), (128, 4, 4, 64)]
+SHAPES = [(64, 4, 2, 64), (64, 4, 2, 128), (128, 4, 4, 64)]
 DIM = 5
 
 
@@ -37,8 +37,8 @@ class GPT2(torch.nn.Module):
 
         self.layout = SoftmaxModel(DIM, width=width, layers=layers, heads=heads).layout
         dropouts = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-        shape = {"n_embd": width, "n_layer": layers, "n_head": heads, "n_positions": 64, "vocab_size": 1}
-        words = {"bos_token_id": None, "eos_token_id": None, "use_cache": False}
+        shape = {"n_embd": width, "n_layer": layers, "n_head": heads, "n_inner": 2 * width}
+        words = {"n_positions": 64, "vocab_size": 1, "bos_token_id": None, "eos_token_id": None, "use_cache": False}
         self.embedding = torch.nn.Linear(self.layout.width, width)
         self.body = GPT2Model(GPT2Config(**shape, **dropouts, **words, activation_function=activation))
         self.head = torch.nn.Linear(width, 1)

@@ -34,7 +34,7 @@ __all__ = ["Learned", "Recipe", "learn"]
 Model = Literal["softmax", "linear"]
 Tokens = Literal["pairs", "interleaved"]
 Progress = Callable[[str, int, int], object]
-SHAPE: dict[str, Any] = {"layout": "pairs", "width": 64, "layers": 3, "heads": 2}  # of a transformer by default
+SHAPE: dict[str, Any] = {"layout": "pairs", "width": 64, "layers": 4, "heads": 2}  # of a transformer by default
 COLUMNS = ("step", "loss", "rate", "error")
 WARM_UP = 100  # steps until the rate is whole
 TESTS = 20480  # tasks of the comparison at the end, at most
@@ -196,7 +196,7 @@ def learn(
         model=model,
         **shape,
         examples=2 * task.dim if examples is None else examples,
-        steps=(3000 if linear else 8000) if steps is None else steps,
+        steps=(3000 if linear else 6000) if steps is None else steps,
         batch=(1024 if linear else 64) if batch is None else batch,
         rate=(1e-2 if linear else 4e-3) if rate is None else rate,
         seed=seed,

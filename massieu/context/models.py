@@ -49,7 +49,7 @@ class SoftmaxModel(ContextModel):
         dim: of the inputs of a prompt.
         layout: "pairs" or "interleaved"; interleaved tokens need positions to find the target of an input.
         width: size of the hidden states.
-        layers: number of blocks.
+        layers: number of blocks; the feed-forward net of each is twice as wide as the hidden states.
         heads: in each of them.
         generator: draws the weights.
 
@@ -66,7 +66,7 @@ class SoftmaxModel(ContextModel):
         *,
         layout: Literal["pairs", "interleaved"] = "pairs",
         width: int = 64,
-        layers: int = 3,
+        layers: int = 4,
         heads: int = 2,
         generator: torch.Generator | None = None,
     ) -> None:
@@ -76,6 +76,7 @@ class SoftmaxModel(ContextModel):
             width,
             layers,
             heads,
+            hidden_dim=2 * width,  # a layer more serves better than feed-forward nets of twice the width
             input_dim=self.layout.width,
             output_dim=1,
             activation="relu",  # a fifth of a step cheaper than GELU on a processor
