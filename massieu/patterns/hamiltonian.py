@@ -92,6 +92,8 @@ def is_hamiltonian(edges: Edges, order: Sequence[int] | NDArray[np.int64]) -> bo
     """
     check_edges(edges)
     tokens = np.asarray(order)
+    if tokens.dtype.kind not in "iu":
+        raise TypeError(f"order must be the numbers of tokens, got {tokens.dtype}; convert it to whole numbers")
     if not np.array_equal(np.sort(tokens), np.arange(edges.length)):
         return False
     return bool(edges.contains(tokens[1:], tokens[:-1]).all())

@@ -44,7 +44,7 @@ def memorize(
             same label, unless positions are part of the tokens.
         exact: whether labels come out to the last bit, by a :func:`table`; or by a net that is linear between
             identifiers and has three weights for each instead of some twenty, up to rounding: labels times machine
-            epsilon over the least gap, 1e-8 for 1600 labels below ten.
+            epsilon over the least gap, some 1e-8 for 1600 labels below ten.
         rounds: of the search for codes.
         limit: identifiers that may be built.
         generator: draws candidates, or its seed.

@@ -166,6 +166,8 @@ def test_steps_beyond_64_bits_are_steps_beyond_the_sequence(huge, same):
         (lambda: boolean_product(window(1), window(1).at(4)), "edges must be Edges, got Pattern"),
         (lambda: hamiltonian_path(window(1)), "edges must be Edges, got Pattern; of a pattern take pattern.at(length)"),
         (lambda: is_hamiltonian(window(1), [0, 1]), "edges must be Edges, got Pattern"),
+        (lambda: is_hamiltonian(window(1).at(2), [0.0, 1.0]), "order must be the numbers of tokens, got float64"),
+        (lambda: from_edges(None, 3), "edges must be pairs of positions from 0 to 2, got None; they are (query, atom)"),
         (lambda: Schedule(("a",)), "a schedule is made of several patterns, got ('a',); pass a tuple of them"),
         (lambda: Schedule(window(1)), "a schedule is made of several patterns, got window(1); pass a tuple of them"),
         (lambda: from_edges([(0, 1), (1,)], 3), "edges must be pairs of positions from 0 to 2, got [(0, 1), (1,)]"),
