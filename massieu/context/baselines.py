@@ -105,7 +105,8 @@ def learner_for(task: Task, examples: int) -> Learner:
         return Learner(name, _last(predictor), True, many)
     if isinstance(task, (Logistic, Sine)):
         pool = draw_pool(task, SAMPLES, torch.Generator().manual_seed(0))
-        return Learner(f"posterior over {SAMPLES:,} functions", lambda found: pool.predict(found)[:, -1], False, few)
+        some = min(few, max(64, 2**25 // (SAMPLES * (examples + 1))))
+        return Learner(f"posterior over {SAMPLES:,} functions", lambda found: pool.predict(found)[:, -1], False, some)
     if isinstance(task, TwoLayer):
         network = TrainedNetwork(task.hidden)
         return Learner("two-layer network", _last(network), False, min(few, max(64, 20 * few // examples)))

@@ -34,7 +34,7 @@ def error_curve(
         predictors: by name: a :class:`~massieu.context.Predictor`, or any function from prompts to predictions of
             shape ``(tasks, examples)`` or that and the outputs; errors of several outputs are added up.
         lengths: numbers of examples; all by default. Predictors that are fitted to each prefix need few.
-        statistic: "mean", or "median" where the mean is infinite, as for least squares with noise after d examples.
+        statistic: "mean", or "median" where the mean is infinite, as for least squares with noise around d examples.
         per_dim: divide by the dimension of the inputs, so that predicting 0 has error 1 for linear functions.
 
     Returns:

@@ -132,7 +132,7 @@ class LeastSquares(Predictor):
     r"""Least squares; among all minimisers the one of minimum norm.
 
     Without noise it is the Bayes predictor of :math:`w \sim N(0, I)`. With noise its mean error is infinite after
-    :math:`i \in \{d, d+1\}` examples: look at medians there, or at :class:`Ridge`.
+    :math:`i \in \{d-1, d, d+1\}` examples (of which at least one): look at medians there, or at :class:`Ridge`.
 
     Example:
         >>> prompts = Prompts.of(torch.eye(3)[None], torch.tensor([[1.0, 2.0, 3.0]]))

@@ -39,9 +39,13 @@ def render_learning(document: Mapping[str, Any]) -> str:
         "best": best,
         "nearest": nearest,
         "cosines": cosines,
+        "curves": curves,
+        "shifts": _by_shift(document.get("shifts", [])),
+        "shift_names": list(dict.fromkeys(row["predictor"] for row in document.get("shifts", []))),
+        "undecided": any(row["follows"] == "undecided" for row in document["hypotheses"]),
         "task": {name: _written(value) for name, value in document["facts"]["task"].items() if value is not None},
     }
-    return page("learning.html", **document, **values)
+    return page("learning.html", **{**document, **values})
 
 
 def _written(value: Any) -> str:
@@ -57,6 +61,11 @@ def _written(value: Any) -> str:
 def _by_predictor(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
     names = dict.fromkeys(row["predictor"] for row in rows)
     return {name: [row for row in rows if row["predictor"] == name] for name in names}
+
+
+def _by_shift(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Mapping[str, Any]]]:
+    names = dict.fromkeys(row["shift"] for row in rows)
+    return {name: {row["predictor"]: row for row in rows if row["shift"] == name} for name in names}
 
 
 def _errors(curves: Mapping[str, Sequence[Mapping[str, Any]]], best: str | None) -> str:

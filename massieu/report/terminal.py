@@ -132,7 +132,8 @@ def show_learned(document: Mapping[str, Any], console: Any) -> None:
     console.print(table)
     for row in document["hypotheses"]:
         recalled = "" if row["to_retrieval"] is None else f", to retrieval {row['to_retrieval']:.3g}"
-        console.print(Text(f"{row['condition']}: distance to learning {row['to_learning']:.3g}{recalled}", style="dim"))
+        told = f"{row['condition']}: {row['follows']}, distance to {row['learner']} {row['to_learning']:.3g}{recalled}"
+        console.print(Text(told, style="dim"))
 
 
 def _words(verdict: str) -> str:

@@ -13,6 +13,7 @@ from massieu.context import (
     TunedDescent,
     compare,
     error_curve,
+    errors_under_shifts,
     fitted_for,
     learn,
     optimal_linear_attention,
@@ -20,6 +21,7 @@ from massieu.context import (
     sensitivities,
     task_named,
 )
+from massieu.context.comparison import affordable
 
 
 @pytest.fixture
@@ -74,6 +76,33 @@ def test_slow_predictors_are_measured_on_few_tasks_after_few_numbers_of_examples
     assert curve.loc["model", "examples"].tolist() == list(range(7))
     assert set(curve.loc["model", "tasks"]) == {40}
     assert [done for _, done, _ in said] == list(range(said[0][2]))
+
+
+def test_many_numbers_of_examples_are_thinned_and_fewer_tasks_compared(draws):
+    task = task_named("linear", dim=2, noise=0.5)
+    found = compare(LinearModel(2, generator=draws), task, task.draw(5, 101, draws))
+    for _, rows in found.curve.groupby("predictor"):
+        assert rows.examples.tolist() == [0, *range(5, 101, 5)]
+    assert found.sensitivities.examples.max() == 100
+    assert affordable(10, 20) >= 20480
+    assert 1024 <= affordable(20, 100) < 2048
+    assert affordable(1000, 1000) == 1024
+
+
+def test_on_shifted_prompts_a_step_with_the_best_rate_fails_where_ridge_does_not(draws):
+    task = task_named("linear", dim=3, noise=0.5)
+    best = optimal_linear_attention(task.covariance, task.prior, noise=0.5, examples=12)
+    table = errors_under_shifts(model_of(best.matrix).float(), task, 12, draws)
+    errors = table.pivot(index="shift", columns="predictor", values="error")
+    assert list(errors.columns) == ["least squares", "model", "ridge (Bayes)", "zero"]
+    assert errors.loc["none", "model"] == pytest.approx(best.loss, rel=0.15)
+    # A rate for inputs of variance one overshoots on inputs of nine; Bayes does not depend on how inputs are drawn.
+    assert errors.loc["scale 3", "model"] > 5 * errors.loc["scale 3", "zero"]
+    assert errors.loc["scale 3", "ridge (Bayes)"] == pytest.approx(errors.loc["none", "ridge (Bayes)"], rel=0.2)
+    assert (errors["ridge (Bayes)"] <= errors["least squares"] * 1.001).all()
+    # What examples say does not help at a query that is orthogonal to them.
+    assert errors.loc["orthogonal", "ridge (Bayes)"] == pytest.approx(errors.loc["orthogonal", "zero"], rel=1e-6)
+    assert set(table[table["shift"] == "orthogonal"].examples) == {2}
 
 
 def test_every_predictor_of_the_package_is_among_those_of_a_linear_task():

@@ -85,3 +85,8 @@ def test_no_other_rate_is_better(options):
 def test_what_cannot_descend_is_refused_in_one_sentence(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_weights_in_directions_without_inputs_leave_no_rate_to_choose():
+    assert best_rate(3, 2, covariance=[1.0, 0.0], prior=[0.0, 1.0]) == 0.0
+    assert best_rate(3, 2, covariance=[1.0, 0.0], prior=[1.0, 1.0]) > 0

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from massieu.context import Ridge, draw_pool, learn, learning, separate, task_named
+from massieu.context import Pool, Ridge, draw_pool, hypotheses, learn, learning, pools, separate, shifted, task_named
 
 
 def generator(seed=0):
@@ -75,6 +75,66 @@ def test_without_a_pool_it_is_asked_whether_the_examples_are_used():
         assert found.to_retrieval.isna().all()
     wrong = separate(lambda prompts: -ridge(prompts), task, None, 6, generator(1))
     assert set(wrong.follows) == {"neither"}
+
+
+EXACT = {
+    "tree": {"dim": 3},
+    "sine": {"dim": 1},
+    "network": {"dim": 3, "hidden": 20},
+    "logistic": {"dim": 2, "scale": 5.0},
+}
+ENOUGH = {"tree": 60, "sine": 6, "network": 20, "logistic": 40, "sparse": 10}
+
+
+@pytest.mark.parametrize("name", ENOUGH)
+def test_exact_answers_are_learning_and_functions_of_the_pool_retrieval_in_every_class(name):
+    pytest.importorskip("sklearn")
+    task = task_named(name, **EXACT.get(name, {"dim": 5, "noise": 0.5}))
+    pool = draw_pool(task, 4, generator())
+    exact = separate(lambda prompts: prompts.answers, task, pool, ENOUGH[name], generator(1)).set_index("condition")
+    assert exact.follows["novel"] == "learning"
+    # Nobody can tell them apart where both are right, nor where an approximate learner fits what is no function.
+    assert exact.follows["pool"] == "undecided"
+    assert exact.follows["shuffled"] == "undecided"
+    assert exact.share["shuffled"] != exact.share["shuffled"]
+    retriever = separate(pool.predict, task, pool, ENOUGH[name], generator(1)).set_index("condition")
+    assert retriever.follows["novel"] == "retrieval"
+    fresh = separate(lambda prompts: prompts.answers, task, None, ENOUGH[name], generator(1)).set_index("condition")
+    assert fresh.follows["novel"] == "learning"
+
+
+@pytest.mark.parametrize("name", ["tree", "sine", "logistic"])
+def test_there_is_no_verdict_where_the_learner_itself_is_far_from_the_answers(name):
+    pytest.importorskip("sklearn")
+    task = task_named(name, dim=5)
+    pool = draw_pool(task, 4, generator())
+    found = separate(lambda prompts: prompts.answers, task, pool, 10, generator(1)).set_index("condition")
+    assert found.follows["novel"] == "undecided"
+
+
+def test_a_large_pool_is_asked_in_parts(monkeypatch):
+    task = task_named("network", dim=2, hidden=10)
+    pool = draw_pool(task, 50, generator())
+    prompts, whole, sizes = task.draw(6, 5, generator(1)), None, []
+    whole = pool.predict(prompts)
+    monkeypatch.setattr(pools, "NUMBERS", 3 * 10 * prompts.targets.numel())
+    scores = Pool._scores
+    monkeypatch.setattr(Pool, "_scores", lambda self, p, which: sizes.append(which) or scores(self, p, which))
+    assert_close(pool.predict(prompts), whole)
+    assert len(sizes) > 10
+    monkeypatch.setattr(hypotheses, "WORK", 1)
+    assert set(separate(pool.predict, task, pool, 4, generator(1)).tasks) == {hypotheses.LEAST}
+
+
+def test_a_pool_of_shifted_functions_has_the_inputs_and_queries_of_the_shift():
+    task = task_named("linear", dim=2, noise=0.5)
+    scaled = draw_pool(shifted(task, "scale", factor=100.0), 3, generator()).draw(50, 20, generator(1))
+    assert 90 < float(scaled.inputs.std()) < 110
+    pool = draw_pool(shifted(task, "quadrants"), 3, generator())
+    prompts = pool.draw(4, 5, generator(1))
+    asked = prompts.ask_after(4)
+    assert not prompts.asks_the_next_example
+    assert_close(pool.predict(prompts)[:, -1], pool.predict(asked)[:, -1])
 
 
 def test_shuffling_makes_least_squares_fit_what_is_no_function():

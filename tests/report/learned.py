@@ -14,7 +14,13 @@ def learned(model: str = "softmax", pool: int | None = None, name: str = "tree")
                 cosine = {"cosine": 1 - level / 10, "least_cosine": 0.25, "difference": 0.125}
                 cosines.append({"predictor": predictor, "examples": examples, **cosine})
     curve += [_row(name, examples, 3.0, 64) for examples in (2, 4)]
-    shared = {"learner": "ridge (Bayes)", "model_error": 0.375, "learning_error": 0.25, "to_learning": 0.0625}
+    shared = {
+        "learner": "ridge (Bayes)",
+        "tasks": 2048,
+        "model_error": 0.375,
+        "learning_error": 0.25,
+        "to_learning": 0.0625,
+    }
     recalled = (
         {"retrieval_error": 2.5, "to_retrieval": 3.5} if pool else {"retrieval_error": None, "to_retrieval": None}
     )
@@ -33,6 +39,11 @@ def learned(model: str = "softmax", pool: int | None = None, name: str = "tree")
             **{"parameters": 1234, "seconds": 3.0, "cpu_seconds": 2.5, "ended": "steps"},
         },
         "history": [{"step": step, "loss": 3.0, "rate": 0.01, "error": 100 / step} for step in (100, 200)],
+        "shifts": [
+            {"shift": shift, **_row(predictor, 4, error * size, 512)}
+            for shift, size in (("none", 1.0), ("scale 3", 9.0))
+            for predictor, error in (("model", 0.5), ("ridge (Bayes)", 0.25), ("zero", 5.0))
+        ],
         "hypotheses": [{"condition": each, **shared, **recalled, **end} for each in conditions],
         "curve": curve,
         "sensitivities": cosines,

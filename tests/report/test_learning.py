@@ -59,6 +59,30 @@ def test_retrieval_has_its_columns_where_a_pool_was_trained():
     assert "Training saw 4 functions only" in page
 
 
+def test_a_verdict_that_cannot_be_given_is_explained():
+    document = learned(pool=4)
+    assert "Undecided" not in render_learning(document)
+    document["hypotheses"][1] |= {"follows": "undecided", "share": None, "learner": "tree"}
+    page = render_learning(document)
+    assert "<td>undecided</td>" in page
+    assert "Undecided: ridge (Bayes) is not the best predictor of this class" in page
+    assert re.search(r"Measured on 2\W048 tasks", page)
+
+
+def test_shifted_prompts_have_a_row_each():
+    page = render_learning(learned())
+    row = page.split('<th scope="row">scale 3</th>')[1].split("</tr>")[0]
+    assert [float(cell) for cell in re.findall(r'<td class="n"[^>]*>([\d.]+)</td>', row)] == [4, 4.5, 2.25, 45, 2, 512]
+    assert 'id="shifts"' not in render_learning({**learned(), "shifts": []})
+
+
+def test_numbers_of_examples_that_are_left_out_are_said():
+    document = learned()
+    assert "numbers of examples. Press" not in render_learning(document)
+    document["curve"] = [row for row in document["curve"] if row["examples"] != 1]
+    assert "after 4 of 5 numbers of examples. Press" in render_learning(document)
+
+
 def test_names_are_escaped():
     page = render_learning(learned(name=EVIL))
     assert EVIL not in page
