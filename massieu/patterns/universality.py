@@ -114,7 +114,7 @@ class Universality:
 _SAID = {
     YUN: ("Yun et al. 2020: with trainable positions, every continuous function on a compact set, in d_p for p < ∞"),
     STAR: "Zaheer et al. 2020: the pattern contains a star; its hub must be a token of its own",
-    NONE: "none of the two applies",
+    NONE: "neither of the two applies",
     UNKNOWN: "unknown: Yun et al. 2020 if there is a path",
 }
 

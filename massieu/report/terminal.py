@@ -131,9 +131,9 @@ def show_learned(document: Mapping[str, Any], console: Any) -> None:
             table.add_row(row["predictor"], *(_number(value, 4) for value in figures))
     console.print(table)
     for row in document["hypotheses"]:
-        recalled = "" if row["to_retrieval"] is None else f", to retrieval {row['to_retrieval']:.3g}"
-        told = f"{row['condition']}: {row['follows']}, distance to {row['learner']} {row['to_learning']:.3g}{recalled}"
-        console.print(Text(told, style="dim"))
+        if row["to_retrieval"] is not None:  # without a pool there is nothing to retrieve
+            gaps = f"{row['to_learning']:.3g} from {row['learner']}, {row['to_retrieval']:.3g} from retrieval"
+            console.print(Text(f"{row['condition']} functions: {row['follows']} ({gaps})", style="dim"))
 
 
 def _words(verdict: str) -> str:

@@ -186,7 +186,7 @@ def test_the_result_reads_as_text_and_as_a_dictionary():
     told = found.as_dict()
     assert (told["theorem"], told["certificate"], told["hub"]) == ("Yun 2020", list(range(32)), 0)
     assert "2 path in union    no, the tokens fall into 2 parts" in str(check_universality(dilated(1, 2), 32))
-    assert "none of the two applies" in str(check_universality(causal(), 32))
+    assert "neither of the two applies" in str(check_universality(causal(), 32))
 
 
 @pytest.mark.parametrize(
