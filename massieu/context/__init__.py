@@ -15,7 +15,7 @@ from massieu.context.gradient_predictors import (
 )
 from massieu.context.hidden_markov import ConceptMixture, SymbolPrompts, concept_mixture, draw_symbol_prompts
 from massieu.context.hypotheses import separate
-from massieu.context.learning import Learned, Recipe, learn
+from massieu.context.learning import Learned, learn
 from massieu.context.models import ContextModel, LinearModel, SoftmaxModel
 from massieu.context.optimum import (
     FourthMoment,
@@ -30,6 +30,7 @@ from massieu.context.optimum import (
 from massieu.context.pools import Pool, draw_pool
 from massieu.context.predictors import Averaging, LeastSquares, Neighbours, Predictor, Ridge, bayes_predictor
 from massieu.context.prompts import Interleaved, Layout, Pairs, Prompts, layout_named
+from massieu.context.recipes import Recipe
 from massieu.context.robustness import errors_under_shifts
 from massieu.context.steps import Schedule, StepSizes, descent_loss, moment_eigenvalues, optimal_step_sizes
 from massieu.context.tasks import (

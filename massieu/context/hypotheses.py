@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["separate"]
 
-WORK = 2**28  # numbers that the functions of a pool give in all, above which fewer tasks are asked
+WORK = 2**26  # numbers that the functions of a pool give in all, above which fewer tasks are asked
 LEAST = 64  # of them
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
@@ -20,7 +20,8 @@ from massieu.context.extras import imported
 from massieu.context.hypotheses import separate
 from massieu.context.models import ContextModel, LinearModel, SoftmaxModel
 from massieu.context.pools import draw_pool
-from massieu.context.prompts import Prompts, layout_named
+from massieu.context.prompts import Prompts
+from massieu.context.recipes import SHAPE, Model, Recipe, Tokens
 from massieu.context.robustness import errors_under_shifts
 from massieu.context.tasks import Task
 from massieu.context.tasks.shifts import Shifted
@@ -29,77 +30,14 @@ from massieu.measures.measure import as_integer
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Learned", "Recipe", "learn"]
+__all__ = ["Learned", "learn"]
 
-Model = Literal["softmax", "linear"]
-Tokens = Literal["pairs", "interleaved"]
 Progress = Callable[[str, int, int], object]
-SHAPE: dict[str, Any] = {"layout": "pairs", "width": 64, "layers": 4, "heads": 2}  # of a transformer by default
 COLUMNS = ("step", "loss", "rate", "error")
 WARM_UP = 100  # steps until the rate is whole
 TESTS = 20480  # tasks of the comparison at the end, at most
 GLANCE = 1024  # tasks of the history, others than these: training may stop by their error
 UNSEEN = 2**40  # numbers of steps from here on seed what is not training
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How a model is trained; a checkpoint only goes on with the same.
-
-    Attributes:
-        model: "softmax", a transformer, or "linear", one layer of linear attention.
-        layout: of the tokens of a transformer, "pairs" or "interleaved"; None for a linear layer.
-        examples: in a prompt before its last query.
-        steps: of the optimizer; the rate falls to zero along a cosine.
-        batch: tasks in a step, each new.
-        rate: the highest learning rate.
-        seed: of weights and data.
-        pool: train on so many functions only; None draws each function anew.
-        width, layers, heads: of a transformer; None for a linear layer.
-        evaluate_every: steps between two measurements of the error.
-        patience: measurements without a new least error after which training stops; None never stops.
-        target: an error at which training stops; None never stops.
-    """
-
-    model: Model
-    layout: Tokens | None
-    examples: int
-    steps: int
-    batch: int
-    rate: float
-    seed: int = 0
-    pool: int | None = None
-    width: int | None = None
-    layers: int | None = None
-    heads: int | None = None
-    evaluate_every: int = 100
-    patience: int | None = None
-    target: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.model not in get_args(Model):
-            raise ValueError(f'model must be "softmax" or "linear", got {self.model!r}; linear is a single layer')
-        if self.model == "linear":
-            given = [f"{name}={value!r}" for name in SHAPE if (value := getattr(self, name)) is not None]
-            if given:
-                raise ValueError(
-                    f"a linear model is one layer without layout, width, layers or heads, got {', '.join(given)};"
-                    " leave that out, or train a softmax model"
-                )
-        else:
-            layout_named(str(self.layout), 1)
-            for name in ("width", "layers", "heads"):
-                as_integer(getattr(self, name), name, least=1)
-        for name in ("examples", "steps", "batch", "evaluate_every"):
-            as_integer(getattr(self, name), name, least=1)
-        as_integer(self.seed, "seed", least=0)
-        for name in ("pool", "patience"):
-            if getattr(self, name) is not None:
-                as_integer(getattr(self, name), name, least=1)
-        if not 0 < self.rate < math.inf:
-            raise ValueError(f"rate must be positive and finite, got {self.rate!r}; 0.002 suits small transformers")
-        if self.target is not None and not self.target > 0:
-            raise ValueError(f"target must be positive, got {self.target!r}; it is a squared error to stop at")
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,8 @@ def sparse_plan(pattern: Pattern | Edges, length: int | None = None, *, block: i
     if not isinstance(pattern, Edges):
         got = type(pattern).__name__
         raise TypeError(
-            f"pattern must be a Pattern or Edges, got {got}; of a schedule take one pattern, schedule[layer], and from_mask makes one of a boolean matrix"
+            f"pattern must be a Pattern or Edges, got {got}; of a schedule take one pattern, schedule[layer],"
+            " and from_mask makes one of a boolean matrix"
         )
     if isinstance(block, bool) or not isinstance(block, (int, np.integer)) or block < 1:
         raise ValueError(f"block must be a positive whole number of queries, got {block!r}; 64 is usual")

@@ -40,8 +40,8 @@ class Cost:
         check_count(limit, "limit", "it is the number of identifiers that may be built", least=0)
         if self.identifiers > limit:
             raise ValueError(
-                f"at most {limit} identifiers may be built, got {self}; take a coarser grid, fewer or shorter sequences, or a"
-                " larger limit"
+                f"at most {limit} identifiers may be built, got {self}; take a coarser grid, fewer or"
+                " shorter sequences, or a larger limit"
             )
 
     def __str__(self) -> str:

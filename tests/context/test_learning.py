@@ -11,6 +11,7 @@ from massieu import cli
 from massieu.context import (
     LinearModel,
     Prompts,
+    Recipe,
     Ridge,
     SoftmaxModel,
     learn,
@@ -101,7 +102,7 @@ def test_the_tasks_of_the_history_are_not_those_of_the_comparison(task, monkeypa
     monkeypatch.setattr(learning, "GLANCE", learning.TESTS)  # as many, since another number is another draw
     compared = []
     monkeypatch.setattr(learning, "compare", lambda model, task, prompts, **options: compared.append(prompts))
-    recipe = learning.Recipe("linear", None, examples=4, steps=1, batch=1, rate=0.01)
+    recipe = Recipe("linear", None, examples=4, steps=1, batch=1, rate=0.01)
     learn(task, model="linear", examples=4, steps=1, batch=1, rate=0.01)
     glance = learning._Run(task, recipe).glance
     assert glance.inputs.shape == compared[0].inputs.shape
