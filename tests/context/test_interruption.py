@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from massieu import cli
-from massieu.context import checkpoints, learn, learning, shifted, task_named
+from massieu.context import checkpoints, learn, learning, shifted
 
 SMALL = {"steps": 40, "batch": 8, "width": 16, "layers": 1, "evaluate_every": 10, "checkpoint_every": 10}
 LONG = {**SMALL, "steps": 150}
@@ -25,18 +25,6 @@ signals = pytest.mark.skipif(os.name != "posix", reason="sends signals")
 @pytest.fixture(autouse=True)
 def _few_tests(monkeypatch):
     monkeypatch.setattr(learning, "TESTS", 256)
-
-
-@pytest.fixture
-def only_training(monkeypatch):
-    """Leave out what follows, where a test does not look at it."""
-    monkeypatch.setattr(learning, "compare", lambda *arguments, **options: None)
-    monkeypatch.setattr(learning, "separate", lambda *arguments: None)
-
-
-@pytest.fixture
-def task():
-    return task_named("linear", dim=2, noise=0.5)
 
 
 class StoppedError(Exception):

@@ -36,18 +36,6 @@ def _few_tests(monkeypatch):
     monkeypatch.setattr(learning, "TESTS", 256)
 
 
-@pytest.fixture
-def only_training(monkeypatch):
-    """Leave out what follows, where a test does not look at it."""
-    monkeypatch.setattr(learning, "compare", lambda *arguments, **options: None)
-    monkeypatch.setattr(learning, "separate", lambda *arguments: None)
-
-
-@pytest.fixture
-def task():
-    return task_named("linear", dim=2, noise=0.5)
-
-
 @pytest.mark.usefixtures("only_training")
 def test_another_seed_gives_another_history(task):
     assert not learn(task, **SMALL).history.equals(learn(task, **SMALL, seed=1).history)
