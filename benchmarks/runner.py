@@ -52,13 +52,15 @@ def benchmarks() -> dict[str, Benchmark]:
     from benchmarks.contrast import contrast
     from benchmarks.dynamics import dynamics
     from benchmarks.inspection import inspection
+    from benchmarks.learning import learning
     from benchmarks.margin import margin
     from benchmarks.memory import memory
+    from benchmarks.patterns import patterns
     from benchmarks.retrieval import retrieval, scale
     from benchmarks.watch import watch
 
     kernels = (forward, forward_bfloat16, forward_grouped, forward_backward, retrieval, scale, memory)
-    every = (*kernels, inspection, contrast, dynamics, margin, watch)
+    every = (*kernels, inspection, contrast, dynamics, learning, margin, patterns, watch)
     return {benchmark.__name__: benchmark for benchmark in every}
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from massieu import claims as claims
+    from massieu import context as context
     from massieu import contrast as contrast
     from massieu import dynamics as dynamics
     from massieu import geometry as geometry
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from massieu import memory as memory
     from massieu import monitor as monitor
     from massieu import nn as nn
+    from massieu import patterns as patterns
     from massieu import taps as taps
+    from massieu import universal as universal
     from massieu.duality import Inversion, Proximal, bregman, conjugate, natural_from_mean, natural_gradient, prox
     from massieu.inspection import Inspection, NotObservable, inspect_model, read_inspection
     from massieu.measures import (
@@ -90,8 +93,8 @@ __all__ = [
 # Names are looked up on first use, so that the command line answers without waiting for torch.
 _HOMES = ("statistics", "measures", "duality", "inspection", "monitor")
 _SUBMODULES = (
-    *("claims", "contrast", "dynamics", "geometry", "inspection", "kernels", "margin", "memory", "monitor", "nn"),
-    "taps",
+    *("claims", "context", "contrast", "dynamics", "geometry", "inspection", "kernels", "margin", "memory", "monitor"),
+    *("nn", "patterns", "taps", "universal"),
 )
 
 

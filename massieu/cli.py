@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import importlib
 import importlib.util
+import inspect
 import io
 import json
 import os
@@ -23,6 +24,7 @@ __all__ = ["main"]
 ROOT = Path(__file__).resolve().parents[1]
 INTERRUPTED = 130
 CLOSED = 141  # as shells call a process that ended because nobody read on
+NO_MEMORY = ("DefaultCPUAllocator", "not enough memory", "out of memory", "overflowed")  # as torch says it
 PATIENCE = 10.0  # seconds between two lines on how far we are
 
 
@@ -97,6 +99,7 @@ def command_line() -> Parser:
     watch.add_argument("log", metavar="LOG", help="the .jsonl or .csv file that massieu.watch(log=...) writes")
     watch.add_argument("--once", action="store_true", help="show it as it is now, and end")
     watch.add_argument("--html", metavar="PAGE", help="write a page with charts of every quantity there, and end")
+    _add_learn(command("learn", run_learn, "train a small model to learn functions from the examples in its context"))
 
     doctor = command(
         "doctor", run_doctor, "say what is installed, which kernel is in use and what a model lets us hear"
@@ -106,7 +109,7 @@ def command_line() -> Parser:
 
     bench = command("bench", run_bench, "measure the ratios of benchmarks/ on this machine")
     names = "forward, forward_bfloat16, forward_grouped, forward_backward, retrieval, scale, memory, inspection, "
-    words = f"some of {names}contrast, dynamics, margin, watch; all of them when none is named"
+    words = f"some of {names}contrast, dynamics, learning, margin, patterns, watch; all of them when none is named"
     bench.add_argument("names", nargs="*", metavar="NAME", help=words)
     return parser
 
@@ -148,6 +151,40 @@ def _add_inspect(parser: Parser) -> None:
     results.add_argument("-q", "--quiet", action="store_true", help="no progress and no table")
 
 
+def _add_learn(parser: Parser) -> None:
+    parser.add_argument(
+        "task", metavar="TASK", help="linear, sparse, ridge, quadratic, logistic, tree, network or sine"
+    )
+    parser.add_argument("--dim", type=_whole, default=5, metavar="D", help="of the inputs; none: 5")
+    parser.add_argument("--noise", type=_number, metavar="S", help="standard deviation; none: 0.5 where there is noise")
+    how = parser.add_argument_group("how")
+    how.add_argument("--model", default="softmax", help="softmax (a transformer) or linear (one layer); none: softmax")
+    how.add_argument("--layout", help="tokens of the transformer: pairs or interleaved; none: pairs")
+    how.add_argument("--examples", type=_positive, metavar="N", help="before the last query; none: twice the dimension")
+    how.add_argument("--pool", type=_positive, metavar="K", help="train on K functions only: retrieval or learning?")
+    how.add_argument(
+        "--steps",
+        type=_positive,
+        metavar="N",
+        help="of the optimizer; none: 6000, four minutes, or 3000 of a linear layer",
+    )
+    how.add_argument("--seed", type=_seed, default=0, metavar="N", help="other weights and data; none: 0")
+    how.add_argument(
+        "--patience", type=_positive, metavar="N", help="stop after N measurements without a better one; none: never"
+    )
+    how.add_argument("--target", type=_number, metavar="ERROR", help="stop at this error; none: never")
+    results = parser.add_argument_group("results")
+    results.add_argument("--out", metavar="DIR", help="write checkpoint, history.csv, learned.json and a page there")
+    results.add_argument(
+        "--resume", action="store_true", help="go on from the checkpoint in --out, with the same options"
+    )
+    results.add_argument("--checkpoint-every", type=_positive, default=100, metavar="N", help="steps; none: 100")
+    fitted = "tasks for Lasso, trees and networks, which are fitted to each prefix; 0 leaves them out; none: 256"
+    results.add_argument("--fitted", type=_count, default=256, metavar="N", help=fitted)
+    results.add_argument("--tensorboard", action="store_true", help="events for TensorBoard in --out")
+    results.add_argument("-q", "--quiet", action="store_true", help="no progress and no table")
+
+
 def _add_loading(parser: Parser) -> None:
     loading = parser.add_argument_group("model")
     loading.add_argument("--dtype", default="auto", help="auto (float32), float32, bfloat16, float16 or float64")
@@ -162,6 +199,25 @@ def _positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"expected a positive whole number, got {text}")
     return number
+
+
+def _whole(text: str) -> int:
+    if not text.removeprefix("-").isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number, got {text}")
+    return int(text)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number, got {text}") from None
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 0, got {text}")
+    return int(text)
 
 
 def _seed(text: str) -> int:
@@ -306,6 +362,81 @@ def run_verify(options: argparse.Namespace) -> int:
             reason = f" ({each.reason})" if each.reason else ""
             print(f"massieu: {each.claim.key} is {each.verdict}{wanted}{reason}", file=sys.stderr)
     return 1 if any(each.surprises for each in found) else 0
+
+
+def run_learn(options: argparse.Namespace) -> int:
+    """Train a model, write and print how it compares; an interrupted run can be resumed."""
+    _need("pandas", "rich", "safetensors", "jinja2", "sklearn", extra="verify")
+    from massieu.context.checkpoints import NAME
+
+    if options.out == "":
+        raise ValueError("--out must name a folder, got an empty name; . is the current folder")
+    if options.out is None and (options.resume or options.tensorboard):
+        raise ValueError("--resume and --tensorboard need the folder of the run, got none; pass --out DIR")
+    try:
+        return _learn(options)
+    except KeyboardInterrupt:
+        if options.out is None:
+            raise
+        there = (Path(options.out) / NAME).exists()
+        how = "; the same command with --resume goes on from the checkpoint"
+        print(f"massieu: interrupted{how if there else ' before the first checkpoint; start again'}", file=sys.stderr)
+        return INTERRUPTED
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not any(word in str(error) for word in NO_MEMORY):
+            raise
+        asked = {name: getattr(options, name) for name in ("dim", "examples", "pool")}
+        sizes = ", ".join(f"--{name} {value}" for name, value in asked.items() if value is not None)
+        raise ValueError(f"there is not enough memory for {sizes}; lower them") from None
+
+
+def _learn(options: argparse.Namespace) -> int:
+    from massieu.context import checkpoints, learn
+
+    names = ("model", "layout", "examples", "pool", "steps", "seed", "patience", "target", "out", "resume")
+    choices = {name: getattr(options, name) for name in (*names, "checkpoint_every", "tensorboard", "fitted")}
+    task = _task(options)
+    with contextlib.ExitStack() as stack:
+        shown: list[Callable[[str, int, int], object] | None] = []
+
+        def progress(what: str, done: int, total: int) -> None:
+            if not shown:  # only now: what is wrong with the input has been said before
+                shown.append(stack.enter_context(_progress(options.quiet or options.json, first=what)))
+            if shown[0] is not None:
+                shown[0](what, done, total)
+
+        found = learn(task, **choices, progress=progress)
+    document = found.to_dict()
+    page = None
+    if options.out is not None:
+        from massieu.report.learning import render_learning
+
+        page = Path(options.out) / "learned.html"
+        checkpoints.write_text(page.with_suffix(".json"), json.dumps(document, allow_nan=False, indent=1))
+        checkpoints.write_text(page, render_learning(document))
+    if options.json:
+        print(json.dumps(document, allow_nan=False))
+    elif not options.quiet:
+        from rich.console import Console
+
+        from massieu.report.terminal import show_learned
+
+        show_learned(document, Console())
+    if not options.json:
+        print(f"page: {page}" if page else "pass --out DIR for checkpoints, the tables and the page")
+    return 0
+
+
+def _task(options: argparse.Namespace) -> Any:
+    from massieu.context import task_named
+    from massieu.context.tasks import TASKS
+
+    setting: dict[str, Any] = {"dim": options.dim}
+    if options.task in TASKS and "noise" in inspect.signature(TASKS[options.task]).parameters:
+        setting["noise"] = 0.5 if options.noise is None else options.noise
+    elif options.task in TASKS and options.noise is not None:
+        raise ValueError(f"the noise of {options.task} is in its labels, got --noise {options.noise}; leave it out")
+    return task_named(options.task, **setting)
 
 
 def _verdict_row(found: Any) -> dict[str, Any]:

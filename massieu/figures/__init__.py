@@ -2,19 +2,25 @@
 
 from massieu.figures.inspections import Described, head_map, layer_profile, save_figures, trajectory
 from massieu.figures.memories import capacity_curve, energy_landscape, overlap_transition, retrieved_images
+from massieu.figures.patterns import connection_growth, pattern_reach
 from massieu.figures.selections import approach, selection_plane, starts_map
+from massieu.figures.universal import grid_error_curve, separation_curve
 
 __all__ = [
     "Described",
     "approach",
     "capacity_curve",
+    "connection_growth",
     "energy_landscape",
+    "grid_error_curve",
     "head_map",
     "layer_profile",
     "overlap_transition",
+    "pattern_reach",
     "retrieved_images",
     "save_figures",
     "selection_plane",
+    "separation_curve",
     "starts_map",
     "trajectory",
 ]

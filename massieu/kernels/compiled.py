@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
 from ctypes import c_double, c_int64, c_void_p
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -26,9 +26,17 @@ __all__ = ["Library", "serves"]
 LIBRARY = Path(__file__).with_name("libmassieu.so")
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float64: 2}
 NO_MEMORY = 1
+MOST_KEPT = 2**14  # entries whose starts are kept for the next call
 MOST_ATOMS = 2**31 - 1  # the library counts them in 32 bits
 
-Starts: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+Whole: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+
+
+class _Starts(NamedTuple):
+    """Where entries start, and where that is written."""
+
+    entries: Whole
+    address: int
 
 
 class _Rows(ctypes.Structure):
@@ -145,12 +153,11 @@ class Library:
         statistics = call.empty(9, *call.shape, exact=True)
         for i, moment in enumerate(moments):
             statistics[6 + i] = 0.0 if moment is None else moment
-        coefficients = call.empty(4, *call.shape, exact=True)
+        coefficients = call.empty(4, *call.shape, exact=True).zero_()
         for i, coefficient in enumerate(slope):
-            coefficients[i] = 0.0 if coefficient is None else coefficient
-        output, grad_output = (
-            None if x is None else x.to(call.dtype).contiguous().resolve_neg() for x in (output, grad_output)
-        )
+            if coefficient is not None:
+                coefficients[i] = coefficient
+        output, grad_output = (None if x is None else call.plain(x).contiguous() for x in (output, grad_output))
         grads = [None if x is None else call.empty(*x.shape) for x in inputs[:3]]
         if grad_output is None and grads[2] is not None:
             grads[2].zero_()
@@ -162,7 +169,8 @@ class Library:
         tensors = (statistics, coefficients, output, grad_output, *grads, grad_weight)
         arrays = (None if x is None else x.ctypes.data for x in (weight_batch, order))
         self._call("backward", _Backward(call.rows, *map(_pointer, tensors), *arrays, *strides))
-        grad_query, grad_key, grad_value = (None if x is None else x.to(inputs.query.dtype) for x in grads)
+        own = inputs.query.dtype
+        grad_query, grad_key, grad_value = (x if x is None or x.dtype == own else x.to(own) for x in grads)
         assert grad_query is not None
         assert grad_key is not None
         if grad_weight is not None and log_weight is not None:
@@ -190,6 +198,7 @@ class _Call:
     def __init__(self, inputs: Inputs) -> None:
         query, key, value, log_weight, sink, plan = inputs
         self.dtype = torch.float32 if query.dtype == torch.float16 else query.dtype
+        self.exact = torch.float64 if self.dtype == torch.float64 else torch.float32
         axes = plan.batch_axes
         batch, groups = math.prod(query.shape[:axes]), math.prod(query.shape[axes:-2])
         self.shape = (batch, groups, query.shape[-2])
@@ -200,10 +209,9 @@ class _Call:
             _starts(key.shape[:-2], key.stride()[:-2]),
             None if value is None else _starts(value.shape[:-2], value.stride()[:-2]),
         ]
-        exact = torch.float64 if self.dtype == torch.float64 else torch.float32
         weight_batch, weight_strides = None, (0, 0, 0)
         if log_weight is not None:
-            log_weight = masked_log_weight(log_weight).to(exact).resolve_neg()
+            log_weight = masked_log_weight(log_weight).to(self.exact).resolve_neg()
             weight_batch, weight_strides = _weight_strides(log_weight, plan)
         lengths = None if plan.lengths is None else plan.lengths.contiguous()
         sink = None if sink is None else sink.double().contiguous().resolve_neg()
@@ -212,7 +220,7 @@ class _Call:
             key=_pointer(key),
             value=_pointer(value),
             **{
-                name: None if start is None else start.ctypes.data
+                name: None if start is None else start.address
                 for name, start in zip(("query_batch", "query_group", "key_batch", "value_batch"), starts, strict=True)
             },
             query_row=query.stride(-2),
@@ -241,24 +249,33 @@ class _Call:
 
     def _dense(self, tensor: Tensor) -> Tensor:
         """The tensor in a type that the library reads, its last axis dense."""
-        tensor = tensor.to(self.dtype).resolve_neg()
+        tensor = self.plain(tensor)
         return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+
+    def plain(self, tensor: Tensor) -> Tensor:
+        """The tensor in a type that the library reads."""
+        return tensor.to(self.dtype).resolve_neg() if tensor.dtype != self.dtype or tensor.is_neg() else tensor
 
     def empty(self, *shape: int, exact: bool = False) -> Tensor:
         """A new tensor; an exact one is at least float32."""
-        dtype = torch.promote_types(self.dtype, torch.float32) if exact else self.dtype
-        return torch.empty(shape, dtype=dtype, device="cpu")
+        return torch.empty(shape, dtype=self.exact if exact else self.dtype, device="cpu")
 
 
-def _starts(sizes: Sequence[int], strides: Sequence[int]) -> Starts:
+def _starts(sizes: tuple[int, ...], strides: tuple[int, ...]) -> _Starts:
     """Where each entry of the flattened leading axes starts, in elements."""
+    find = _find_starts if math.prod(sizes) <= MOST_KEPT else _find_starts.__wrapped__
+    return find(sizes, strides)
+
+
+@lru_cache(maxsize=256)  # layer after layer asks for the same
+def _find_starts(sizes: tuple[int, ...], strides: tuple[int, ...]) -> _Starts:
     start = np.zeros(1, dtype=np.int64)
     for size, stride in zip(sizes, strides, strict=True):
         start = np.add.outer(start, np.arange(size, dtype=np.int64) * stride).ravel()
-    return start
+    return _Starts(start, start.ctypes.data)
 
 
-def _weight_strides(log_weight: Tensor, plan: Plan) -> tuple[Starts, tuple[int, int, int]]:
+def _weight_strides(log_weight: Tensor, plan: Plan) -> tuple[Whole, tuple[int, int, int]]:
     """Where the log weights of each batch entry start, and their strides over groups, queries and atoms."""
     stride = [0 if size == 1 else own for size, own in zip(log_weight.shape, log_weight.stride(), strict=True)]
     return np.asarray(plan.weight_index, dtype=np.int64) * stride[0], (stride[1], stride[2], stride[3])

@@ -95,7 +95,9 @@ def arrange(
 
     Query, key and value keep their strides: nothing is copied, whatever the order of their axes in memory.
     """
-    _check_tensors(query, key, value, log_weight)
+    usual = log_weight is None and sink is None and lengths is None and _are_alike(query, key, value)
+    if not usual:
+        _check_tensors(query, key, value, log_weight)
     if not isinstance(causal, (bool, np.bool_)):
         got = type(causal).__name__
         raise TypeError(f"causal must be True or False, got {got}; a mask of your own goes in as log_weight")
@@ -104,6 +106,10 @@ def arrange(
     if window is not None and (not isinstance(window, int) or window < 1):
         raise ValueError(f"window must be a positive number of atoms, got {window!r}; pass None for no window")
 
+    if usual:  # nothing to broadcast: most of the time of a small call would go into finding that out
+        lead = tuple(query.shape[:-2])
+        plan = Plan(float(scale), causal, window, lengths=None, weight_index=None, batch_axes=len(lead))
+        return Rows(Inputs(query, key, value, None, None, plan), tuple(range(len(lead))), lead, lead)
     queries, atoms = query.shape[-2], key.shape[-2]
     key_shape = _key_shape(key, value)
     heads, query_shape = _grouped(tuple(query.shape[:-2]), key_shape)
@@ -168,6 +174,23 @@ def check_log_weight(log_weight: Tensor, name: str = "log_weight") -> None:
             f"{name} must be finite or minus infinity, got nan or plus infinity;"
             " a nan is often the logarithm of a negative weight, and an absent atom has weight minus infinity"
         )
+
+
+def _are_alike(query: Tensor, key: Tensor, value: Tensor | None) -> bool:
+    """Whether these are tensors of one kind that agree in all axes, none of them expanded."""
+    value = key if value is None else value
+    if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
+        return False
+    return (
+        query.dim() >= 2
+        and query.is_floating_point()
+        and query.dtype == key.dtype == value.dtype
+        and query.device == key.device == value.device
+        and query.shape[:-2] == key.shape[:-2] == value.shape[:-2]
+        and query.shape[-1] == key.shape[-1]
+        and key.shape[-2] == value.shape[-2]
+        and 0 not in (*key.stride()[:-2], *value.stride()[:-2])
+    )
 
 
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor | None, log_weight: Tensor | None) -> None:

@@ -14,6 +14,7 @@ from massieu.nn.cache import KeyValueCache
 from massieu.nn.checks import check_measure, unknown
 from massieu.nn.heads import Heads, present
 from massieu.nn.positions import rotate
+from massieu.patterns import Pattern
 from massieu.statistics import Attended
 
 __all__ = ["MeasureAttention", "Tying"]
@@ -55,6 +56,9 @@ class MeasureAttention(Heads):
         tying: see above.
         causal: each token sees itself and the tokens before it.
         window: each token sees only tokens less than this many positions away.
+        pattern: each token sees only tokens that a pattern of :mod:`massieu.patterns` lists, in self-attention; of a
+            schedule every layer takes its own, ``schedule[layer]``. A cache needs one that is ``stable``: a window
+            and not a ring, say, in which rows of earlier tokens change as more come.
         scale: factor of the inner products; one over the square root of ``head_dim`` by default.
         rotary: base of rotary positions, such as 10000.0; None for none.
         sink: whether every head has one more atom at the origin, with value zero and a learned log weight (``sink``,
@@ -91,6 +95,7 @@ class MeasureAttention(Heads):
         tying: Tying = "free",
         causal: bool = False,
         window: int | None = None,
+        pattern: Pattern | None = None,
         scale: float | None = None,
         rotary: float | None = None,
         sink: bool = False,
@@ -116,7 +121,12 @@ class MeasureAttention(Heads):
             device=device,
             dtype=dtype,
         )
-        self.tying = tying
+        if pattern is not None and not isinstance(pattern, Pattern):
+            raise TypeError(
+                f"pattern must be one of massieu.patterns, got {type(pattern).__name__}; of a schedule take"
+                " schedule[layer], and from_mask makes a pattern of a boolean matrix"
+            )
+        self.tying, self.pattern = tying, pattern
         self.scale = self.head_dim**-0.5 if scale is None else scale
         if tying == "tied":
             self.coefficient = nn.Parameter(torch.ones(num_heads, device=device, dtype=dtype))
@@ -127,7 +137,8 @@ class MeasureAttention(Heads):
 
     def extra_repr(self) -> str:
         """The options that the projections do not show."""
-        return f"tying={self.tying!r}, {super().extra_repr()}, sink={self.sink is not None}"
+        shown = f"tying={self.tying!r}, {super().extra_repr()}, sink={self.sink is not None}"
+        return shown if self.pattern is None else f"{shown}, pattern={self.pattern!r}"
 
     def forward(
         self,
@@ -156,6 +167,16 @@ class MeasureAttention(Heads):
             ``(batch, heads, queries)``.
         """
         self.check_cache(context, cache)
+        if self.pattern is not None and context is not None:
+            raise ValueError(
+                "a pattern says which tokens of one sequence see each other, got a context; build the layer with"
+                " pattern=None and pass a mask as log_weight"
+            )
+        if self.pattern is not None and cache is not None and not self.pattern.stable:
+            raise ValueError(
+                f"a cache needs a pattern whose rows do not depend on the length, got {self.pattern!r}; pass it for all"
+                " tokens to come, as pattern.laid_out(length), or go without a cache"
+            )
         query, key, value = self.project(x, context, 0 if cache is None else cache.length)
         if cache is not None:
             key, value = cache.append(key, value)
@@ -163,6 +184,9 @@ class MeasureAttention(Heads):
         if self.tying == "source":
             check_measure(query, key, log_weight, lengths)
             log_weight = _add_log_weight(self._tilt(value, lengths), log_weight)
+        if self.pattern is not None:
+            mask = call_eagerly(_rows, self.pattern, query.shape[-2], key.shape[-2]).to(query.device)
+            log_weight = _present(mask, log_weight)
         # The kernel is no torch operation, and taps must hear the call in a compiled model too.
         heads, rows = call_eagerly(
             _attend,
@@ -223,6 +247,17 @@ def _add_log_weight(own: Tensor, given: Tensor | None) -> Tensor:
     if given.dtype == torch.bool:
         given = torch.zeros(given.shape, device=given.device, dtype=own.dtype).masked_fill(~given, -torch.inf)
     return own + given
+
+
+def _rows(pattern: Pattern, queries: int, atoms: int) -> Tensor:
+    """The rows of a pattern that belong to the last tokens, as a boolean mask ``(queries, atoms)``."""
+    return torch.from_numpy(pattern.at(atoms).unpack(slice(atoms - queries, atoms)))
+
+
+def _present(mask: Tensor, given: Tensor | None) -> Tensor:
+    if given is None:
+        return mask
+    return given & mask if given.dtype == torch.bool else given.masked_fill(~mask, -torch.inf)
 
 
 def _attend(*tensors: Any, **options: Any) -> Attended:

@@ -18,6 +18,8 @@ from massieu.nn.initialization import initialize
 from massieu.nn.linear import LinearAttention
 from massieu.nn.norms import Norm, build_norm, normalize
 from massieu.nn.sampling import check_sampling, draw
+from massieu.patterns import Pattern, Schedule
+from massieu.patterns.pattern import as_schedule
 from massieu.statistics import RowStatistics
 
 __all__ = ["Cache", "Transformer"]
@@ -51,6 +53,8 @@ class Transformer(nn.Module):
             they are.
         causal: whether tokens see only earlier ones.
         window: each token sees only tokens less than this many positions away.
+        pattern: which tokens see each other, from :mod:`massieu.patterns`; of a schedule, layers take the patterns in
+            turn. Layers given as modules keep their own.
         positions: ``"rotary"``, ``"learned"`` or None.
         rotary_base: base of the rotary positions.
         norm: ``"layer"``, ``"rms"``, ``"zca"`` (encoders only) or None.
@@ -92,6 +96,7 @@ class Transformer(nn.Module):
         attention: Attention | Sequence[Attention | nn.Module] = "free",
         causal: bool = True,
         window: int | None = None,
+        pattern: Pattern | Schedule | None = None,
         positions: Positions | None = "rotary",
         rotary_base: float = 10000.0,
         norm: Norm | None = "layer",
@@ -142,17 +147,29 @@ class Transformer(nn.Module):
             self.positions = nn.Embedding(max_length, dim, device=device, dtype=dtype)
         self.dropout = nn.Dropout(dropout)
 
-        def build(kind: Attention | nn.Module) -> nn.Module:
+        patterns = None if pattern is None else as_schedule(pattern)
+        if patterns is not None and shared_layers and len(patterns) > 1:
+            raise ValueError(
+                f"shared layers have one pattern, got a schedule of {len(patterns)}; pass one of them, such as"
+                " schedule.union(), or shared_layers=False"
+            )
+
+        def build(kind: Attention | nn.Module, layer: int) -> nn.Module:
             if isinstance(kind, nn.Module):
                 _check_causal(kind, causal)
                 return kind
             rotary = rotary_base if positions == "rotary" else None
             options: dict[str, Any] = {"bias": bias, "causal": causal, "window": window, "rotary": rotary}
             options |= {"dropout": dropout, "device": device, "dtype": dtype}
+            own = None if patterns is None else patterns[layer]
             if kind == "linear":
+                if own is not None:
+                    raise ValueError(
+                        "linear attention has no pattern, since it never sees pairs, got one; choose another attention"
+                    )
                 return LinearAttention(dim, num_heads, num_key_heads, head_dim, **options)
             if kind in get_args(Tying):
-                return MeasureAttention(dim, num_heads, num_key_heads, head_dim, tying=kind, **options)
+                return MeasureAttention(dim, num_heads, num_key_heads, head_dim, tying=kind, pattern=own, **options)
             unknown("attention", get_args(Attention), kind)
 
         def feed_forward() -> FeedForward | None:
@@ -166,7 +183,7 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(
             Block(
                 dim,
-                build(kind),
+                build(kind, layer),
                 feed_forward(),
                 norm=norm,
                 pre_norm=pre_norm,
@@ -174,7 +191,7 @@ class Transformer(nn.Module):
                 device=device,
                 dtype=dtype,
             )
-            for kind in kinds
+            for layer, kind in enumerate(kinds)
         )
         self.norm = build_norm(norm if pre_norm else None, dim, norm_eps, device, dtype)
         self.head: nn.Linear | None = None

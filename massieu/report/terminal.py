@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["show_claims", "show_comparison", "show_inspection", "show_verdicts"]
+__all__ = ["show_claims", "show_comparison", "show_inspection", "show_learned", "show_verdicts"]
 
 HEADS = ("entropy", "normalized_entropy", "effective_atoms", "peak", "sink_mass", "previous_mass", "score_variance")
 PRIORITY = (
@@ -111,6 +111,29 @@ def show_claims(rows: Sequence[Mapping[str, Any]], console: Any) -> None:
     for row in rows:
         table.add_row(row["key"], _words(row["expected"]), row["statement"])
     console.print(table)
+
+
+def show_learned(document: Mapping[str, Any], console: Any) -> None:
+    """Print the errors after all examples, the sensitivities, and retrieval against learning."""
+    from rich.table import Table
+    from rich.text import Text
+
+    facts, last = document["facts"], max(row["examples"] for row in document["curve"])
+    told = f"{facts['parameters']:,} weights, {facts['cpu_seconds']:.0f} CPU seconds, ended by {facts['ended']}"
+    console.print(Text(told))
+    cosines = {row["predictor"]: row["cosine"] for row in document["sensitivities"] if row["examples"] == last}
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in (f"error after {last} examples", "error", "± s.e.", "cosine of sensitivities"):
+        table.add_column(name, justify="left" if "after" in name else "right")
+    for row in document["curve"]:
+        if row["examples"] == last:
+            figures = (row["error"], row["standard_error"], cosines.get(row["predictor"]))
+            table.add_row(row["predictor"], *(_number(value, 4) for value in figures))
+    console.print(table)
+    for row in document["hypotheses"]:
+        if row["to_retrieval"] is not None:  # without a pool there is nothing to retrieve
+            gaps = f"{row['to_learning']:.3g} from {row['learner']}, {row['to_retrieval']:.3g} from retrieval"
+            console.print(Text(f"{row['condition']} functions: {row['follows']} ({gaps})", style="dim"))
 
 
 def _words(verdict: str) -> str:

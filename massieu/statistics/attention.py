@@ -128,7 +128,7 @@ def attend(
     level = {"full": 2, "light": 1, None: 0}[statistics]
     output, found = call_eagerly(_solve, rows, level)
     assert output is not None
-    return Attended(output, found if level else None)
+    return Attended(output, found)
 
 
 def row_statistics(
@@ -151,7 +151,9 @@ def row_statistics(
     rows = kernels.arrange(
         natural, support, None, log_weight, sink=sink, scale=scale, causal=causal, window=window, lengths=lengths
     )
-    return call_eagerly(_solve, rows, 2)[1]
+    _, found = call_eagerly(_solve, rows, 2)
+    assert found is not None
+    return found
 
 
 def mass_count(
@@ -222,9 +224,11 @@ def _is_followed(tensor: Tensor) -> bool:
     )
 
 
-def _solve(rows: Rows, level: int) -> tuple[Tensor | None, RowStatistics]:
+def _solve(rows: Rows, level: int) -> tuple[Tensor | None, RowStatistics | None]:
     # What nobody differentiates or transforms goes around autograd, which costs as much as a small call.
     solve = Attention.apply if any(x is not None and _is_followed(x) for x in rows.inputs[:5]) else Attention.forward
     found = solve(*rows.inputs, level)
+    if not level:
+        return rows.restore(found[0]), None  # type: ignore[arg-type]  # an output was asked for
     output, *fields = (None if x is None else rows.restore(x) for x in found[:7])
     return output, RowStatistics(*fields)  # type: ignore[arg-type]  # a level that leaves fields out is not named

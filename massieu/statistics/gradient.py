@@ -15,7 +15,16 @@ __all__ = ["Attention"]
 Grads = tuple[Tensor | None, ...]  # of the output and of the six statistics, in their order
 
 
-class Attention(torch.autograd.Function):
+class _Function(torch.autograd.Function):
+    @classmethod
+    def apply(cls, *arguments: Any) -> Any:
+        # Torch would bind the arguments to their names at every call, which takes as long as a small kernel.
+        if torch._C._are_functorch_transforms_active():
+            return super().apply(*arguments)  # type: ignore[no-untyped-call]
+        return super(torch.autograd.Function, cls).apply(*arguments)  # type: ignore[misc]
+
+
+class Attention(_Function):
     """Output, the fields of ``RowStatistics`` and the moments of arranged rows, with closed-form gradients."""
 
     @staticmethod
@@ -30,8 +39,10 @@ class Attention(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         output, fields, moments, _ = kernels.forward(Inputs(query, key, value, log_weight, sink, plan), level)
         exposed = torch.promote_types(query.dtype, torch.float32)
-        fields = tuple(None if x is None else x.to(exposed) for x in fields)
-        return (None if output is None else output.to(query.dtype), *fields, *moments)
+        fields = tuple(x if x is None or x.dtype == exposed else x.to(exposed) for x in fields)
+        if output is not None and output.dtype != query.dtype:
+            output = output.to(query.dtype)
+        return (output, *fields, *moments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
@@ -43,11 +54,13 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        found = Gradient.apply(*ctx.saved_tensors, *grads[:7], ctx.plan, ctx.needs_input_grad[3:5])  # type: ignore[no-untyped-call]
+        # Only who asks for second derivatives needs a node for the first.
+        solve = Gradient.apply if torch.is_grad_enabled() else Gradient.forward
+        found = solve(*ctx.saved_tensors, *grads[:7], ctx.plan, ctx.needs_input_grad[3:5])
         return (*found, None, None)
 
 
-class Gradient(torch.autograd.Function):
+class Gradient(_Function):
     """The gradients of :class:`Attention`, by tiles; their own gradients are those of the dense form."""
 
     @staticmethod

@@ -1,13 +1,9 @@
 """The claims about the operator, its equilibrium, samples and contrastive losses: their verdicts, and that these can go wrong."""
 
-from functools import cache
-
 import pytest
 import torch
 
 from massieu.claims import (
-    Result,
-    Verdict,
     contrastive,
     equilibrium,
     examine,
@@ -30,8 +26,6 @@ KEYS = [*OPERATOR, *HOPFIELD, *SAMPLING, *EQUILIBRIUM, *CONTRASTIVE]
 # Questions and predictions of our own, which the paper does not state.
 OURS = {"C48", "X8", "X9", "X10", "X11"}
 
-# Bounds that are sampling errors, or shares of a limit.
-WIDE = {"C27", "C40", "C41", "C45", "X8", "X9", "X11"}
 
 # Where the code breaks, by which factor too large, and which claims must notice.
 BREAKS = [
@@ -70,42 +64,10 @@ BREAKS = [
 ]
 
 
-@cache
-def result(key: str, seed: int) -> Result:
-    (claim,) = select([key])
-    return examine(claim, seed=seed)
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("key", KEYS)
-def test_the_verdict_is_the_expected_one(key, seed):
-    found = result(key, seed)
-    assert found.verdict is found.claim.expected, (found.reason, found.evidence)
-    assert found.evidence.gaps["control"].share > (2 if key in WIDE else 1e3)
-
-
-@pytest.mark.parametrize("key", KEYS)
-def test_a_control_that_is_the_real_case_leaves_the_claim_undecided(key):
-    (claim,) = select([key])
-    found = examine(claim, harmless=True)
-    assert found.verdict is Verdict.UNDECIDED
-    assert "the control did not break" in found.reason
-    usual, real = result(key, 0).evidence.gaps, found.evidence.gaps
-    within = {Verdict.HOLDS_CORRECTED: "corrected", Verdict.CONDITIONAL: "conditional", Verdict.FAILS: "instead"}
-    assert {name: gap for name, gap in real.items() if name != "control"} == {
-        name: gap for name, gap in usual.items() if name != "control"
-    }
-    assert real["control"].share <= real[within.get(claim.expected, "printed")].share
-
-
-@pytest.mark.parametrize("key", KEYS)
-def test_a_claim_says_what_is_claimed_where_and_what_is_true_instead(key):
-    claim = result(key, 0).claim
-    assert claim.statement.endswith(".")
-    assert claim.source.startswith("mathematics of this project, on ") == (key in OURS)
-    assert key in OURS or families.PAPER in claim.source
-    assert claim.formula
-    assert bool(claim.correction) == (claim.expected is not Verdict.HOLDS)
+def test_a_claim_names_the_paper_or_says_that_it_is_our_own():
+    sources = {claim.key: claim.source for claim in select(KEYS)}
+    assert {key for key, source in sources.items() if source.startswith("mathematics of this project, on ")} == OURS
+    assert all(families.PAPER in source for key, source in sources.items() if key not in OURS)
 
 
 def test_every_claim_has_a_break_that_it_notices():
@@ -127,15 +89,7 @@ def test_steps_in_the_wrong_direction_change_the_verdicts_of_those_who_take_them
     assert surprised == {"C11", "C12", "C23", "C38", "C41", "X10"}
 
 
-@pytest.mark.parametrize("key", ["C20", "C27", "C41", "X8", "X9"])
-def test_a_curve_has_a_value_for_every_point(key):
-    curve = result(key, 0).evidence.curve
-    assert curve.series
-    assert {len(values) for values in curve.series.values()} == {len(curve.x)}
-    assert torch.tensor([list(values) for values in curve.series.values()]).isfinite().all()
-
-
-def test_figures_of_the_ledger_come_out():
+def test_figures_of_the_ledger_come_out(result):
     figures = {name: value for key in KEYS for name, value in result(key, 0).evidence.table.items()}
     assert figures["−0.6 beside 1 and 2 goes to"] == pytest.approx(-0.4725, abs=1e-4)
     assert figures["0.2 behind a causal mask comes to"] == pytest.approx(0.1690, abs=1e-4)

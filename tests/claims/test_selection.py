@@ -1,74 +1,19 @@
 """The claims about token selection: their verdicts, controls that count, and code whose break they notice."""
 
 from dataclasses import replace
-from functools import cache
 
 import pytest
 import torch
 
 pytest.importorskip("scipy")
 pytest.importorskip("pandas")
-from massieu.claims import Result, Verdict, examine, select, selection, selection_tables
-from massieu.claims.claim import Trial
+from massieu.claims import examine, select, selection, selection_tables
 from massieu.margin import max_margin, random_problem
 
 KEYS = [f"T{number}" for number in range(1, 17)]
 
-# The gap that is within its bound, by verdict.
-REAL = {
-    Verdict.HOLDS: "printed",
-    Verdict.HOLDS_CORRECTED: "corrected",
-    Verdict.CONDITIONAL: "conditional",
-    Verdict.FAILS: "instead",
-}
 
-
-@cache
-def result(key: str, seed: int) -> Result:
-    (claim,) = select([key])
-    return examine(claim, seed=seed)
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("key", KEYS)
-def test_the_verdict_is_the_expected_one(key, seed):
-    found = result(key, seed)
-    assert found.verdict is found.claim.expected, (found.reason, found.evidence)
-
-
-@pytest.mark.parametrize("key", KEYS)
-def test_a_control_is_the_measurement_that_comes_out_but_for_one_ingredient(key):
-    claim = result(key, 0).claim
-    usual, harmless = (claim.run(Trial(harmless=each)).gaps for each in (False, True))
-    assert harmless.pop("control") == harmless[REAL[claim.expected]]
-    assert usual.pop("control") not in usual.values()
-    assert usual == harmless
-
-
-@pytest.mark.parametrize("key", KEYS)
-def test_a_control_that_is_the_real_case_leaves_the_claim_undecided(key):
-    found = examine(replace(result(key, 0).claim, trials=1), harmless=True)
-    assert found.verdict is Verdict.UNDECIDED
-    assert found.reason.startswith("the control did not break")
-
-
-@pytest.mark.parametrize("key", KEYS)
-def test_a_claim_says_what_is_claimed_where_and_what_is_true_instead(key):
-    claim = result(key, 0).claim
-    assert claim.statement.endswith(".")
-    assert "slides" in claim.source
-    assert claim.formula
-    assert bool(claim.correction) == (claim.expected is not Verdict.HOLDS)
-
-
-@pytest.mark.parametrize("key", ["T8", "T9", "T10", "T11", "T12", "T16"])
-def test_a_curve_has_a_value_for_every_point(key):
-    curve = result(key, 0).evidence.curve
-    assert {len(values) for values in curve.series.values()} == {len(curve.x)}
-    assert torch.tensor([list(values) for values in curve.series.values()]).isfinite().all()
-
-
-def test_what_the_notes_measured_comes_out():
+def test_what_the_notes_measured_comes_out(result):
     figures = {key: result(key, 0).evidence.table for key in KEYS}
     assert figures["T1"]["their least margin"] == pytest.approx(0.1)
     assert figures["T5"]["norm of the best pick"] < figures["T5"]["norm of the equality program"]

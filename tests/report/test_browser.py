@@ -6,11 +6,13 @@ import shutil
 
 import pandas
 import pytest
+from report.learned import EVIL, learned
 from report.sample import inspection
 from report.verdicts import verdicts
 
 from massieu.inspection.findings import findings
 from massieu.report import compare, render
+from massieu.report.learning import render_learning
 from massieu.report.verdicts import render_verdicts
 
 PHONE = {"width": 390, "height": 844}
@@ -50,6 +52,7 @@ PAGES = {
     ),
     "different models": lambda: compare([_sample(2, 3), _sample(3, 4, kind="both")]),
     "claims": lambda: render_verdicts(verdicts(), {"seed": 0, "model": None}),
+    "learned": lambda: render_learning(learned("linear", pool=4, name=EVIL)),
 }
 
 
@@ -115,7 +118,7 @@ def fills(page):
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_opens_without_network_request_or_complaint(visit, name):
     page = visit(name)
-    assert len(values(page)) > 0 or name == "claims"
+    assert len(values(page)) > 0 or name in ("claims", "learned")
     assert page.evaluate("window.hacked") is None
     assert page.evaluate("document.images.length") == 0
 
@@ -344,3 +347,27 @@ def test_every_claim_has_its_verdict_a_figure_and_its_code(visit):
     before = page.evaluate("getComputedStyle(document.body).backgroundColor")
     page.click("#theme")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
+
+
+def test_the_legend_of_a_chart_takes_a_line_away_and_brings_it_back(visit):
+    page = visit("learned")
+    button, line = page.locator("#errors .key button").nth(2), page.locator("#errors g.series[data-line='2']")
+    assert button.text_content() == "least squares"
+    for pressed in ("false", "true"):
+        button.click()
+        assert button.get_attribute("aria-pressed") == pressed
+        assert line.is_visible() == (pressed == "true")
+    assert page.locator("#errors g.series").count() == page.locator("#errors .key button").count()
+
+
+def test_the_important_lines_of_a_chart_are_thicker_and_change_colour_with_the_page(visit):
+    page = visit("learned")
+
+    def style(number, name):
+        where = f"#errors g.series[data-line='{number}'] polyline"
+        return page.eval_on_selector(where, f"line => getComputedStyle(line).{name}")
+
+    assert float(style(1, "strokeWidth")[:-2]) > 2 * float(style(2, "strokeWidth")[:-2])
+    light = style(1, "stroke")
+    page.click("#theme")
+    assert style(1, "stroke") != light

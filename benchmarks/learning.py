@@ -1,0 +1,62 @@
+"""A step of training on prompts, beside the same model through Hugging Face's GPT-2."""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.runner import Row, alternate, track
+from massieu.context import SoftmaxModel, task_named
+
+SHAPES = [(64, 4, 2, 64), (64, 4, 2, 128), (128, 4, 4, 64)]
+DIM = 5
+
+
+def learning() -> list[Row]:
+    """Data, forward, backward and the same optimizer.
+
+    Ours has ReLU and no positions, which pair tokens do without; GPT-2 has its learned positions, and once its own
+    activation, as Garg et al. train it, once ReLU too, so that the rest is compared.
+    """
+    rows = []
+    for width, layers, heads, batch in track(SHAPES):
+        ours = SoftmaxModel(DIM, width=width, layers=layers, heads=heads, generator=torch.Generator().manual_seed(0))
+        for activation in ("gelu_new", "relu"):
+            theirs = GPT2(width, layers, heads, activation)
+            ways = {"massieu": _step(ours, batch), "gpt2": _step(theirs, batch)}
+            taken = alternate(ways, baseline="gpt2", seconds=8)
+            rows.append({"shape": f"{width}x{layers}x{heads}", "batch": batch, "of gpt2": activation, **taken})
+    return rows
+
+
+class GPT2(torch.nn.Module):
+    """GPT-2 of the same size on the same pair tokens."""
+
+    def __init__(self, width: int, layers: int, heads: int, activation: str):
+        super().__init__()
+        from transformers import GPT2Config, GPT2Model
+
+        self.layout = SoftmaxModel(DIM, width=width, layers=layers, heads=heads).layout
+        dropouts = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+        shape = {"n_embd": width, "n_layer": layers, "n_head": heads, "n_inner": 2 * width}
+        words = {"n_positions": 64, "vocab_size": 1, "bos_token_id": None, "eos_token_id": None, "use_cache": False}
+        self.embedding = torch.nn.Linear(self.layout.width, width)
+        self.body = GPT2Model(GPT2Config(**shape, **dropouts, **words, activation_function=activation))
+        self.head = torch.nn.Linear(width, 1)
+
+    def loss(self, prompts):  # type: ignore[no-untyped-def]
+        hidden = self.body(inputs_embeds=self.embedding(self.layout.tokens(prompts))).last_hidden_state
+        return (self.head(hidden)[..., 0] - prompts.targets).square().mean()
+
+
+def _step(model, batch):  # type: ignore[no-untyped-def]
+    task, generator = task_named("linear", dim=DIM, noise=0.5), torch.Generator().manual_seed(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+    def step() -> None:
+        loss = model.loss(task.draw(batch, 2 * DIM + 1, generator))
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    return step

@@ -1,0 +1,217 @@
+"""A trained model beside predictors: errors, sensitivities to the query, and the matrix it has learned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from massieu.context.baselines import LINEAR, fitted_for, predictors_for, second_moment
+from massieu.context.curves import error_curve
+from massieu.context.extras import imported
+from massieu.context.fitted import Boosting
+from massieu.context.models import ContextModel, LinearModel
+from massieu.context.optimum import Optimum, optimal_linear_attention
+from massieu.context.predictors import Averaging, Predictor
+from massieu.context.prompts import Prompts
+from massieu.context.tasks import Linear, NoisyLinear, SparseLinear, Task
+from massieu.measures.measure import as_integer
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["Comparison", "affordable", "compare", "sensitivities"]
+
+TESTED = 2048  # tasks whose sensitivities are compared
+LENGTHS = 21  # numbers of examples after which predictors for all prefixes are asked, at most
+WORK = 2**30  # products that least squares may need for all prefixes of all tasks
+LEAST = 1024  # tasks that are compared even so
+SHOWN = 64  # of these, the tasks whose sensitivities are kept
+PLACES = 8  # numbers of examples after which they are compared
+PREFIXES = 3  # numbers of examples after which fitted predictors are asked
+CLOSED_FORM = "best linear layer"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How a model compares after training.
+
+    Attributes:
+        curve: as of :func:`massieu.context.error_curve`, of the model, called "model", and of predictors, with the
+            number of ``tasks`` that an error is the mean of.
+        sensitivities: for each predictor that is linear in the query, and after several numbers of examples, the mean
+            and the least cosine of its sensitivity with that of the model, and the root mean square of the difference.
+        slopes: by name the sensitivities after all examples, for few tasks, as lists of rows: of the model, and of the
+            predictors that it may have become.
+        matrices: "learned" and "closed form" as lists of rows, with the losses of both; None unless linear.
+    """
+
+    curve: pandas.DataFrame
+    sensitivities: pandas.DataFrame
+    slopes: dict[str, list[list[float]]]
+    matrices: dict[str, object] | None
+
+    @property
+    def best_cosine(self) -> float:
+        """The largest mean cosine after all examples."""
+        return float(_last(self.sensitivities)["cosine"].max())
+
+    def ratio(self, predictor: str) -> float:
+        """Error of the model after all examples, in units of that of a predictor."""
+        errors = _last(self.curve)["error"]
+        return float(errors["model"] / errors[predictor])
+
+    def tables(self) -> dict[str, pandas.DataFrame]:
+        """The tables by name."""
+        return {"curve": self.curve, "sensitivities": self.sensitivities}
+
+    def figures(self) -> dict[str, Any]:
+        """What is no table, by name."""
+        return {"slopes": self.slopes, "matrices": self.matrices}
+
+
+def compare(
+    model: ContextModel,
+    task: Task,
+    prompts: Prompts,
+    *,
+    fitted: int = 0,
+    progress: Callable[[str, int, int], object] | None = None,
+) -> Comparison:
+    """Errors of model and predictors on the same prompts, their sensitivities, and matrices where there are any.
+
+    Args:
+        model: after training.
+        task: whose functions the prompts are examples of.
+        prompts: that training never saw.
+        fitted: tasks for Lasso, trees and networks, which are fitted anew to each prefix and are asked after three
+            numbers of examples only; boosting has a quarter of them. 0 leaves them out.
+        progress: called with what is done, how many parts of it are, and how many there are.
+
+    With more than 21 numbers of examples the errors are those after 21 of them, spread evenly, none and all among them.
+
+    Example:
+        >>> from massieu.context import LinearModel, task_named
+        >>> task, draws = task_named("linear", dim=2), torch.Generator().manual_seed(0)
+        >>> found = compare(LinearModel(2, generator=draws), task, task.draw(50, 5, draws))
+        >>> list(found.curve.predictor.unique())[:3], list(found.matrices)[:2]
+        (['model', 'least squares (Bayes)', 'gradient step'], ['learned', 'closed form'])
+    """
+    as_integer(fitted, "fitted", least=0)
+    others, slow = predictors_for(task), fitted_for(task) if fitted else {}
+    optimum = _optimum(task, prompts.examples - 1) if isinstance(model, LinearModel) else None
+    if optimum is not None:
+        others[CLOSED_FORM] = _Layer(optimum.matrix)
+    everyone: dict[str, Callable[[Prompts], Tensor]] = {"model": model.ask, **others, **slow}
+    places = _spread(prompts.examples - 1, PLACES)
+    parts = len(everyone) + len(places)
+
+    def tell(done: int) -> None:
+        if progress is not None:
+            progress("comparing", done, parts)
+
+    curves = []
+    for done, (name, predictor) in enumerate(everyone.items()):
+        tell(done)
+        tasks, lengths = prompts.tasks, [0, *_spread(prompts.examples - 1, LENGTHS - 1)]
+        if name in slow:
+            tasks = min(tasks, -(-fitted // 4) if isinstance(predictor, Boosting) else fitted)
+            lengths = _spread(prompts.examples - 1, PREFIXES)
+        with torch.no_grad():
+            curve = error_curve(prompts.chosen(slice(tasks)), {name: predictor}, lengths)
+        curves.append(curve.assign(tasks=tasks))
+    curve = imported("pandas", "compare").concat(curves, ignore_index=True)
+    linear: dict[str, Predictor] = {name: each for name, each in others.items() if isinstance(each, (*LINEAR, _Layer))}
+    told = [(length, len(everyone) + place) for place, length in enumerate(places)]
+    table, slopes = _compare_sensitivities(model, linear, prompts.chosen(slice(TESTED)), told, tell)
+    matrices = None if optimum is None else _matrices(model, optimum, _last(curve)["error"])
+    return Comparison(curve, table, slopes, matrices)
+
+
+def affordable(dim: int, examples: int) -> int:
+    """Tasks with so many examples on which predictors for all prefixes are compared in some ten seconds."""
+    lengths = min(LENGTHS, examples + 1)
+    return max(LEAST, WORK // (lengths * examples * dim**2))
+
+
+def sensitivities(predict: Callable[[Prompts], Tensor], prompts: Prompts) -> Tensor:
+    r"""Derivatives :math:`\partial \hat y / \partial x` in the query after all examples, ``(tasks, dim)``."""
+    query = prompts.inputs[:, -1:].detach().clone().requires_grad_()
+    asked = torch.cat([prompts.inputs[:, :-1].detach(), query], 1)
+    # A predictor reads the query among the queries, a model as its last input.
+    if isinstance(predict, Predictor):
+        posed = replace(prompts, inputs=prompts.inputs.detach(), queries=asked)
+        found = predict(posed, [prompts.examples - 1])
+    else:
+        found = predict(replace(prompts, inputs=asked, queries=asked))
+    (slope,) = torch.autograd.grad(found[:, -1].sum(), query)
+    return slope[:, 0]
+
+
+def _compare_sensitivities(
+    model: ContextModel,
+    others: dict[str, Predictor],
+    prompts: Prompts,
+    places: list[tuple[int, int]],
+    tell: Callable[[int], None],
+) -> tuple[pandas.DataFrame, dict[str, list[list[float]]]]:
+    """After each number of examples of the places, whose second number says how much is done."""
+    rows, slopes = [], {}
+    for length, done in places:
+        tell(done)
+        posed = prompts.ask_after(length)
+        own = sensitivities(model, posed)
+        slopes = {"model": own}
+        for name, predictor in others.items():
+            slopes[name] = other = sensitivities(predictor, posed)
+            cosines = torch.nn.functional.cosine_similarity(own, other, dim=-1)
+            gap = (own - other).square().mean().sqrt()
+            rows.append((name, length, float(cosines.mean()), float(cosines.min()), float(gap)))
+    columns = ["predictor", "examples", "cosine", "least_cosine", "difference"]
+    table = imported("pandas", "compare").DataFrame(rows, columns=columns)
+    chosen = ["model", *list(others)[:1], "gradient step", CLOSED_FORM]
+    return table, {name: slopes[name][:SHOWN].tolist() for name in dict.fromkeys(chosen) if name in slopes}
+
+
+class _Layer(Predictor):
+    r"""The predictor :math:`z^\top A x` with :math:`z = \frac1n \sum_i y_i x_i`."""
+
+    def __init__(self, matrix: Tensor):
+        self.matrix = matrix
+
+    def predict(self, inputs: Tensor, targets: Tensor, queries: Tensor, lengths: list[int]) -> Tensor:
+        return Averaging().predict(inputs, targets, queries @ self.matrix.mT, lengths)
+
+
+def _optimum(task: Task, examples: int) -> Optimum | None:
+    if not isinstance(task, Linear) or type(task) not in (Linear, NoisyLinear, SparseLinear):
+        return None  # no closed form: the functions are not linear
+    if torch.linalg.eigvalsh(task.covariance)[0] <= 0:
+        return None  # no single best matrix: directions without inputs are free
+    return optimal_linear_attention(task.covariance, second_moment(task), noise=task.noise, examples=examples)
+
+
+def _matrices(model: ContextModel, optimum: Optimum, errors: pandas.Series[float]) -> dict[str, object]:
+    assert isinstance(model, LinearModel)
+    matrix = model.matrix.detach().double()
+    return {
+        "learned": matrix.tolist(),
+        "closed form": optimum.matrix.tolist(),
+        "loss": float(optimum.loss_of(matrix)),
+        "best loss": optimum.loss,
+        "measured": float(errors["model"]),
+        "best measured": float(errors[CLOSED_FORM]),
+    }
+
+
+def _spread(most: int, count: int) -> list[int]:
+    """So many numbers of examples up to all of them, evenly."""
+    count = min(count, most)
+    return [round(most * (place + 1) / count) for place in range(count)]
+
+
+def _last(table: pandas.DataFrame) -> pandas.DataFrame:
+    return table[table["examples"] == table["examples"].max()].set_index("predictor")

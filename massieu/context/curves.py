@@ -1,0 +1,90 @@
+"""Error against the number of examples, for predictors and models side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from massieu.context.extras import imported
+from massieu.context.predictors import Predictor, check_lengths
+from massieu.context.prompts import Prompts
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["error_curve"]
+
+
+def error_curve(
+    prompts: Prompts,
+    predictors: Mapping[str, Callable[[Prompts], Tensor]],
+    lengths: Sequence[int] | None = None,
+    *,
+    statistic: Literal["mean", "median"] = "mean",
+    per_dim: bool = False,
+) -> pandas.DataFrame:
+    r"""The squared error :math:`(\hat y_i - f(q_i))^2` against the answers without noise, over tasks.
+
+    Args:
+        prompts: what is predicted.
+        predictors: by name: a :class:`~massieu.context.Predictor`, or any function from prompts to predictions of
+            shape ``(tasks, examples)`` or that and the outputs; errors of several outputs are added up.
+        lengths: numbers of examples; all by default. Predictors that are fitted to each prefix need few.
+        statistic: "mean", or "median" where the mean is infinite, as for least squares with noise around d examples.
+        per_dim: divide by the dimension of the inputs, so that predicting 0 has error 1 for linear functions.
+
+    Returns:
+        A row for each predictor and length, with columns ``predictor``, ``examples``, ``error`` and
+        ``standard_error``; that of the median is half the distance of the order statistics one standard deviation
+        of their rank away.
+
+    Example:
+        >>> from massieu.context import Ridge, task_named
+        >>> prompts = task_named("ridge", dim=5, noise=0.5).draw(2000, 11, torch.Generator().manual_seed(0))
+        >>> error_curve(prompts, {"ridge": Ridge(0.25)}, [0, 10]).round(1)
+          predictor  examples  error  standard_error
+        0     ridge         0    5.3             0.2
+        1     ridge        10    0.3             0.0
+    """
+    if statistic not in ("mean", "median"):
+        raise ValueError(f'statistic must be "mean" or "median", got {statistic!r}; the median has no heavy tail')
+    frames = imported("pandas", "error_curve")
+    asked = check_lengths(lengths, prompts.examples)
+    rows = []
+    for name, predictor in predictors.items():
+        if isinstance(predictor, Predictor):
+            found = predictor(prompts, asked)
+        else:
+            found = _all_lengths(predictor(prompts), prompts, name)[:, asked]
+        errors = (found - prompts.answers[:, asked]).double().square()
+        errors = errors.sum(-1) if prompts.outputs else errors
+        errors = errors / prompts.dim if per_dim else errors
+        centre, spread = _mean(errors) if statistic == "mean" else _median(errors)
+        rows += list(zip([name] * len(asked), asked, centre.tolist(), spread.tolist(), strict=True))
+    return frames.DataFrame(rows, columns=["predictor", "examples", "error", "standard_error"])
+
+
+def _all_lengths(found: Tensor, prompts: Prompts, name: str) -> Tensor:
+    if found.shape != prompts.targets.shape:
+        raise ValueError(
+            f"{name} must give predictions of the shape of the targets, {tuple(prompts.targets.shape)}, got"
+            f" {tuple(found.shape)}; predict one answer after each number of examples"
+        )
+    return found
+
+
+def _mean(errors: Tensor) -> tuple[Tensor, Tensor]:
+    tasks = errors.shape[0]
+    spread = errors.std(0) if tasks > 1 else torch.full_like(errors[0], math.nan)
+    return errors.mean(0), spread / math.sqrt(tasks)
+
+
+def _median(errors: Tensor) -> tuple[Tensor, Tensor]:
+    half = 0.5 / math.sqrt(errors.shape[0])  # the rank of the median has this standard deviation, as a share
+    shares = torch.tensor([0.5, max(0.0, 0.5 - half), min(1.0, 0.5 + half)], dtype=errors.dtype, device=errors.device)
+    centre, low, high = errors.quantile(shares, 0)
+    return centre, (high - low) / 2

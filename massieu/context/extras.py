@@ -1,0 +1,20 @@
+"""Packages beyond torch and numpy, imported when something that needs them is called."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__all__ = ["imported"]
+
+PACKAGES = {"sklearn": "scikit-learn"}
+
+
+def imported(module: str, what: str) -> Any:
+    """The module, or one sentence on how to get it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        name = module.partition(".")[0]
+        package = PACKAGES.get(name, name)
+        raise ImportError(f"{what} needs {package}, which is not installed; pip install 'massieu[verify]'") from None

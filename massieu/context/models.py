@@ -1,0 +1,174 @@
+"""Models that learn in a context: from prompts to a prediction after each number of examples."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from massieu.context.prompts import Prompts, layout_named
+from massieu.nn import LinearAttention, Transformer
+
+__all__ = ["ContextModel", "LinearModel", "SoftmaxModel"]
+
+TOGETHER = 2048  # tasks that a model is asked about at once
+NUMBERS = 2**24  # in tables of attention, or tokens, of these at most
+
+
+class ContextModel(nn.Module, ABC):
+    """A model in training, called with prompts as a :class:`~massieu.context.Predictor` is."""
+
+    @abstractmethod
+    def forward(self, prompts: Prompts) -> Tensor:
+        """Predictions for the next example, ``(tasks, examples)``."""
+
+    @abstractmethod
+    def loss(self, prompts: Prompts) -> Tensor:
+        """The mean squared error against the targets, with the gradient along which training lowers it."""
+
+    def ask(self, prompts: Prompts) -> Tensor:
+        """As :meth:`forward`, without gradients and for some tasks at a time, so that little is held at once."""
+        count = min(TOGETHER, max(1, NUMBERS // (prompts.examples * max(prompts.examples, prompts.dim + 1))))
+        with torch.no_grad():
+            return torch.cat([self(prompts.chosen(slice(i, i + count))) for i in range(0, prompts.tasks, count)])
+
+    @property
+    def size(self) -> int:
+        """The number of weights."""
+        return sum(weight.numel() for weight in self.parameters())
+
+
+class SoftmaxModel(ContextModel):
+    """A causal transformer that is asked after every number of examples at once.
+
+    Without positions: examples may come in any order, and the causal mask lets a model count them.
+
+    Args:
+        dim: of the inputs of a prompt.
+        layout: "pairs" or "interleaved"; interleaved tokens need positions to find the target of an input.
+        width: size of the hidden states.
+        layers: number of blocks; the feed-forward net of each is twice as wide as the hidden states.
+        heads: in each of them.
+        generator: draws the weights.
+
+    Example:
+        >>> from massieu.context import task_named
+        >>> model = SoftmaxModel(5, generator=torch.Generator().manual_seed(0))
+        >>> model(task_named("linear", dim=5).draw(7, 11, torch.Generator())).shape
+        torch.Size([7, 11])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        layout: Literal["pairs", "interleaved"] = "pairs",
+        width: int = 64,
+        layers: int = 4,
+        heads: int = 2,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        self.layout = layout_named(layout, dim)
+        self.transformer = Transformer(
+            width,
+            layers,
+            heads,
+            hidden_dim=2 * width,  # a layer more serves better than feed-forward nets of twice the width
+            input_dim=self.layout.width,
+            output_dim=1,
+            activation="relu",  # a fifth of a step cheaper than GELU on a processor
+            positions=None if layout == "pairs" else "rotary",
+            generator=generator,
+        )
+        # Numbers, not words: with the small weights of a table of words the norms would drown their sizes for long.
+        assert self.transformer.embedding is not None
+        scale = self.layout.width**-0.5
+        torch.nn.init.normal_(self.transformer.embedding.weight, std=scale, generator=generator)  # type: ignore[arg-type]
+
+    def forward(self, prompts: Prompts) -> Tensor:
+        found = self.transformer(self.layout.tokens(prompts))
+        read: Tensor = found[:, self.layout.positions(prompts.examples), 0]
+        return read
+
+    def loss(self, prompts: Prompts) -> Tensor:
+        r"""The mean :math:`\bar e` of the squared errors :math:`e_i` after i examples.
+
+        Its gradient is :math:`\bar e \, \nabla \frac1n \sum_i \log e_i`, as of a normal likelihood with a variance for
+        each i: few examples, after which nobody can know much, do not drown the others.
+        """
+        errors: Tensor = (self(prompts) - prompts.targets).square().mean(0)
+        known = errors.detach()
+        return (errors * known.mean() / known.clamp_min(torch.finfo(known.dtype).tiny)).mean()
+
+
+class LinearModel(ContextModel):
+    r"""One layer of linear attention, all of whose maps are free; it is asked once, after all examples.
+
+    The tokens :math:`z_i = (x_i, y_i)` enter only through their Gram matrix, so that a step need not form keys and
+    values of each. With u the row of :math:`W_O W_V` that gives the target, and :math:`M = W_K^\top W_Q`,
+
+    .. math:: \hat y = -u^\top \Bigl(\frac1n \sum_{i \le n} z_i z_i^\top\Bigr) M \begin{pmatrix} x \\ 0 \end{pmatrix}
+
+    the minus being that of :func:`massieu.context.predict`, through which ``attention`` gives the same.
+
+    Args:
+        dim: of the inputs.
+        generator: draws the weights.
+
+    Example:
+        >>> from massieu.context import task_named
+        >>> model = LinearModel(5, generator=torch.Generator().manual_seed(0))
+        >>> model.matrix.shape, model(task_named("linear", dim=5).draw(7, 11, torch.Generator())).shape
+        (torch.Size([5, 5]), torch.Size([7, 11]))
+    """
+
+    def __init__(self, dim: int, *, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        self.dim = dim
+        self.attention = LinearAttention(dim + 1, head_dim=dim + 1, form="mean", generator=generator)
+        assert self.attention.v_proj is not None
+        with torch.no_grad():
+            # Values start with targets alone and keys with inputs: from weights that mix them training may stop at a
+            # product of rank one, far from the best.
+            self.attention.v_proj.weight[:, :-1] = 0
+            self.attention.k_proj.weight[:, -1] = 0
+
+    @property
+    def matrix(self) -> Tensor:
+        r"""What it has learned to be compared with :math:`A^*` of :class:`massieu.context.Optimum`, ``(dim, dim)``.
+
+        The part of :math:`\hat y` that is linear in :math:`z = \frac1n \sum_i y_i x_i`, as :math:`z^\top A x`.
+        """
+        row, middle = self._maps()
+        return -(torch.outer(row[:-1], middle[-1]) + row[-1] * middle[:-1])
+
+    def forward(self, prompts: Prompts) -> Tensor:
+        tokens = torch.cat([prompts.inputs, prompts.targets[..., None]], -1)
+        row, _ = self._maps()
+        counts = torch.arange(1, prompts.examples, device=tokens.device).to(tokens)[:, None]
+        # The Gram matrix of each prefix times u, without forming the matrices.
+        along = (tokens * (tokens @ row)[..., None]).cumsum(1)[:, :-1] / counts
+        return torch.cat([tokens.new_zeros(prompts.tasks, 1), self._ask(along, prompts.queries[:, 1:])], 1)
+
+    def loss(self, prompts: Prompts) -> Tensor:
+        prompts = prompts.ask_after(prompts.examples - 1)
+        tokens = torch.cat([prompts.inputs, prompts.targets[..., None]], -1)[:, :-1]
+        grams = tokens.mT @ tokens / tokens.shape[1]
+        row, _ = self._maps()
+        found = self._ask(grams[:, None] @ row, prompts.queries[:, -1:])
+        return (found - prompts.targets[:, -1:]).square().mean()
+
+    def _maps(self) -> tuple[Tensor, Tensor]:
+        """u and the columns of M that see an input, shapes ``(dim + 1,)`` and ``(dim + 1, dim)``."""
+        layer = self.attention
+        assert layer.v_proj is not None
+        assert layer.out_proj is not None
+        row = layer.out_proj.weight[-1] @ layer.v_proj.weight
+        return row, layer.k_proj.weight.mT @ layer.q_proj.weight[:, : self.dim]
+
+    def _ask(self, along: Tensor, queries: Tensor) -> Tensor:
+        _, middle = self._maps()
+        return -torch.einsum("tnd,de,tne->tn", queries, middle.mT, along)

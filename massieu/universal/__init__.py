@@ -1,0 +1,40 @@
+"""Universal approximation made concrete: set weights that realise a function, with certificates and costs."""
+
+from massieu.universal.boltzmann import boltz, boltz_bound, boltz_gap, theorem_spacing
+from massieu.universal.construction import construct
+from massieu.universal.maps import BelowResolution, ContextualMap, contextual_map, hardmax_identifiers
+from massieu.universal.measurements import GridError, SeparationGap, grid_errors, separation_gaps
+from massieu.universal.memorization import memorize
+from massieu.universal.multisets import Cost, cost, multisets
+from massieu.universal.realization import Certificate, Realization
+from massieu.universal.shifts import ShiftStack, selective_shift, shift_stack
+from massieu.universal.staircases import interpolant, staircase
+from massieu.universal.tables import table
+
+__all__ = [
+    "BelowResolution",
+    "Certificate",
+    "ContextualMap",
+    "Cost",
+    "GridError",
+    "Realization",
+    "SeparationGap",
+    "ShiftStack",
+    "boltz",
+    "boltz_bound",
+    "boltz_gap",
+    "construct",
+    "contextual_map",
+    "cost",
+    "grid_errors",
+    "hardmax_identifiers",
+    "interpolant",
+    "memorize",
+    "multisets",
+    "selective_shift",
+    "separation_gaps",
+    "shift_stack",
+    "staircase",
+    "table",
+    "theorem_spacing",
+]

@@ -1,0 +1,174 @@
+"""Weights that realise a permutation-equivariant function on a grid, exactly where cells are flat."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from numbers import Real
+
+import torch
+from torch import Tensor, nn
+
+from massieu.universal.maps import ContextualMap, contextual_map
+from massieu.universal.multisets import LIMIT, axes_of, cost, digits_of, multisets, sequences
+from massieu.universal.realization import Cases, Realization
+from massieu.universal.staircases import staircase
+from massieu.universal.tables import table
+
+__all__ = ["construct"]
+
+RAMP = 2.0**-20
+EXHAUSTIVE = 100_000  # sequences up to which a certificate goes through all
+
+
+def construct(
+    function: Callable[[Tensor], Tensor],
+    grid: int | tuple[int, ...],
+    length: int,
+    *,
+    ramp: float | None = None,
+    rounds: int = 100,
+    limit: int = LIMIT,
+    generator: torch.Generator | int = 0,
+) -> Realization:
+    r"""A network that maps every sequence of cells to the values of a function at their centres.
+
+    .. math:: \mathrm{FF}_2 \circ (1 + \mathrm{attention}) \circ \mathrm{FF}_1
+
+    The first net is a staircase that gives each cell a code, the head of :func:`contextual_map` adds what tells the
+    other tokens apart, and the second net is a :func:`table` of the sorted identifiers. Sequences may contain a token
+    twice. For a continuous function on the unit cube the error is of the order of the size of a cell, except in strips
+    at the borders of cells, where the first net rises: the network is continuous, and there it has any value. Their
+    share of the volume is at most ``length * dim * ramp``, so the error vanishes in :math:`L^p` for finite p only.
+
+    Args:
+        function: from tensors ``(batch, length, dim)`` of float64 to ``(batch, length, output_dim)``; permuting tokens
+            must permute values.
+        grid: cells along each axis of the unit cube; a number for one axis.
+        length: tokens of a sequence.
+        ramp: width of the strips as a share of a cell; by default :math:`2^{-20}`, or twice the least that is safe.
+        rounds: of the search for codes.
+        limit: identifiers that may be built, see :func:`cost`.
+        generator: draws candidates, or its seed.
+
+    Returns:
+        The network in float64, whose :meth:`Realization.certify` goes through all sequences. In float32 it works
+        for few identifiers only.
+
+    Source:
+        The form of Kajitsuka and Sato 2023, with codes of our own.
+
+    Example:
+        >>> network = construct(lambda x: x * x.sum(1, keepdim=True), grid=4, length=2)
+        >>> network(torch.tensor([[[0.3], [0.9]]], dtype=torch.float64)).flatten().tolist()
+        [0.46875, 1.09375]
+        >>> network.certify().holds
+        True
+    """
+    axes = axes_of(grid)
+    cost(axes, length).check(limit)
+    length = int(length)
+    if not callable(function):
+        got = type(function).__name__
+        raise TypeError(f"function must be callable, from (batch, length, dim) to values, got {got}; pass a function")
+    if ramp is not None and not (isinstance(ramp, Real) and 0 < ramp < 1):
+        raise ValueError(f"ramp must lie between 0 and 1, a share of a cell, got {ramp!r}; take one such as 1e-5")
+    centres = _centres(axes)
+    cells = len(centres)
+    contexts = multisets(cells, length - 1, limit=limit)
+    own = torch.arange(cells).repeat_interleave(len(contexts))
+    tokens = torch.cat([own[:, None], contexts.repeat(cells, 1)], 1)
+    values = _values(function, centres[tokens])
+    needs = cost(axes, length, values.shape[-1])
+    found = contextual_map(cells, length, rounds=rounds, limit=limit, generator=generator)
+    ramp = _checked_ramp(ramp, axes, found)
+    identifiers, order = found.identifiers().flatten().sort()
+    dim = max(len(axes), values.shape[-1], digits_of(len(order)))
+
+    def cases() -> Cases:
+        exhaustive = cells**length <= EXHAUSTIVE
+        inputs = centres[sequences(cells, length) if exhaustive else tokens]
+        return Cases(inputs, function(inputs), exhaustive)
+
+    return Realization(
+        _encode(axes, found, dim, ramp),
+        found.block(dim),
+        table(dim, identifiers, values[order]),
+        input_dim=len(axes),
+        output_dim=values.shape[-1],
+        length=length,
+        margin=found.margin,
+        cost=needs,
+        cases=cases,
+    )
+
+
+def _centres(axes: tuple[int, ...]) -> Tensor:
+    """Of all cells, ``(cells, dim)``; the first axis counts fastest."""
+    numbers = torch.arange(math.prod(axes))
+    places = [numbers // math.prod(axes[:axis]) % cells for axis, cells in enumerate(axes)]
+    return torch.stack([(place.double() + 0.5) / cells for place, cells in zip(places, axes, strict=True)], -1)
+
+
+def _values(function: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+    """Of the first token of each sequence, ``(sequences, output_dim)``, after a look at whether order matters."""
+    values = function(inputs)
+    if not isinstance(values, Tensor) or values.dim() != 3 or values.shape[:2] != inputs.shape[:2]:
+        got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        batch, length = inputs.shape[:2]
+        raise ValueError(f"function must return shape ({batch}, {length}, output_dim) for this batch, got {got}")
+    if values.is_complex() or not values.shape[-1]:
+        kind = "complex ones" if values.is_complex() else "none"
+        raise ValueError(f"function must return real numbers for every token, got {kind}; stack parts of complex ones")
+    values = values.detach().double()
+    if not values.isfinite().all():
+        raise ValueError("function must be finite on the centres of all cells, but is nan or infinite at some")
+    for order in _orders(*inputs.shape[:2]):
+        permuted, expected = (x.gather(1, order[..., None].expand_as(x)) for x in (inputs, values))
+        apart = float((function(permuted).double() - expected).abs().max())
+        if not apart <= 1e-9 * max(1.0, float(values.abs().max())):
+            raise ValueError(
+                f"function must be permutation-equivariant, got values that change by {apart:.1e} with the order of"
+                " the tokens; give tokens a coordinate that says where they are, and use memorize"
+            )
+    return values[:, 0]
+
+
+def _orders(count: int, length: int) -> list[Tensor]:
+    """For every sequence: all tokens one place on, the first two swapped, which together give every order, and any."""
+    tokens = torch.arange(length)
+    swapped = torch.cat([tokens[:2].flip(0), tokens[2:]])
+    drawn = torch.rand(count, length, generator=torch.Generator().manual_seed(0)).argsort(1)
+    return [tokens.roll(1).expand(count, -1), swapped.expand(count, -1), drawn]
+
+
+def _checked_ramp(ramp: float | None, axes: tuple[int, ...], found: ContextualMap) -> float:
+    """One sentence unless rounding in the first net is small beside the distances that the nets after it must see."""
+    rounding = 8 * torch.finfo(torch.float64).eps * max(axes)
+    seen = float(found.identifiers().max()) * found.spread / 4 if len(axes) == 1 else 0.25 / len(found.codes)
+    if ramp is None:
+        ramp = max(RAMP, 2 * rounding / seen)
+    if rounding / ramp > seen:
+        raise ValueError(
+            f"ramp must be at least {rounding / seen:.1e} for these cells, got {ramp}; below that, rounding spoils the"
+            " codes in float64"
+        )
+    return ramp
+
+
+def _encode(axes: tuple[int, ...], found: ContextualMap, dim: int, ramp: float) -> nn.Sequential:
+    """From tokens to codes: steps along each axis, to the codes themselves or to the number of the cell first."""
+    counts = torch.tensor(axes)
+    axis = torch.arange(len(axes)).repeat_interleave(counts - 1)
+    step = torch.cat([torch.arange(1, cells) for cells in axes])
+    directions = torch.eye(dim, dtype=torch.float64)[axis]
+    cells = counts[axis].double()
+    if len(axes) == 1:
+        heights, base = found.codes.diff()[:, None], found.codes[:1]
+        return nn.Sequential(staircase(dim, directions, step / cells, ramp / cells, heights, base))
+    stride = torch.tensor([math.prod(axes[:place]) for place in range(len(axes))]).double()
+    number = staircase(dim, directions, step / cells, ramp / cells, stride[axis][:, None], torch.zeros(1))
+    edges = torch.arange(1, len(found.codes)) - 0.5
+    ahead = torch.eye(dim, dtype=torch.float64)[:1].expand(len(edges), -1)
+    codes = staircase(dim, ahead, edges, torch.full_like(edges, 0.5), found.codes.diff()[:, None], found.codes[:1])
+    return nn.Sequential(number, codes)
