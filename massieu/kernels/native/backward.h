@@ -78,22 +78,18 @@ class GradientBlock {
         std::memset(grad_query_, 0, count_ * wide_ * width_ * sizeof(Real));
     }
 
-    // Queries and incoming gradients as rows, padded with zeros on both sides.
+    // Queries and incoming gradients, as rows and the latter as columns, too.
     void load_rows(const Panel<Real>& panel, int64_t first) {
-        for (int64_t lane = 0; lane < panel.lanes; lane++) {
-            const bool real = lane < panel.rows;
-            Real* row = query_rows_ + (first + lane) * width_;
-            const Input* query = query_row<Input>(rows_, panel.entry, panel.first_row + smaller(lane, panel.rows - 1));
-            for (int64_t c = 0; c < width_; c++)
-                row[c] = real && c < rows_.dim ? Real(widened(query[c])) * Real(rows_.scale) : Real(0);
-            Real* coming = coming_rows_ + (first + lane) * value_width_;
-            const Input* gradient = static_cast<const Input*>(call_.grad_output);
-            if (value_width_) gradient += (row_index(panel) + smaller(lane, panel.rows - 1)) * rows_.value_dim;
-            for (int64_t c = 0; c < value_width_; c++) {
-                coming[c] = real && c < rows_.value_dim ? Real(widened(gradient[c])) : Real(0);
-                coming_columns_[first * value_width_ + c * panel.lanes + lane] = coming[c];
-            }
-        }
+        for (int64_t row = 0; row < panel.rows; row++)
+            load_row<Input, Real>(query_at<Input>(rows_, panel, row), rows_.dim, rows_.scale,
+                                  query_rows_ + (first + row) * width_);
+        if (!value_width_) return;
+        const int64_t dim = rows_.value_dim;
+        const Input* coming = static_cast<const Input*>(call_.grad_output) + row_index(panel) * dim;
+        for (int64_t row = 0; row < panel.rows; row++)
+            load_row<Input, Real>(coming + row * dim, dim, 1, coming_rows_ + (first + row) * value_width_);
+        load_columns<Input, Real>(
+            panel, [&](int64_t row) { return coming + row * dim; }, dim, 1, coming_columns_ + first * value_width_);
     }
 
     void load_slopes(const Panel<Real>& panel, RowSlopes<Real>& slopes, int64_t first) {
@@ -110,20 +106,29 @@ class GradientBlock {
                 slopes.linear[lane] = slopes.quadratic[lane] = slopes.weight[lane] = 0;
                 continue;
             }
-            double constant = coefficient[CONSTANT * all_rows];
-            if (value_width_) {
-                const Input* output = static_cast<const Input*>(call_.output) + row * rows_.value_dim;
-                const Real* coming = coming_rows_ + (first + lane) * value_width_;
-                for (int64_t c = 0; c < rows_.value_dim; c++) constant -= double(widened(output[c])) * coming[c];
-            }
             slopes.maximum[lane] = statistic[MAXIMUM * all_rows];
             slopes.inverse[lane] = Real(1 / double(statistic[TOTAL * all_rows]));
             slopes.offset[lane] = statistic[OFFSET * all_rows];
-            slopes.constant[lane] = Real(constant);
+            slopes.constant[lane] = coefficient[CONSTANT * all_rows];
             slopes.linear[lane] = Real(coefficient[LINEAR * all_rows] * LN2);
             slopes.quadratic[lane] = Real(coefficient[QUADRATIC * all_rows] * (LN2 * LN2));
             slopes.weight[lane] = coefficient[WEIGHT * all_rows];
         }
+        for (int64_t lane = 0; value_width_ && lane < panel.rows; lane += L)
+            store(slopes.constant + lane, load(slopes.constant + lane) - inner(panel, lane, first));
+    }
+
+    // Incoming gradients of a vector of rows times their outputs.
+    Vector<Real> inner(const Panel<Real>& panel, int64_t lane, int64_t first) const {
+        const int64_t dim = rows_.value_dim;
+        const Input* output = static_cast<const Input*>(call_.output) + (row_index(panel) + lane) * dim;
+        const Real* coming = coming_rows_ + (first + lane) * value_width_;
+        Vector<Real> products[L] = {};
+        for (int64_t i = 0; i < smaller(L, panel.rows - lane); i++)
+            for (int64_t c = 0; c < dim; c += L)
+                products[i] +=
+                    load_part<Input, Real>(output + i * dim + c, dim - c) * load(coming + i * value_width_ + c);
+        return lane_sums<Real>(products);
     }
 
     void tile(int64_t p, Tile<Real> keys, Tile<Real> values, int64_t from, int64_t count, Real* grad_key,
@@ -139,9 +144,9 @@ class GradientBlock {
         if (call_.grad_weight) add_weight_gradient(panel, from, count);
         if (value_width_)
             product<Real, Order::BY_ROW>(
-                count, value_width_ / L, lanes,
+                count, value_width_ / L, panel.rows,
                 {score_, lanes, coming_rows_ + first * value_width_, value_width_, grad_value, value_width_}, true);
-        product<Real, Order::BY_ROW>(count, width_ / L, lanes,
+        product<Real, Order::BY_ROW>(count, width_ / L, panel.rows,
                                      {slope_, lanes, query_rows_ + first * width_, width_, grad_key, width_}, true);
         product<Real, Order::BY_COLUMN>(panel.rows, width_ / L, count,
                                         {slope_, lanes, keys.data, keys.stride, grad_query_ + first * width_, width_},
