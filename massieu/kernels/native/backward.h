@@ -84,12 +84,15 @@ class GradientBlock {
             load_row<Input, Real>(query_at<Input>(rows_, panel, row), rows_.dim, rows_.scale,
                                   query_rows_ + (first + row) * width_);
         if (!value_width_) return;
-        const int64_t dim = rows_.value_dim;
-        const Input* coming = static_cast<const Input*>(call_.grad_output) + row_index(panel) * dim;
-        for (int64_t row = 0; row < panel.rows; row++)
-            load_row<Input, Real>(coming + row * dim, dim, 1, coming_rows_ + (first + row) * value_width_);
+        const Input* coming[MOST_LANES];
+        Walk walk(rows_, call_.grad_output_at, panel.entry, panel.first_row);
+        for (int64_t row = 0; row < panel.rows; row++, walk.next()) {
+            coming[row] = static_cast<const Input*>(call_.grad_output) + walk.start();
+            load_row<Input, Real>(coming[row], rows_.value_dim, 1, coming_rows_ + (first + row) * value_width_);
+        }
         load_columns<Input, Real>(
-            panel, [&](int64_t row) { return coming + row * dim; }, dim, 1, coming_columns_ + first * value_width_);
+            panel, [&](int64_t row) { return coming[row]; }, rows_.value_dim, 1,
+            coming_columns_ + first * value_width_);
     }
 
     void load_slopes(const Panel<Real>& panel, RowSlopes<Real>& slopes, int64_t first) {
@@ -114,20 +117,22 @@ class GradientBlock {
             slopes.quadratic[lane] = Real(coefficient[QUADRATIC * all_rows] * (LN2 * LN2));
             slopes.weight[lane] = coefficient[WEIGHT * all_rows];
         }
-        for (int64_t lane = 0; value_width_ && lane < panel.rows; lane += L)
-            store(slopes.constant + lane, load(slopes.constant + lane) - inner(panel, lane, first));
+        if (!value_width_) return;
+        Walk walk(rows_, call_.output_at, panel.entry, panel.first_row);
+        for (int64_t lane = 0; lane < panel.rows; lane += L)
+            store(slopes.constant + lane,
+                  load(slopes.constant + lane) -
+                      inner(walk, smaller(L, panel.rows - lane), coming_rows_ + (first + lane) * value_width_));
     }
 
-    // Incoming gradients of a vector of rows times their outputs.
-    Vector<Real> inner(const Panel<Real>& panel, int64_t lane, int64_t first) const {
-        const int64_t dim = rows_.value_dim;
-        const Input* output = static_cast<const Input*>(call_.output) + (row_index(panel) + lane) * dim;
-        const Real* coming = coming_rows_ + (first + lane) * value_width_;
+    // The next few outputs times the gradients that come to them.
+    Vector<Real> inner(Walk& walk, int64_t rows, const Real* coming) const {
         Vector<Real> products[L] = {};
-        for (int64_t i = 0; i < smaller(L, panel.rows - lane); i++)
-            for (int64_t c = 0; c < dim; c += L)
-                products[i] +=
-                    load_part<Input, Real>(output + i * dim + c, dim - c) * load(coming + i * value_width_ + c);
+        for (int64_t i = 0; i < rows; i++, walk.next(), coming += value_width_) {
+            const Input* output = static_cast<const Input*>(call_.output) + walk.start();
+            for (int64_t c = 0; c < rows_.value_dim; c += L)
+                products[i] += load_part<Input, Real>(output + c, rows_.value_dim - c) * load(coming + c);
+        }
         return lane_sums<Real>(products);
     }
 
@@ -182,13 +187,14 @@ class GradientBlock {
     }
 
     void store_queries() {
-        Input* to = static_cast<Input*>(call_.grad_query);
-        for (int64_t p = 0; p < count_; p++)
-            for (int64_t lane = 0; lane < panels_[p].rows; lane++) {
+        for (int64_t p = 0; p < count_; p++) {
+            Walk walk(rows_, call_.grad_query_at, panels_[p].entry, panels_[p].first_row);
+            for (int64_t lane = 0; lane < panels_[p].rows; lane++, walk.next()) {
                 const Real* from = grad_query_ + (p * wide_ + lane) * width_;
-                Input* row = to + (row_index(panels_[p]) + lane) * rows_.dim;
+                Input* row = static_cast<Input*>(call_.grad_query) + walk.start();
                 for (int64_t c = 0; c < rows_.dim; c++) row[c] = narrowed<Input, Real>(from[c] * Real(rows_.scale));
             }
+        }
     }
 
     int64_t row_index(const Panel<Real>& panel) const {
@@ -220,16 +226,17 @@ struct Collected {
     void write(Real* parts, int64_t count, int64_t entry) const {
         for (int64_t p = 1; p < count; p++)
             for (int64_t i = 0; i < size(); i++) parts[i] += parts[p * size() + i];
-        const int64_t atoms = call.rows.atoms;
-        write(parts, width, static_cast<Input*>(call.grad_key), entry * atoms, call.rows.dim);
+        write(parts, width, static_cast<Input*>(call.grad_key), call.grad_key_at, entry, call.rows.dim);
         if (call.grad_value && value_width)
-            write(values(parts), value_width, static_cast<Input*>(call.grad_value), entry * atoms, call.rows.value_dim);
+            write(values(parts), value_width, static_cast<Input*>(call.grad_value), call.grad_value_at, entry,
+                  call.rows.value_dim);
     }
 
   private:
-    void write(const Real* from, int64_t stride, Input* to, int64_t first, int64_t dim) const {
-        for (int64_t j = 0; j < call.rows.atoms; j++)
-            for (int64_t c = 0; c < dim; c++) to[(first + j) * dim + c] = narrowed<Input, Real>(from[j * stride + c]);
+    void write(const Real* from, int64_t stride, Input* to, const Place& at, int64_t entry, int64_t dim) const {
+        to += at.batch[entry];
+        for (int64_t j = 0; j < call.rows.atoms; j++, to += at.row)
+            for (int64_t c = 0; c < dim; c++) to[c] = narrowed<Input, Real>(from[j * stride + c]);
     }
 };
 

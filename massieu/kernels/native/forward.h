@@ -308,14 +308,14 @@ class RowBlock {
     Real *queries_, *score_, *output_, *keys_, *values_;
 };
 
-// Write the outputs and statistics of one finished row.
+// Write the output of one finished row where it belongs, and its statistics.
 template <class Input, class Real>
-void finish_row(const Forward& call, const RowSums<Real>& sums, int64_t lane, const Real* output, int64_t row) {
+void finish_row(const Forward& call, const RowSums<Real>& sums, int64_t lane, const Real* output, Input* to,
+                int64_t row) {
     using Stored = Single<Input>;
     const int64_t rows = call.rows.batch * call.rows.groups * call.rows.queries,
                   dim = call.rows.value ? call.rows.value_dim : 0;
     Stored* statistic = static_cast<Stored*>(call.statistics) + row;
-    Input* to = static_cast<Input*>(call.output) + row * dim;
     const double maximum = sums.maximum[lane], total = sums.total[lane];
     if (maximum < 0.5 * ABSENT && total == total) {  // a score that was nan left its mark in the total
         for (int64_t c = 0; c < dim; c++) to[c] = narrowed<Input, Real>(0);
@@ -348,11 +348,12 @@ void forward_span(const Forward& call, const Span& span, char* memory) {
     block.start(span);
     block.absorb_atoms(0, call.rows.atoms);
     block.finish();
-    const int64_t first = span.entry * call.rows.groups * call.rows.queries;
+    int64_t row = span.entry * call.rows.groups * call.rows.queries + span.first;
+    Walk walk(call.rows, call.output_at, span.entry, span.first);
     for (int64_t p = 0; p < block.panels(); p++)
-        for (int64_t lane = 0; lane < block.panel(p).rows; lane++)
+        for (int64_t lane = 0; lane < block.panel(p).rows; lane++, walk.next())
             finish_row<Input, Real>(call, block.sums(p), lane, block.output(p) + lane * block.value_width(),
-                                    first + block.panel(p).first_row + lane);
+                                    static_cast<Input*>(call.output) + walk.start(), row++);
 }
 
 // Scores beyond this are computed in double: float32 rounds them by more than 1e-4, and weights with them.

@@ -53,6 +53,28 @@ class Spans {
     int64_t height_, sets_, length_, per_set_;
 };
 
+// Goes through the rows of an entry, from one to the next. Of a tensor that is not there, every row starts at zero.
+class Walk {
+  public:
+    Walk(const Rows& rows, const Place& place, int64_t entry, int64_t row)
+        : queries_(rows.queries),
+          place_(place),
+          start_(place.batch ? place.batch[entry] : 0),
+          group_(row / queries_),
+          query_(row % queries_) {}
+    int64_t group() const { return group_; }
+    int64_t query() const { return query_; }
+    int64_t start() const { return start_ + (place_.group ? place_.group[group_] : 0) + query_ * place_.row; }
+    void next() {
+        if (++query_ == queries_) query_ = 0, group_++;
+    }
+
+  private:
+    int64_t queries_;
+    Place place_;
+    int64_t start_, group_, query_;
+};
+
 // Which atoms the rows of a panel see, and where their log weights lie.
 template <class Real>
 struct Panel {
@@ -69,9 +91,9 @@ struct Panel {
         vectors = ceil_div(rows, Lanes<Real>::COUNT), lanes = vectors * Lanes<Real>::COUNT;
         first_atom = call.atoms, last_atom = 0, inner_first = 0, inner_last = call.atoms;
         one_weight = true;
-        int64_t group = first_row / call.queries, own = first_row % call.queries;
+        Walk walk(call, {call.query_batch, call.query_group, call.query_row}, entry, first_row);
         for (int64_t lane = 0; lane < lanes; lane++) {
-            const int64_t here = own + call.atoms - call.queries;
+            const int64_t group = walk.group(), here = walk.query() + call.atoms - call.queries;
             int64_t from = 0, to = call.atoms;
             if (call.lengths) to = smaller(to, call.lengths[entry * call.groups + group]);
             if (call.causal) to = smaller(to, here + 1);
@@ -80,13 +102,13 @@ struct Panel {
             first[lane] = from, last[lane] = larger(to, 0);
             first_atom = smaller(first_atom, from), last_atom = larger(last_atom, to);
             inner_first = larger(inner_first, from), inner_last = smaller(inner_last, to);
-            query[lane] = call.query_batch[entry] + call.query_group[group] + own * call.query_row;
-            weight[lane] = group * call.weight_group + own * call.weight_query;
+            query[lane] = walk.start();
+            weight[lane] = group * call.weight_group + walk.query() * call.weight_query;
             one_weight = one_weight && weight[lane] == weight[0];
             sink[lane] = call.sink ? Real(larger_real(call.sink[entry * call.groups + group] * LOG2E, ABSENT))
                                    : Real(2 * ABSENT);
             // Lanes beyond the last row repeat it; nobody looks at them.
-            if (lane + 1 < rows && ++own == call.queries) own = 0, group++;
+            if (lane + 1 < rows) walk.next();
         }
         if (call.log_weight)
             for (int64_t lane = 0; lane < lanes; lane++) weight[lane] += call.weight_batch[entry];
