@@ -523,6 +523,16 @@ def test_strided_inputs_are_read_in_place_and_give_the_same_bits(layout, dtype, 
     assert all(torch.equal(a, b) for a, b in zip(found_grads, grads, strict=True))
 
 
+@pytest.mark.parametrize("layout", ["transposed", "heads last"])
+def test_outputs_and_gradients_lie_in_memory_as_their_tensors_do(layout):
+    tensors = [LAYOUTS[layout](x).requires_grad_() for x in inputs(key_heads=4)]
+    output = attend(*tensors).output
+    assert output.stride() == tensors[0].stride() != output.contiguous().stride()
+    weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(0))
+    grads = torch.autograd.grad(output, tensors, weights)
+    assert [x.stride() for x in grads] == [x.stride() for x in tensors]
+
+
 def test_a_strided_last_axis_gives_the_same_bits():
     tensors = inputs()
     expected, grads = pass_through(tensors, causal=True)
