@@ -69,7 +69,7 @@ class Rows:
     lead: tuple[int, ...]  # leading shape, grouped heads still apart
     shape: tuple[int, ...]  # leading shape of the caller
 
-    def restore(self, tensor: Tensor, tail: int = 1) -> Tensor:
+    def restore(self, tensor: Tensor, *, tail: int) -> Tensor:
         """What a kernel found, its last axes those of each row, back to the caller's ``(..., queries, ...)``."""
         rest = tensor.shape[tensor.dim() - tail :]
         if self.axes == tuple(range(len(self.axes))):

@@ -187,7 +187,7 @@ def mass_count(
         query, key, None, log_weight, sink=sink, scale=scale, causal=causal, window=window, lengths=lengths
     )
     with torch.no_grad():
-        return rows.restore(call_eagerly(kernels.mass_count, rows.inputs, float(mass)))
+        return rows.restore(call_eagerly(kernels.mass_count, rows.inputs, float(mass)), tail=1)
 
 
 def probabilities(scores: Tensor, log_weight: Tensor | None = None) -> Tensor:
@@ -231,5 +231,5 @@ def _solve(rows: Rows, level: int) -> tuple[Tensor | None, RowStatistics | None]
     if not level:
         return rows.restore(found[0], tail=2), None  # type: ignore[arg-type]  # an output was asked for
     output = None if found[0] is None else rows.restore(found[0], tail=2)
-    fields = (None if x is None else rows.restore(x) for x in found[1:7])
+    fields = (None if x is None else rows.restore(x, tail=1) for x in found[1:7])
     return output, RowStatistics(*fields)  # type: ignore[arg-type]  # a level that leaves fields out is not named
