@@ -55,10 +55,16 @@ class _Rows(ctypes.Structure):
     ]
 
 
+class _Place(ctypes.Structure):
+    _fields_ = [("batch", c_void_p), ("group", c_void_p), ("row", c_int64)]
+
+
 class _Forward(ctypes.Structure):
     _fields_ = [
         ("rows", _Rows),
-        *((name, c_void_p) for name in ("output", "statistics")),
+        ("output", c_void_p),
+        ("output_at", _Place),
+        ("statistics", c_void_p),
         ("top", c_int64),
         *((name, c_void_p) for name in ("top_score", "top_atom")),
     ]
@@ -68,8 +74,9 @@ class _Backward(ctypes.Structure):
     _fields_ = [
         ("rows", _Rows),
         *((name, c_void_p) for name in ("statistics", "coefficients", "output", "grad_output")),
-        *((name, c_void_p) for name in ("grad_query", "grad_key", "grad_value", "grad_weight")),
-        *((name, c_void_p) for name in ("grad_weight_batch", "order")),
+        *((name, c_void_p) for name in ("grad_query", "grad_key", "grad_value")),
+        *((f"{name}_at", _Place) for name in ("output", "grad_output", "grad_query", "grad_key", "grad_value")),
+        *((name, c_void_p) for name in ("grad_weight", "grad_weight_batch", "order")),
         *((name, c_int64) for name in ("grad_weight_group", "grad_weight_query", "grad_weight_atom")),
     ]
 
@@ -115,9 +122,9 @@ class Library:
     def forward(self, inputs: Inputs, level: int, *, split_atoms: bool = False, top: int = 0) -> Found:
         """Output and statistics; with ``split_atoms`` threads share the atoms, and the best of them can be had too."""
         call, value = _Call(inputs), inputs.value
-        output = None if value is None else call.empty(*call.shape, value.shape[-1])
-        statistics = call.empty(9, *call.shape, exact=True)
-        fields = [_pointer(output), _pointer(statistics)]
+        output = None if value is None else call.like(call.query, value.shape[-1])
+        statistics = call.empty(9, *call.shape)
+        fields = [_pointer(output), call.place(output), _pointer(statistics)]
         best = None
         if top:
             score = torch.empty(*call.shape, top, dtype=torch.float64, device="cpu")
@@ -150,15 +157,15 @@ class Library:
         call, log_weight = _Call(inputs), inputs.log_weight
         if grad_output is None or output is None:
             output = grad_output = None
-        statistics = call.empty(9, *call.shape, exact=True)
+        statistics = call.empty(9, *call.shape)
         for i, moment in enumerate(moments):
             statistics[6 + i] = 0.0 if moment is None else moment
-        coefficients = call.empty(4, *call.shape, exact=True).zero_()
+        coefficients = call.empty(4, *call.shape).zero_()
         for i, coefficient in enumerate(slope):
             if coefficient is not None:
                 coefficients[i] = coefficient
-        output, grad_output = (None if x is None else call.plain(x).contiguous() for x in (output, grad_output))
-        grads = [None if x is None else call.empty(*x.shape) for x in inputs[:3]]
+        output, grad_output = (None if x is None else call.dense(x) for x in (output, grad_output))
+        grads = [None if x is None else call.like(x) for x in (call.query, call.key, call.value)]
         if grad_output is None and grads[2] is not None:
             grads[2].zero_()
         grad_weight, weight_batch, order, strides = None, None, None, (0, 0, 0)
@@ -166,9 +173,11 @@ class Library:
             grad_weight = torch.zeros(log_weight.shape, dtype=statistics.dtype, device="cpu")
             weight_batch, strides = _weight_strides(grad_weight, inputs.plan)
             order = np.argsort(weight_batch, kind="stable")
-        tensors = (statistics, coefficients, output, grad_output, *grads, grad_weight)
+        tensors = (statistics, coefficients, output, grad_output, *grads)
+        places = map(call.place, (output, grad_output, *grads))
         arrays = (None if x is None else x.ctypes.data for x in (weight_batch, order))
-        self._call("backward", _Backward(call.rows, *map(_pointer, tensors), *arrays, *strides))
+        fields = (*map(_pointer, tensors), *places, _pointer(grad_weight), *arrays, *strides)
+        self._call("backward", _Backward(call.rows, *fields))
         own = inputs.query.dtype
         grad_query, grad_key, grad_value = (x if x is None or x.dtype == own else x.to(own) for x in grads)
         assert grad_query is not None
@@ -199,10 +208,12 @@ class _Call:
         query, key, value, log_weight, sink, plan = inputs
         self.dtype = torch.float32 if query.dtype == torch.float16 else query.dtype
         self.exact = torch.float64 if self.dtype == torch.float64 else torch.float32
-        axes = plan.batch_axes
+        self.axes = axes = plan.batch_axes
         batch, groups = math.prod(query.shape[:axes]), math.prod(query.shape[axes:-2])
         self.shape = (batch, groups, query.shape[-2])
-        query, key, value = (None if x is None else self._dense(x) for x in (query, key, value))  # type: ignore[assignment]
+        query, key = self.dense(query), self.dense(key)
+        value = None if value is None else self.dense(value)
+        self.query, self.key, self.value = query, key, value
         starts = [
             _starts(query.shape[:axes], query.stride()[:axes]),
             _starts(query.shape[axes:-2], query.stride()[axes:-2]),
@@ -245,20 +256,35 @@ class _Call:
             type=TYPES[self.dtype],
             threads=torch.get_num_threads(),
         )
-        self._kept = (query, key, value, log_weight, weight_batch, lengths, sink, starts)
+        self._kept: list[Any] = [log_weight, weight_batch, lengths, sink, starts]
 
-    def _dense(self, tensor: Tensor) -> Tensor:
+    def dense(self, tensor: Tensor) -> Tensor:
         """The tensor in a type that the library reads, its last axis dense."""
-        tensor = self.plain(tensor)
+        if tensor.dtype != self.dtype or tensor.is_neg():
+            tensor = tensor.to(self.dtype).resolve_neg()
         return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
 
-    def plain(self, tensor: Tensor) -> Tensor:
-        """The tensor in a type that the library reads."""
-        return tensor.to(self.dtype).resolve_neg() if tensor.dtype != self.dtype or tensor.is_neg() else tensor
+    def place(self, tensor: Tensor | None) -> _Place:
+        """Where the rows of a tensor lie; its first axes are those of the keys."""
+        if tensor is None:
+            return _Place()
+        axes, sizes, strides = self.axes, tensor.shape, tensor.stride()
+        batch, group = _starts(sizes[:axes], strides[:axes]), _starts(sizes[axes:-2], strides[axes:-2])
+        self._kept += (batch, group)
+        return _Place(batch.address, group.address, strides[-2])
 
-    def empty(self, *shape: int, exact: bool = False) -> Tensor:
-        """A new tensor; an exact one is at least float32."""
-        return torch.empty(shape, dtype=self.exact if exact else self.dtype, device="cpu")
+    def like(self, tensor: Tensor, dim: int | None = None) -> Tensor:
+        """A new tensor, its last axis dense and the others in the order of this one, so that nobody has to copy it."""
+        if dim in (None, tensor.shape[-1]):
+            new = torch.empty_like(tensor, dtype=self.dtype)
+            if new.stride(-1) == 1 or new.shape[-1] == 1:
+                return new
+        shape = (*tensor.shape[:-1], tensor.shape[-1] if dim is None else dim)
+        return torch.empty(shape, dtype=self.dtype, device="cpu")
+
+    def empty(self, *shape: int) -> Tensor:
+        """A new tensor for statistics, at least float32."""
+        return torch.empty(shape, dtype=self.exact, device="cpu")
 
 
 def _starts(sizes: tuple[int, ...], strides: tuple[int, ...]) -> _Starts:

@@ -32,9 +32,10 @@ class Best(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Output ``(batch, groups, queries, value_dim)``, the fields of ``RowStatistics`` in order, and the moments.
+    """Output ``(*batch, *groups, queries, value_dim)``, the fields of ``RowStatistics`` in order, and the moments.
 
-    The best atoms are there if they were asked for.
+    The output has the axes of the query, often in its order in memory; statistics have one axis for all of the batch
+    and one for all groups. The best atoms are there if they were asked for.
     """
 
     output: Tensor | None

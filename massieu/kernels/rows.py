@@ -49,14 +49,15 @@ class Inputs(NamedTuple):
 
     def flat(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Query, key and value with batch and groups as one axis each; copies what does not lie that way."""
-        query, axes = self.query, self.plan.batch_axes
-        batch, groups = math.prod(query.shape[:axes]), math.prod(query.shape[axes:-2])
+        query = self.flat_rows(self.query)
+        batch = query.shape[0]
         value = None if self.value is None else self.value.reshape(batch, *self.value.shape[-2:])
-        return (
-            query.reshape(batch, groups, *query.shape[-2:]),
-            self.key.reshape(batch, *self.key.shape[-2:]),
-            value,
-        )
+        return query, self.key.reshape(batch, *self.key.shape[-2:]), value
+
+    def flat_rows(self, tensor: Tensor) -> Tensor:
+        """A tensor with the leading axes of the query as ``(batch, groups, queries, ...)``."""
+        shape, axes = self.query.shape, self.plan.batch_axes
+        return tensor.reshape(math.prod(shape[:axes]), math.prod(shape[axes:-2]), *tensor.shape[-2:])
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,9 @@ class Rows:
     lead: tuple[int, ...]  # leading shape, grouped heads still apart
     shape: tuple[int, ...]  # leading shape of the caller
 
-    def restore(self, tensor: Tensor) -> Tensor:
-        """``(batch, groups, queries, ...)`` back to the caller's ``(..., queries, ...)``."""
-        rest = tensor.shape[2:]
+    def restore(self, tensor: Tensor, *, tail: int) -> Tensor:
+        """What a kernel found, its last axes those of each row, back to the caller's ``(..., queries, ...)``."""
+        rest = tensor.shape[tensor.dim() - tail :]
         if self.axes == tuple(range(len(self.axes))):
             return tensor.reshape(*self.shape, *rest)
         tensor = tensor.reshape(*(self.lead[i] for i in self.axes), *rest)

@@ -59,7 +59,7 @@ def loaded() -> Library | None:
     try:
         library = Library(wanted)
         # Whatever surrounds the first call must not reach the check.
-        with torch.no_grad(), torch._C._DisableFuncTorch():
+        with torch.no_grad(), torch.autocast("cpu", enabled=False), torch._C._DisableFuncTorch():
             check(library)
     except (OSError, AttributeError, RuntimeError, MemoryError) as error:
         warnings.warn(f"the compiled kernel is not used: {error}; the torch kernel serves instead", stacklevel=3)

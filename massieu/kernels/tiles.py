@@ -46,6 +46,7 @@ def forward(inputs: Inputs, level: int) -> Found:
         own_sink = None if sink is None else sink[:, part]
         _forward(own, key, value, weights, own_sink, visible, level, rows[:, :, part], into)
     maximum, total = rows[:2]
+    out = None if out is None else out.view(*inputs.query.shape[:-1], out.shape[-1])
     return Found(out, _statistics(rows), Moments(maximum, total, rows[2] if level else None))
 
 
@@ -180,6 +181,7 @@ def backward(
     if want_log_weight and log_weight is not None:
         grad_weight = log_weight.new_zeros(log_weight.shape, dtype=dtype)
     constant = slope.constant
+    output, grad_output = (None if x is None else inputs.flat_rows(x) for x in (output, grad_output))
     if output is not None and grad_output is not None:
         through = -(grad_output.to(dtype) * output.to(dtype)).sum(-1)
         constant = through if constant is None else constant + through

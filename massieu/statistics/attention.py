@@ -187,7 +187,7 @@ def mass_count(
         query, key, None, log_weight, sink=sink, scale=scale, causal=causal, window=window, lengths=lengths
     )
     with torch.no_grad():
-        return rows.restore(call_eagerly(kernels.mass_count, rows.inputs, float(mass)))
+        return rows.restore(call_eagerly(kernels.mass_count, rows.inputs, float(mass)), tail=1)
 
 
 def probabilities(scores: Tensor, log_weight: Tensor | None = None) -> Tensor:
@@ -229,6 +229,7 @@ def _solve(rows: Rows, level: int) -> tuple[Tensor | None, RowStatistics | None]
     solve = Attention.apply if any(x is not None and _is_followed(x) for x in rows.inputs[:5]) else Attention.forward
     found = solve(*rows.inputs, level)
     if not level:
-        return rows.restore(found[0]), None  # type: ignore[arg-type]  # an output was asked for
-    output, *fields = (None if x is None else rows.restore(x) for x in found[:7])
+        return rows.restore(found[0], tail=2), None  # type: ignore[arg-type]  # an output was asked for
+    output = None if found[0] is None else rows.restore(found[0], tail=2)
+    fields = (None if x is None else rows.restore(x, tail=1) for x in found[1:7])
     return output, RowStatistics(*fields)  # type: ignore[arg-type]  # a level that leaves fields out is not named

@@ -80,7 +80,8 @@ class Gradient(_Function):
         found = kernels.backward(inputs, moments, slope, output, grad_output, want_log_weight=want_log_weight)
         grad_sink = None
         if want_sink and sink is not None:
-            grad_sink = _sink_gradient(sink, moments, slope, output, grad_output)
+            flat = (None if x is None else inputs.flat_rows(x) for x in (output, grad_output))
+            grad_sink = _sink_gradient(sink, moments, slope, *flat)
         return (*found, grad_sink)
 
     @staticmethod
@@ -195,7 +196,7 @@ def _dense_backward(inputs: Inputs, grads: Grads, want_log_weight: bool, want_si
             slopes = slopes + coefficient[..., None] * power
     to_output, grad_value = grads[0], None
     if to_output is not None and value is not None:
-        coming = to_output.to(working)
+        coming = inputs.flat_rows(to_output).to(working)
         output = torch.einsum("bgqn,bnv->bgqv", weight, value)
         slopes = slopes + torch.einsum("bgqv,bnv->bgqn", coming, value) - (coming * output).sum(-1, keepdim=True)
         grad_value = torch.einsum("bgqn,bgqv->bnv", weight, coming)

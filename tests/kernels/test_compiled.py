@@ -392,8 +392,8 @@ def retrieve(query: Tensor, key: Tensor, value: Tensor | None, log_weight: Tenso
     rest = {"scale": query.shape[-1] ** -0.5, "causal": False, "window": None, "lengths": None, "sink": None} | options
     rows = kernels.arrange(query, key, value, log_weight, **rest)
     found = kernels.retrieve(rows.inputs, 2)
-    output = None if found.output is None else rows.restore(found.output)
-    return Attended(output, RowStatistics(*(rows.restore(x) for x in found.statistics)))
+    output = None if found.output is None else rows.restore(found.output, tail=2)
+    return Attended(output, RowStatistics(*(rows.restore(x, tail=1) for x in found.statistics)))
 
 
 @pytest.mark.parametrize("queries", [1, 2, 3, 17, 128])
@@ -440,7 +440,7 @@ def test_retrieval_in_other_precisions_agrees_with_the_dense_reference(dtype):
 def best(query: Tensor, key: Tensor, log_weight: Tensor | None = None, *, top: int, **options) -> kernels.Best:
     rest = {"scale": 0.3, "causal": False, "window": None, "lengths": None, "sink": None} | options
     rows = kernels.arrange(query, key, None, log_weight, **rest)
-    return kernels.Best(*(rows.restore(x) for x in kernels.retrieve(rows.inputs, 2, top).best))
+    return kernels.Best(*(rows.restore(x, tail=2) for x in kernels.retrieve(rows.inputs, 2, top).best))
 
 
 @pytest.mark.parametrize("queries", [1, 3, 17, 128])
@@ -521,6 +521,16 @@ def test_strided_inputs_are_read_in_place_and_give_the_same_bits(layout, dtype, 
     assert copies == [tuple(x.data_ptr() for x in others)] * 2
     assert same(found, expected)
     assert all(torch.equal(a, b) for a, b in zip(found_grads, grads, strict=True))
+
+
+@pytest.mark.parametrize("layout", ["transposed", "heads last"])
+def test_outputs_and_gradients_lie_in_memory_as_their_tensors_do(layout):
+    tensors = [LAYOUTS[layout](x).requires_grad_() for x in inputs(key_heads=4)]
+    output = attend(*tensors).output
+    assert output.stride() == tensors[0].stride() != output.contiguous().stride()
+    weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(0))
+    grads = torch.autograd.grad(output, tensors, weights)
+    assert [x.stride() for x in grads] == [x.stride() for x in tensors]
 
 
 def test_a_strided_last_axis_gives_the_same_bits():

@@ -50,6 +50,15 @@ def refused(match: str) -> None:
     assert str(caught[0].message).endswith("; the torch kernel serves instead")
 
 
+@needs_library
+def test_a_first_call_in_half_precision_does_not_spoil_the_choice():
+    with warnings.catch_warnings(), torch.autocast("cpu", dtype=torch.bfloat16):
+        warnings.simplefilter("error")
+        found = attend_a_little()
+    assert_close(found, expected_output())
+    assert kernels.backend() != "torch"
+
+
 def test_torch_serves_when_it_is_asked_for(monkeypatch):
     monkeypatch.setenv("MASSIEU_KERNEL", "torch")
     monkeypatch.setattr(selection, "Library", None)  # nobody looks at the library

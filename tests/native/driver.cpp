@@ -110,11 +110,12 @@ struct Array {
 template <class T>
 struct Matrices {
     std::vector<int64_t> first, second;  // where entries, and groups within them, start
-    int64_t row = 0;
+    int64_t row = 0, rows, dim;
     Array<T> data;
 
-    Matrices(Random& random, int64_t batch, int64_t groups, int64_t rows, int64_t dim, double size,
-             int64_t missing = 0) {
+    Matrices(Random& random, int64_t batch, int64_t groups, int64_t rows_, int64_t dim_, double size,
+             int64_t missing = 0, bool written = false)
+        : rows(rows_), dim(dim_) {
         const int64_t gap = random.coin() ? 0 : 1 + random.below(5), width = dim + gap, offset = random.below(4);
         int64_t group, entry;
         if (random.coin()) {  // (batch, groups, rows, dim)
@@ -122,7 +123,7 @@ struct Matrices {
         } else {  // (batch, rows, groups, dim)
             group = width, row = groups * width + random.below(3), entry = rows * row + random.below(3);
         }
-        if (random.below(4) == 0) entry = 0;  // expanded
+        if (!written && random.below(4) == 0) entry = 0;  // expanded
         for (int64_t b = 0; b < batch; b++) first.push_back(offset + b * entry);
         for (int64_t g = 0; g < groups; g++) second.push_back(g * group);
         const int64_t last = offset + (batch - 1) * entry + (groups - 1) * group + (rows - 1) * row + dim;
@@ -132,7 +133,24 @@ struct Matrices {
     double at(int64_t b, int64_t g, int64_t i, int64_t c) const {
         return wide(data[first[b] + second[g] + i * row + c]);
     }
+    Place place() const { return {first.data(), second.data(), row}; }
+    // All elements without the gaps between them.
+    Array<T> dense() const {
+        Array<T> found(int64_t(first.size() * second.size()) * rows * dim);
+        int64_t at = 0;
+        for (int64_t b : first)
+            for (int64_t g : second)
+                for (int64_t i = 0; i < rows; i++)
+                    for (int64_t c = 0; c < dim; c++) found[at++] = data[b + g + i * row + c];
+        return found;
+    }
 };
+
+// Somewhere to write so many matrices.
+template <class T>
+Matrices<T> room(Random& random, int64_t batch, int64_t groups, int64_t rows, int64_t dim) {
+    return Matrices<T>(random, batch, groups, dim ? rows : 0, dim, 1, 0, true);
+}
 
 // One random call with everything that it points to.
 template <class T>
@@ -247,12 +265,13 @@ static void compare(const char* what, double found, double expected, double allo
 }
 
 template <class T>
-void check_forward(const Case<T>& c, int64_t (*function)(const Forward*), Array<T>& output,
-                   Array<typename Kind<T>::Single>& statistics) {
+Matrices<T> check_forward(Case<T>& c, int64_t (*function)(const Forward*),
+                          Array<typename Kind<T>::Single>& statistics) {
     using K = Kind<T>;
     const int64_t n = c.num_rows(), dim = c.rows.value_dim;
-    output = Array<T>(n * dim), statistics = Array<typename K::Single>(STATISTICS * n);
-    Forward call{c.rows, output.get(), statistics.get()};
+    Matrices<T> output = room<T>(c.random, c.rows.batch, c.rows.groups, c.rows.queries, dim);
+    statistics = Array<typename K::Single>(STATISTICS * n);
+    Forward call{c.rows, output.data.get(), output.place(), statistics.get()};
     const int64_t top = function == massieu_retrieve ? 5 : 0;
     Array<double> top_score(n * top);
     Array<int64_t> top_atom(n * top);
@@ -287,30 +306,37 @@ void check_forward(const Case<T>& c, int64_t (*function)(const Forward*), Array<
                             const double v = c.value->at(b, 0, row.atom[a], k);
                             sum += row.weight[a] * v, largest = std::max(largest, std::fabs(v));
                         }
-                    compare("output", wide(output[at * dim + k]), sum,
+                    compare("output", output.at(b, g, i, k), sum,
                             2 * largest * (K::RELATIVE + floor) + K::ROUNDING * std::fabs(sum));
                 }
             }
+    return output;
 }
 
 template <class T>
-void check_backward(Case<T>& c, const Array<T>& output, const Array<typename Kind<T>::Single>& statistics,
+void check_backward(Case<T>& c, const Matrices<T>& output, const Array<typename Kind<T>::Single>& statistics,
                     bool through_output) {
     using K = Kind<T>;
     using Single = typename K::Single;
     const Rows& rows = c.rows;
-    const int64_t n = c.num_rows(), dim = rows.value_dim, keys = rows.batch * rows.atoms;
+    const int64_t n = c.num_rows(), dim = rows.value_dim, through = through_output ? dim : 0;
     Array<Single> coefficients(COEFFICIENTS * n), grad_weight(c.log_weight.size);
-    Array<T> coming(through_output ? n * dim : 0);
-    Array<T> grad_query(n * rows.dim), grad_key(keys * rows.dim), grad_value(through_output ? keys * dim : 0);
+    const auto coming = room<T>(c.random, rows.batch, rows.groups, rows.queries, through);
+    const auto grad_query = room<T>(c.random, rows.batch, rows.groups, rows.queries, rows.dim);
+    const auto grad_key = room<T>(c.random, rows.batch, 1, rows.atoms, rows.dim);
+    const auto grad_value = room<T>(c.random, rows.batch, 1, rows.atoms, through);
     for (int64_t i = 0; i < coefficients.size; i++) coefficients[i] = Single(c.random.normal());
-    for (int64_t i = 0; i < coming.size; i++) coming[i] = narrow<T>(c.random.normal());
     std::vector<int64_t> order(rows.batch);
     std::iota(order.begin(), order.end(), 0);
     Backward call{};
     call.rows = rows, call.statistics = statistics.get(), call.coefficients = coefficients.get();
-    if (through_output) call.output = output.get(), call.grad_output = coming.get();
-    call.grad_query = grad_query.get(), call.grad_key = grad_key.get(), call.grad_value = grad_value.get();
+    if (through_output) {
+        call.output = output.data.get(), call.output_at = output.place();
+        call.grad_output = coming.data.get(), call.grad_output_at = coming.place();
+        call.grad_value = grad_value.data.get(), call.grad_value_at = grad_value.place();
+    }
+    call.grad_query = grad_query.data.get(), call.grad_query_at = grad_query.place();
+    call.grad_key = grad_key.data.get(), call.grad_key_at = grad_key.place();
     if (rows.log_weight && c.random.coin()) {
         call.grad_weight = grad_weight.get(), call.grad_weight_batch = rows.weight_batch, call.order = order.data();
         call.grad_weight_group = rows.weight_group, call.grad_weight_query = rows.weight_query;
@@ -318,7 +344,8 @@ void check_backward(Case<T>& c, const Array<T>& output, const Array<typename Kin
     }
     require(massieu_backward(&call) == DONE, "the backward call is done");
 
-    std::vector<double> to_query(grad_query.size), to_key(grad_key.size), to_value(grad_value.size),
+    const int64_t keys = rows.batch * rows.atoms;
+    std::vector<double> to_query(n * rows.dim), to_key(keys * rows.dim), to_value(keys * through),
         to_weight(grad_weight.size);
     for (int64_t b = 0; b < rows.batch; b++)
         for (int64_t g = 0; g < rows.groups; g++)
@@ -333,8 +360,8 @@ void check_backward(Case<T>& c, const Array<T>& output, const Array<typename Kin
                                    coefficients[QUADRATIC * n + at] * centred * centred +
                                    coefficients[WEIGHT * n + at] * p;
                     for (int64_t k = 0; through_output && k < dim; k++) {
-                        const double own = wide(coming[at * dim + k]);
-                        slope += own * (c.value->at(b, 0, j, k) - wide(output[at * dim + k]));
+                        const double own = coming.at(b, g, i, k);
+                        slope += own * (c.value->at(b, 0, j, k) - output.at(b, g, i, k));
                         to_value[(b * rows.atoms + j) * dim + k] += p * own;
                     }
                     slope *= p;
@@ -357,9 +384,9 @@ void check_backward(Case<T>& c, const Array<T>& output, const Array<typename Kin
         const double allowed = largest * (K::GRADIENT + 32 * K::EPS * largest_score);
         for (int64_t i = 0; i < found.size; i++) compare(what, wide(found[i]), expected[i], allowed);
     };
-    compare_all("gradient of the query", grad_query, to_query);
-    compare_all("gradient of the key", grad_key, to_key);
-    compare_all("gradient of the value", grad_value, to_value);
+    compare_all("gradient of the query", grad_query.dense(), to_query);
+    compare_all("gradient of the key", grad_key.dense(), to_key);
+    compare_all("gradient of the value", grad_value.dense(), to_value);
     if (call.grad_weight) compare_all("gradient of the log weight", grad_weight, to_weight);
 }
 
@@ -388,11 +415,10 @@ template <class T>
 void check_all(int64_t cases) {
     for (int64_t seed = 0; seed < cases; seed++) {
         Case<T> c(uint64_t(seed) * 3 + Kind<T>::TYPE);
-        Array<T> output;
         Array<typename Kind<T>::Single> statistics;
-        check_forward(c, massieu_retrieve, output, statistics);
+        check_forward(c, massieu_retrieve, statistics);
         check_count(c);
-        check_forward(c, massieu_forward, output, statistics);
+        const Matrices<T> output = check_forward(c, massieu_forward, statistics);
         check_backward(c, output, statistics, false);
         if (c.rows.value) check_backward(c, output, statistics, true);
     }
@@ -401,9 +427,10 @@ void check_all(int64_t cases) {
 
 static void check_refusals() {
     Case<float> c(1);
-    Array<float> output(c.num_rows() * c.rows.value_dim), statistics(STATISTICS * c.num_rows());
+    const auto output = room<float>(c.random, c.rows.batch, c.rows.groups, c.rows.queries, c.rows.value_dim);
+    Array<float> statistics(STATISTICS * c.num_rows());
     auto status = [&](auto change) {
-        Forward call{c.rows, output.get(), statistics.get()};
+        Forward call{c.rows, output.data.get(), output.place(), statistics.get()};
         change(call.rows);
         Backward back{};
         back.rows = call.rows;
@@ -431,7 +458,7 @@ static void check_refusals() {
     require(status([](Rows& r) { r.atoms = -1; }) == BAD_ARGUMENT, "a negative number of atoms");
     require(status([](Rows& r) { r.atoms = INT32_MAX; }) == BAD_ARGUMENT, "more atoms than 32 bits count");
     require(status([](Rows& r) { r.window = -1; }) == BAD_ARGUMENT, "a negative window");
-    Forward best{c.rows, output.get(), statistics.get()};
+    Forward best{c.rows, output.data.get(), output.place(), statistics.get()};
     best.top = 1;
     require(massieu_retrieve(&best) == BAD_ARGUMENT, "best atoms with nowhere to write them");
     require(!c.rows.value || status([](Rows& r) { r.value_dim = 0; }) == BAD_ARGUMENT, "values without columns");
@@ -442,8 +469,9 @@ static int commit(const char* fault) {
     if (!std::strcmp(fault, "overread")) {  // the last key lacks its last element
         Case<float> c(5, 1);
         c.rows.causal = c.rows.window = 0, c.rows.lengths = nullptr;
-        Array<float> output(c.num_rows() * c.rows.value_dim), statistics(STATISTICS * c.num_rows());
-        const Forward call{c.rows, output.get(), statistics.get()};
+        const auto output = room<float>(c.random, c.rows.batch, c.rows.groups, c.rows.queries, c.rows.value_dim);
+        Array<float> statistics(STATISTICS * c.num_rows());
+        const Forward call{c.rows, output.data.get(), output.place(), statistics.get()};
         return int(massieu_retrieve(&call));
     }
     if (!std::strcmp(fault, "overflow")) {

@@ -78,22 +78,21 @@ class GradientBlock {
         std::memset(grad_query_, 0, count_ * wide_ * width_ * sizeof(Real));
     }
 
-    // Queries and incoming gradients as rows, padded with zeros on both sides.
+    // Queries and incoming gradients, as rows and the latter as columns, too.
     void load_rows(const Panel<Real>& panel, int64_t first) {
-        for (int64_t lane = 0; lane < panel.lanes; lane++) {
-            const bool real = lane < panel.rows;
-            Real* row = query_rows_ + (first + lane) * width_;
-            const Input* query = query_row<Input>(rows_, panel.entry, panel.first_row + smaller(lane, panel.rows - 1));
-            for (int64_t c = 0; c < width_; c++)
-                row[c] = real && c < rows_.dim ? Real(widened(query[c])) * Real(rows_.scale) : Real(0);
-            Real* coming = coming_rows_ + (first + lane) * value_width_;
-            const Input* gradient = static_cast<const Input*>(call_.grad_output);
-            if (value_width_) gradient += (row_index(panel) + smaller(lane, panel.rows - 1)) * rows_.value_dim;
-            for (int64_t c = 0; c < value_width_; c++) {
-                coming[c] = real && c < rows_.value_dim ? Real(widened(gradient[c])) : Real(0);
-                coming_columns_[first * value_width_ + c * panel.lanes + lane] = coming[c];
-            }
+        for (int64_t row = 0; row < panel.rows; row++)
+            load_row<Input, Real>(query_at<Input>(rows_, panel, row), rows_.dim, rows_.scale,
+                                  query_rows_ + (first + row) * width_);
+        if (!value_width_) return;
+        const Input* coming[MOST_LANES];
+        Walk walk(rows_, call_.grad_output_at, panel.entry, panel.first_row);
+        for (int64_t row = 0; row < panel.rows; row++, walk.next()) {
+            coming[row] = static_cast<const Input*>(call_.grad_output) + walk.start();
+            load_row<Input, Real>(coming[row], rows_.value_dim, 1, coming_rows_ + (first + row) * value_width_);
         }
+        load_columns<Input, Real>(
+            panel, [&](int64_t row) { return coming[row]; }, rows_.value_dim, 1,
+            coming_columns_ + first * value_width_);
     }
 
     void load_slopes(const Panel<Real>& panel, RowSlopes<Real>& slopes, int64_t first) {
@@ -110,20 +109,31 @@ class GradientBlock {
                 slopes.linear[lane] = slopes.quadratic[lane] = slopes.weight[lane] = 0;
                 continue;
             }
-            double constant = coefficient[CONSTANT * all_rows];
-            if (value_width_) {
-                const Input* output = static_cast<const Input*>(call_.output) + row * rows_.value_dim;
-                const Real* coming = coming_rows_ + (first + lane) * value_width_;
-                for (int64_t c = 0; c < rows_.value_dim; c++) constant -= double(widened(output[c])) * coming[c];
-            }
             slopes.maximum[lane] = statistic[MAXIMUM * all_rows];
             slopes.inverse[lane] = Real(1 / double(statistic[TOTAL * all_rows]));
             slopes.offset[lane] = statistic[OFFSET * all_rows];
-            slopes.constant[lane] = Real(constant);
+            slopes.constant[lane] = coefficient[CONSTANT * all_rows];
             slopes.linear[lane] = Real(coefficient[LINEAR * all_rows] * LN2);
             slopes.quadratic[lane] = Real(coefficient[QUADRATIC * all_rows] * (LN2 * LN2));
             slopes.weight[lane] = coefficient[WEIGHT * all_rows];
         }
+        if (!value_width_) return;
+        Walk walk(rows_, call_.output_at, panel.entry, panel.first_row);
+        for (int64_t lane = 0; lane < panel.rows; lane += L)
+            store(slopes.constant + lane,
+                  load(slopes.constant + lane) -
+                      inner(walk, smaller(L, panel.rows - lane), coming_rows_ + (first + lane) * value_width_));
+    }
+
+    // The next few outputs times the gradients that come to them.
+    Vector<Real> inner(Walk& walk, int64_t rows, const Real* coming) const {
+        Vector<Real> products[L] = {};
+        for (int64_t i = 0; i < rows; i++, walk.next(), coming += value_width_) {
+            const Input* output = static_cast<const Input*>(call_.output) + walk.start();
+            for (int64_t c = 0; c < rows_.value_dim; c += L)
+                products[i] += load_part<Input, Real>(output + c, rows_.value_dim - c) * load(coming + c);
+        }
+        return lane_sums<Real>(products);
     }
 
     void tile(int64_t p, Tile<Real> keys, Tile<Real> values, int64_t from, int64_t count, Real* grad_key,
@@ -139,9 +149,9 @@ class GradientBlock {
         if (call_.grad_weight) add_weight_gradient(panel, from, count);
         if (value_width_)
             product<Real, Order::BY_ROW>(
-                count, value_width_ / L, lanes,
+                count, value_width_ / L, panel.rows,
                 {score_, lanes, coming_rows_ + first * value_width_, value_width_, grad_value, value_width_}, true);
-        product<Real, Order::BY_ROW>(count, width_ / L, lanes,
+        product<Real, Order::BY_ROW>(count, width_ / L, panel.rows,
                                      {slope_, lanes, query_rows_ + first * width_, width_, grad_key, width_}, true);
         product<Real, Order::BY_COLUMN>(panel.rows, width_ / L, count,
                                         {slope_, lanes, keys.data, keys.stride, grad_query_ + first * width_, width_},
@@ -177,13 +187,14 @@ class GradientBlock {
     }
 
     void store_queries() {
-        Input* to = static_cast<Input*>(call_.grad_query);
-        for (int64_t p = 0; p < count_; p++)
-            for (int64_t lane = 0; lane < panels_[p].rows; lane++) {
+        for (int64_t p = 0; p < count_; p++) {
+            Walk walk(rows_, call_.grad_query_at, panels_[p].entry, panels_[p].first_row);
+            for (int64_t lane = 0; lane < panels_[p].rows; lane++, walk.next()) {
                 const Real* from = grad_query_ + (p * wide_ + lane) * width_;
-                Input* row = to + (row_index(panels_[p]) + lane) * rows_.dim;
+                Input* row = static_cast<Input*>(call_.grad_query) + walk.start();
                 for (int64_t c = 0; c < rows_.dim; c++) row[c] = narrowed<Input, Real>(from[c] * Real(rows_.scale));
             }
+        }
     }
 
     int64_t row_index(const Panel<Real>& panel) const {
@@ -215,16 +226,17 @@ struct Collected {
     void write(Real* parts, int64_t count, int64_t entry) const {
         for (int64_t p = 1; p < count; p++)
             for (int64_t i = 0; i < size(); i++) parts[i] += parts[p * size() + i];
-        const int64_t atoms = call.rows.atoms;
-        write(parts, width, static_cast<Input*>(call.grad_key), entry * atoms, call.rows.dim);
+        write(parts, width, static_cast<Input*>(call.grad_key), call.grad_key_at, entry, call.rows.dim);
         if (call.grad_value && value_width)
-            write(values(parts), value_width, static_cast<Input*>(call.grad_value), entry * atoms, call.rows.value_dim);
+            write(values(parts), value_width, static_cast<Input*>(call.grad_value), call.grad_value_at, entry,
+                  call.rows.value_dim);
     }
 
   private:
-    void write(const Real* from, int64_t stride, Input* to, int64_t first, int64_t dim) const {
-        for (int64_t j = 0; j < call.rows.atoms; j++)
-            for (int64_t c = 0; c < dim; c++) to[(first + j) * dim + c] = narrowed<Input, Real>(from[j * stride + c]);
+    void write(const Real* from, int64_t stride, Input* to, const Place& at, int64_t entry, int64_t dim) const {
+        to += at.batch[entry];
+        for (int64_t j = 0; j < call.rows.atoms; j++, to += at.row)
+            for (int64_t c = 0; c < dim; c++) to[c] = narrowed<Input, Real>(from[j * stride + c]);
     }
 };
 

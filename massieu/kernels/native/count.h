@@ -15,7 +15,7 @@ class MassCount {
 
     MassCount(const Count& call, Arena& arena) : call_(call), rows_(call.rows) {
         panel_ = arena.take<Panel<Real>>(1);
-        queries_ = arena.take<Real>(L * rows_.dim);
+        queries_ = arena.take<Real>(L * ceil_div(rows_.dim, L) * L);
         weight_ = arena.take<Real>((rows_.atoms + 1) * L);
         keys_ = arena.take<Real>(TILE * ceil_div(rows_.dim, L) * L);
     }

@@ -165,7 +165,8 @@ class RowBlock {
             sums_[count_].start(panel, one_row_);
             first_atom_ = smaller(first_atom_, panel.first_atom), last_atom_ = larger(last_atom_, panel.last_atom);
             if (one_row_)
-                load_query<Input, Real>(call_, span.entry, span.first + done, call_.scale * LOG2E, queries(count_));
+                load_row<Input, Real>(query_at<Input>(call_, panel, 0), call_.dim, call_.scale * LOG2E,
+                                      queries(count_));
             else
                 load_queries<Input, Real>(call_, panel, call_.scale * LOG2E, queries(count_));
         }
@@ -307,14 +308,14 @@ class RowBlock {
     Real *queries_, *score_, *output_, *keys_, *values_;
 };
 
-// Write the outputs and statistics of one finished row.
+// Write the output of one finished row where it belongs, and its statistics.
 template <class Input, class Real>
-void finish_row(const Forward& call, const RowSums<Real>& sums, int64_t lane, const Real* output, int64_t row) {
+void finish_row(const Forward& call, const RowSums<Real>& sums, int64_t lane, const Real* output, Input* to,
+                int64_t row) {
     using Stored = Single<Input>;
     const int64_t rows = call.rows.batch * call.rows.groups * call.rows.queries,
                   dim = call.rows.value ? call.rows.value_dim : 0;
     Stored* statistic = static_cast<Stored*>(call.statistics) + row;
-    Input* to = static_cast<Input*>(call.output) + row * dim;
     const double maximum = sums.maximum[lane], total = sums.total[lane];
     if (maximum < 0.5 * ABSENT && total == total) {  // a score that was nan left its mark in the total
         for (int64_t c = 0; c < dim; c++) to[c] = narrowed<Input, Real>(0);
@@ -336,7 +337,7 @@ void finish_row(const Forward& call, const RowSums<Real>& sums, int64_t lane, co
     const Stored kept = Stored(maximum);
     const double lost = maximum - double(kept);
     statistic[MAXIMUM * rows] = kept;
-    statistic[TOTAL * rows] = Stored(total * std::exp2(lost));
+    statistic[TOTAL * rows] = Stored(lost == 0 ? total : total * std::exp2(lost));
     statistic[OFFSET * rows] = Stored(offset + lost);
 }
 
@@ -347,11 +348,12 @@ void forward_span(const Forward& call, const Span& span, char* memory) {
     block.start(span);
     block.absorb_atoms(0, call.rows.atoms);
     block.finish();
-    const int64_t first = span.entry * call.rows.groups * call.rows.queries;
+    int64_t row = span.entry * call.rows.groups * call.rows.queries + span.first;
+    Walk walk(call.rows, call.output_at, span.entry, span.first);
     for (int64_t p = 0; p < block.panels(); p++)
-        for (int64_t lane = 0; lane < block.panel(p).rows; lane++)
+        for (int64_t lane = 0; lane < block.panel(p).rows; lane++, walk.next())
             finish_row<Input, Real>(call, block.sums(p), lane, block.output(p) + lane * block.value_width(),
-                                    first + block.panel(p).first_row + lane);
+                                    static_cast<Input*>(call.output) + walk.start(), row++);
 }
 
 // Scores beyond this are computed in double: float32 rounds them by more than 1e-4, and weights with them.
@@ -384,34 +386,47 @@ class LargeScores {
     enum : int8_t { UNKNOWN, NO, YES };
 
     bool bound(int64_t entry) const {
+        // What no row exceeds is found faster than what the longest one has, and mostly says enough.
+        for (const bool exact : {false, true}) {
+            const double most = square(entry, exact);
+            if (std::fabs(call_.scale) * std::sqrt(most) <= LARGE_SCORE) return false;
+        }
+        return true;  // nan counts as large
+    }
+
+    // The squared norms of the longest query and the longest key, multiplied; or more, unless exact.
+    double square(int64_t entry, bool exact) const {
         const Input *key = static_cast<const Input*>(call_.key) + call_.key_batch[entry],
                     *query = static_cast<const Input*>(call_.query) + call_.query_batch[entry];
         double most = 0;
-        for (int64_t group = 0; group < call_.groups; group++) {
-            const double own = longest(query + call_.query_group[group], call_.query_row, call_.queries);
-            if (!(own <= most)) most = own;  // nan counts as large
-        }
-        most *= longest(key, call_.key_row, call_.atoms);
-        return !(std::fabs(call_.scale) * std::sqrt(most) <= LARGE_SCORE);
+        for (int64_t group = 0; group < call_.groups; group++)
+            most = longer(most, longest(query + call_.query_group[group], call_.query_row, call_.queries, exact));
+        return most * longest(key, call_.key_row, call_.atoms, exact);
     }
 
-    // The largest squared norm of so many rows.
-    double longest(const Input* row, int64_t stride, int64_t count) const {
-        constexpr int64_t width = 16;
+    // The largest squared norm of so many rows. Unless exact, each lane takes the most of any row, which is more.
+    double longest(const Input* row, int64_t stride, int64_t count, bool exact) const {
+        constexpr int64_t L = Lanes<float>::COUNT;
         double most = 0;
+        Vector<float> lanes{}, nothing{};  // zero, or nan where a row has nan
         for (int64_t i = 0; i < count; i++, row += stride) {
-            float sum[width] = {};
-            int64_t c = 0;
-            for (; c + width <= call_.dim; c += width)
-                for (int64_t k = 0; k < width; k++) sum[k] += float(widened(row[c + k])) * float(widened(row[c + k]));
-            for (; c < call_.dim; c++) sum[0] += float(widened(row[c])) * float(widened(row[c]));
-            double square = 0;
-            for (float x : sum) square += x;
-            if (!(square <= most)) most = square;
+            Vector<float> sum{};
+            for (int64_t c = 0; c < call_.dim; c += L) {
+                const Vector<float> part = load_part<Input, float>(row + c, call_.dim - c);
+                sum += part * part;
+            }
+            lanes = greatest<float>(sum, lanes), nothing += sum - sum;
+            if (exact) most = longer(most, total(sum));
         }
-        return most;
+        return exact ? most : total(lanes + nothing);
     }
 
+    static double total(Vector<float> x) {
+        double sum = 0;
+        for (int64_t i = 0; i < Lanes<float>::COUNT; i++) sum += x[i];
+        return sum;
+    }
+    static double longer(double most, double own) { return own <= most || most != most ? most : own; }
     const Rows& call_;
     std::atomic<int8_t>* known_;
 };

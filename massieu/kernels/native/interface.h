@@ -25,6 +25,12 @@ struct Rows {
     int64_t type, threads;
 };
 
+// Where the rows of a tensor lie; the last axis is dense. Keys and values have no groups.
+struct Place {
+    const int64_t *batch, *group;  // where entries and groups start, (batch) and (groups)
+    int64_t row;                   // from one row to the next
+};
+
 // Statistics of a row, in this order, each (batch, groups, queries) and dense: float32, or float64 for float64 inputs.
 // A row without atoms has nan everywhere. The last three are what the backward pass starts from, in base 2.
 enum Statistic {
@@ -42,7 +48,8 @@ enum Statistic {
 
 struct Forward {
     Rows rows;
-    void* output;      // (batch, groups, queries, value_dim), dense, of the type of the inputs
+    void* output;  // (batch, groups, queries, value_dim), of the type of the inputs
+    Place output_at;
     void* statistics;  // (STATISTICS, batch, groups, queries)
     // What only the retrieval gives: the atoms of the highest scores, best first, (batch, groups, queries, top).
     int64_t top = 0;
@@ -57,9 +64,10 @@ enum Coefficient { CONSTANT, LINEAR, QUADRATIC, WEIGHT, COEFFICIENTS };
 struct Backward {
     Rows rows;
     const void *statistics, *coefficients;
-    const void *output, *grad_output;  // dense, of the type of the inputs; both null if no gradient reaches the output
-    void *grad_query, *grad_key, *grad_value;  // dense, of the type of the inputs
-    void* grad_weight;                         // null, or like log_weight and zero at first; its strides are its own
+    const void *output, *grad_output;          // of the type of the inputs; both null if no gradient reaches the output
+    void *grad_query, *grad_key, *grad_value;  // of the type of the inputs
+    Place output_at, grad_output_at, grad_query_at, grad_key_at, grad_value_at;
+    void* grad_weight;  // null, or like log_weight and zero at first; its strides are its own
     const int64_t *grad_weight_batch,
         *order;  // (batch); in this order entries that share log weights follow each other
     int64_t grad_weight_group, grad_weight_query, grad_weight_atom;

@@ -37,17 +37,18 @@ bool retrieve_span(const Forward& call, const Rows* rows, const Span& span, char
     };
     RowBlock<Input, Real>& block = block_of(0);
     bool fits = true;
+    Walk walk(call.rows, call.output_at, span.entry, span.first);
     for (int64_t p = 0; p < block.panels(); p++) {
         const Panel<Real>& panel = block.panel(p);
         for (int64_t part = 1; part < parts; part++)
             merge(block.sums(p), block.output(p), block_of(part).sums(p), block_of(part).output(p), panel.rows,
                   block.value_width());
         const int64_t first = span.entry * call.rows.groups * call.rows.queries + panel.first_row;
-        for (int64_t lane = 0; lane < panel.rows; lane++) {
+        for (int64_t lane = 0; lane < panel.rows; lane++, walk.next()) {
             const double maximum = block.sums(p).maximum[lane];
             fits = fits && !(std::fabs(maximum) > LARGE_SCORE * LOG2E && maximum > 0.5 * ABSENT);
             finish_row<Input, Real>(call, block.sums(p), lane, block.output(p) + lane * block.value_width(),
-                                    first + lane);
+                                    static_cast<Input*>(call.output) + walk.start(), first + lane);
             if (!call.top) continue;
             Best& best = block.best(p, lane);
             for (int64_t part = 1; part < parts; part++) {

@@ -3,6 +3,8 @@
 // A panel is a few vectors of rows, one row in each lane. Scores of a tile lie atom by atom, score[atom][lane], so that
 // maxima, exponentials and moments of all rows of a panel go on side by side and no sum runs across a vector.
 #pragma once
+#include <type_traits>
+
 #include "interface.h"
 #include "product.h"
 
@@ -51,6 +53,28 @@ class Spans {
     int64_t height_, sets_, length_, per_set_;
 };
 
+// Goes through the rows of an entry, from one to the next. Of a tensor that is not there, every row starts at zero.
+class Walk {
+  public:
+    Walk(const Rows& rows, const Place& place, int64_t entry, int64_t row)
+        : queries_(rows.queries),
+          place_(place),
+          start_(place.batch ? place.batch[entry] : 0),
+          group_(row / queries_),
+          query_(row % queries_) {}
+    int64_t group() const { return group_; }
+    int64_t query() const { return query_; }
+    int64_t start() const { return start_ + (place_.group ? place_.group[group_] : 0) + query_ * place_.row; }
+    void next() {
+        if (++query_ == queries_) query_ = 0, group_++;
+    }
+
+  private:
+    int64_t queries_;
+    Place place_;
+    int64_t start_, group_, query_;
+};
+
 // Which atoms the rows of a panel see, and where their log weights lie.
 template <class Real>
 struct Panel {
@@ -58,8 +82,8 @@ struct Panel {
     int64_t first_atom, last_atom;    // seen by at least one row
     int64_t inner_first, inner_last;  // seen by every row
     typename Bits<Real>::Integer first[MOST_LANES], last[MOST_LANES];
-    int64_t weight[MOST_LANES];
-    bool one_weight;  // all rows have the same log weights
+    int64_t query[MOST_LANES], weight[MOST_LANES];  // where each row starts in the queries and in the log weights
+    bool one_weight;                                // all rows have the same log weights
     Real sink[MOST_LANES];
 
     void place(const Rows& call, int64_t entry_, int64_t first_row_, int64_t rows_) {
@@ -67,11 +91,9 @@ struct Panel {
         vectors = ceil_div(rows, Lanes<Real>::COUNT), lanes = vectors * Lanes<Real>::COUNT;
         first_atom = call.atoms, last_atom = 0, inner_first = 0, inner_last = call.atoms;
         one_weight = true;
+        Walk walk(call, {call.query_batch, call.query_group, call.query_row}, entry, first_row);
         for (int64_t lane = 0; lane < lanes; lane++) {
-            // Lanes beyond the last row repeat it; nobody looks at them.
-            const int64_t row = first_row + smaller(lane, rows - 1), group = row / call.queries,
-                          query = row % call.queries;
-            const int64_t here = query + call.atoms - call.queries;
+            const int64_t group = walk.group(), here = walk.query() + call.atoms - call.queries;
             int64_t from = 0, to = call.atoms;
             if (call.lengths) to = smaller(to, call.lengths[entry * call.groups + group]);
             if (call.causal) to = smaller(to, here + 1);
@@ -80,10 +102,13 @@ struct Panel {
             first[lane] = from, last[lane] = larger(to, 0);
             first_atom = smaller(first_atom, from), last_atom = larger(last_atom, to);
             inner_first = larger(inner_first, from), inner_last = smaller(inner_last, to);
-            weight[lane] = group * call.weight_group + query * call.weight_query;
+            query[lane] = walk.start();
+            weight[lane] = group * call.weight_group + walk.query() * call.weight_query;
             one_weight = one_weight && weight[lane] == weight[0];
             sink[lane] = call.sink ? Real(larger_real(call.sink[entry * call.groups + group] * LOG2E, ABSENT))
                                    : Real(2 * ABSENT);
+            // Lanes beyond the last row repeat it; nobody looks at them.
+            if (lane + 1 < rows) walk.next();
         }
         if (call.log_weight)
             for (int64_t lane = 0; lane < lanes; lane++) weight[lane] += call.weight_batch[entry];
@@ -92,12 +117,6 @@ struct Panel {
   private:
     static double larger_real(double a, double b) { return a > b ? a : b; }
 };
-
-template <class Input>
-const Input* query_row(const Rows& call, int64_t entry, int64_t row) {
-    return static_cast<const Input*>(call.query) + call.query_batch[entry] + call.query_group[row / call.queries] +
-           row % call.queries * call.query_row;
-}
 
 // Rows of keys or values as a product reads them: in place where that is possible, else converted and padded.
 template <class Real>
@@ -164,23 +183,49 @@ void hide(const Panel<Real>& panel, int64_t from, int64_t start, int64_t stop, R
         }
 }
 
-// Queries of a panel times a factor, by column: (dim, lanes). Lanes beyond the last row are zero.
+// A row times a factor, filled up with zeros to whole vectors.
 template <class Input, class Real>
-void load_queries(const Rows& call, const Panel<Real>& panel, double factor, Real* columns) {
-    for (int64_t row = 0; row < panel.rows; row++) {
-        const Input* query = query_row<Input>(call, panel.entry, panel.first_row + row);
-        for (int64_t c = 0; c < call.dim; c++) columns[c * panel.lanes + row] = Real(widened(query[c])) * Real(factor);
-    }
-    for (int64_t c = 0; c < call.dim; c++)
-        for (int64_t lane = panel.rows; lane < panel.lanes; lane++) columns[c * panel.lanes + lane] = 0;
+void load_row(const Input* from, int64_t dim, double factor, Real* to) {
+    for (int64_t c = 0; c < dim; c++) to[c] = Real(widened(from[c])) * Real(factor);
+    for (int64_t c = dim; c % Lanes<Real>::COUNT; c++) to[c] = 0;
 }
 
-// One query times a factor, filled up with zeros to whole vectors.
+// The next lanes of a row of which so many are left; the rest is zero.
 template <class Input, class Real>
-void load_query(const Rows& call, int64_t entry, int64_t row, double factor, Real* to) {
-    const Input* query = query_row<Input>(call, entry, row);
-    for (int64_t c = 0; c < call.dim; c++) to[c] = Real(widened(query[c])) * Real(factor);
-    for (int64_t c = call.dim; c % Lanes<Real>::COUNT; c++) to[c] = 0;
+Vector<Real> load_part(const Input* from, int64_t left) {
+    constexpr int64_t L = Lanes<Real>::COUNT;
+    if constexpr (std::is_same_v<Input, Real>)
+        if (left >= L) return load(from);
+    Real part[L] = {};
+    for (int64_t i = 0; i < smaller(left, L); i++) part[i] = Real(widened(from[i]));
+    return load(part);
+}
+
+// Rows of a panel times a factor, by column: (dim filled up to whole vectors, lanes). Lanes beyond the last row are
+// zero.
+template <class Input, class Real, class RowAt>
+void load_columns(const Panel<Real>& panel, const RowAt& row_at, int64_t dim, double factor, Real* columns) {
+    constexpr int64_t L = Lanes<Real>::COUNT;
+    for (int64_t first = 0; first < panel.lanes; first += L)
+        for (int64_t c = 0; c < dim; c += L) {
+            Vector<Real> block[L] = {};
+            for (int64_t i = 0; i < smaller(L, panel.rows - first); i++)
+                block[i] = load_part<Input, Real>(row_at(first + i) + c, dim - c) * Real(factor);
+            transpose<Real>(block);
+            for (int64_t i = 0; i < L; i++) store(columns + (c + i) * panel.lanes + first, block[i]);
+        }
+}
+
+// Where the query of a row of the panel lies.
+template <class Input, class Real>
+const Input* query_at(const Rows& call, const Panel<Real>& panel, int64_t row) {
+    return static_cast<const Input*>(call.query) + panel.query[row];
+}
+
+template <class Input, class Real>
+void load_queries(const Rows& call, const Panel<Real>& panel, double factor, Real* columns) {
+    auto query = [&](int64_t row) { return query_at<Input>(call, panel, row); };
+    load_columns<Input, Real>(panel, query, call.dim, factor, columns);
 }
 
 // Base-2 scores of a tile, score[atom][lane], log weights and absent atoms included.

@@ -140,6 +140,32 @@ inline Vector<Real> lane_sums(Vector<Real>* x) {
     return x[0];
 }
 
+// Lanes of a and b as a step of a transposition wants them: blocks of SIZE lanes, from a where the block is even.
+template <class Real, int64_t SIZE, bool SECOND, int64_t... LANE>
+inline Vector<Real> swapped(Vector<Real> a, Vector<Real> b, std::integer_sequence<int64_t, LANE...>) {
+    constexpr int64_t L = Lanes<Real>::COUNT;
+    (void)L;
+#ifdef __clang__
+    return __builtin_shufflevector(a, b, (LANE & SIZE ? L + LANE - !SECOND * SIZE : LANE + SECOND * SIZE)...);
+#else
+    return __builtin_shuffle(a, b, Whole<Real>{(LANE & SIZE ? L + LANE - !SECOND * SIZE : LANE + SECOND * SIZE)...});
+#endif
+}
+
+// As many vectors as there are lanes, transposed in place: blocks off the diagonal change places, half by half.
+template <class Real, int64_t SIZE = Lanes<Real>::COUNT / 2>
+inline void transpose(Vector<Real>* x) {
+    constexpr std::make_integer_sequence<int64_t, Lanes<Real>::COUNT> lanes;
+#pragma GCC unroll 16
+    for (int64_t i = 0; i < Lanes<Real>::COUNT; i++)
+        if (!(i & SIZE)) {
+            const Vector<Real> a = x[i], b = x[i + SIZE];
+            x[i] = swapped<Real, SIZE, false>(a, b, lanes);
+            x[i + SIZE] = swapped<Real, SIZE, true>(a, b, lanes);
+        }
+    if constexpr (SIZE > 1) transpose<Real, SIZE / 2>(x);
+}
+
 // 2^x for x <= 1, within 1.5 units in the last place; exactly zero for x <= SMALLEST.
 template <class Real>
 inline Vector<Real> power_of_two(Vector<Real> x) {
