@@ -10,6 +10,7 @@ import torch
 
 import massieu
 from massieu import cli, kernels
+from massieu.commands import bench
 
 
 def test_the_doctor_names_what_is_installed_and_the_kernel(capsys):
@@ -72,7 +73,7 @@ BENCHMARKS = "def main(names, *, json): print(names, json); return 2 if 'typo' i
 def test_bench_hands_names_and_format_to_the_benchmarks_of_the_repository(tmp_path, monkeypatch, capsys):
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "benchmarks" / "__init__.py").write_text(BENCHMARKS)
-    monkeypatch.setattr(cli, "ROOT", tmp_path)
+    monkeypatch.setattr(bench, "ROOT", tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "benchmarks", raising=False)
     assert cli.main(["bench", "attend", "memory", "--json"]) == 0
@@ -82,7 +83,7 @@ def test_bench_hands_names_and_format_to_the_benchmarks_of_the_repository(tmp_pa
 
 
 def test_bench_without_a_repository_says_where_to_run_it(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(cli, "ROOT", tmp_path)
+    monkeypatch.setattr(bench, "ROOT", tmp_path)
     assert cli.main(["bench"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
