@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from pathlib import Path
 
 import pytest
@@ -450,12 +449,6 @@ def test_a_model_without_attention_says_so_at_its_first_pass():
     with pytest.raises(NotObservable, match="watch heard no attention in Sequential"), massieu.watch(model):
         model(torch.randn(2, 4))
     assert not model._forward_hooks
-
-
-def test_the_page_shows_code_that_runs_and_prints_what_it_says(capsys):
-    block, printed = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE, flags=re.DOTALL)[0]
-    exec(compile(block, "watch.md", "exec"), {"__name__": "__main__"})
-    assert capsys.readouterr().out == printed
 
 
 def test_the_page_names_every_quantity_and_every_flag():
