@@ -12,6 +12,7 @@ from typing import NoReturn
 
 import massieu
 from massieu.commands import INTERRUPTED, Run, bench, compare, doctor, inspect, learn, verify, watch
+from massieu.commands.interrupts import interruptible
 
 __all__ = ["main"]
 
@@ -30,8 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a console may lack a sign that a sentence has
     try:
-        code: int = options.run(options)
-        sys.stdout.flush()
+        with interruptible():
+            code: int = options.run(options)
+            sys.stdout.flush()
     except KeyboardInterrupt:
         print("massieu: interrupted; nothing was written", file=sys.stderr)
         return INTERRUPTED

@@ -13,6 +13,7 @@ from typing import Any
 
 from massieu.commands import INTERRUPTED, Command
 from massieu.commands.arguments import count, number, positive, seed, whole
+from massieu.commands.interrupts import interruptible
 from massieu.commands.packages import need
 from massieu.commands.progress import progress_shown
 
@@ -67,7 +68,8 @@ def run(options: argparse.Namespace) -> int:
     if options.out is None and (options.resume or options.tensorboard):
         raise ValueError("--resume and --tensorboard need the folder of the run, got none; pass --out DIR")
     try:
-        return _learn(options)
+        with interruptible():
+            return _learn(options)
     except KeyboardInterrupt:
         if options.out is None:
             raise
