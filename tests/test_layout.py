@@ -14,7 +14,9 @@ LAYERS = [
     {"taps", "figures", "report"},
     {"inspection", "monitor", "engine"},
     {"claims"},
-    {"cli", "__init__", "__main__"},
+    {"__init__"},
+    {"commands"},
+    {"cli", "__main__"},
 ]
 HEIGHT = {name: height for height, layer in enumerate(LAYERS) for name in layer}
 

@@ -51,7 +51,7 @@ class _Layer:
 
     @classmethod
     def of(cls, call: AttentionCall) -> _Layer:
-        heads = (call.scores if call.query is None else call.query).shape[1]  # type: ignore[union-attr]
+        heads = call.shape[1]
         name = f"{call.name}[{call.number}]" if call.number else call.name
         shape = (len(MEANS), heads)
         return cls(name, Means(shape), Extremes.none((len(EXTREMES), heads)), Shares((heads,)))

@@ -58,10 +58,9 @@ def _few_tokens(model: nn.Module) -> dict[str, Any]:
 
 
 def _line(call: AttentionCall, bypassed: dict[str, str]) -> str:
-    shown = call.scores if call.query is None else call.query
-    assert shown is not None
-    words = [f"{call.stack} {call.layer}: {call.name}, {shown.shape[1]} heads"]
-    if call.key is not None and call.key.shape[1] != shown.shape[1]:
+    heads = call.shape[1]
+    words = [f"{call.stack} {call.layer}: {call.name}, {heads} heads"]
+    if call.key is not None and call.key.shape[1] != heads:
         words.append(f"{call.key.shape[1]} key heads")
     if call.causal:
         words.append("causal")

@@ -10,7 +10,7 @@ from torch import Tensor
 from massieu.statistics import RowStatistics, mass_count, row_statistics
 from massieu.taps import AttentionCall
 
-__all__ = ["exact_rows", "sampled_rows", "sampled_positions"]
+__all__ = ["call_statistics", "exact_rows", "num_atoms", "sampled_positions", "sampled_rows", "scores_at"]
 
 LARGEST_BLOCK = 2**22  # scores held at a time where a call has to be read through its scores
 MASS = 0.9
@@ -24,7 +24,7 @@ def exact_rows(call: AttentionCall) -> dict[str, Tensor]:
     :math:`p_j = e^{s_j - \log Z}`: the first one of the sequence (for rows behind it), the row's own and the one
     before.
     """
-    statistics = _statistics(call)
+    statistics = call_statistics(call)
     log_z, entropy = statistics.log_normalizer, statistics.entropy
     assert statistics.score_variance is not None
     atoms = num_atoms(call).to(log_z.device)
@@ -56,8 +56,114 @@ def sampled_rows(call: AttentionCall, position: Tensor) -> dict[str, Tensor]:
     return {name: torch.cat([each[name] for each in found], -1) for name in found[0]}
 
 
+def call_statistics(call: AttentionCall) -> RowStatistics:
+    r"""The statistics of all rows of a call, each field ``(batch, heads, queries)``, without a matrix of weights.
+
+    Those of the weights :math:`p_{ij} \propto e^{s_{ij} + \log h_{ij}}` that the model computes before dropout: mask,
+    bias, window, softcap and sink are part of them. Differentiable where the call is part of a graph.
+
+    Example:
+        >>> model, calls = massieu.nn.Transformer(16, num_layers=1, num_heads=4, vocabulary=10), []
+        >>> with massieu.taps.tap(model, calls.append):
+        ...     _ = model(torch.tensor([[1, 2, 3]]))
+        >>> call_statistics(calls[0]).entropy.shape
+        torch.Size([1, 4, 3])
+    """
+    if call.scores is None and call.softcap is None:
+        assert call.query is not None
+        assert call.key is not None
+        return row_statistics(
+            call.query,
+            call.key,
+            call.log_weight,
+            scale=call.scale,
+            causal=call.causal,
+            window=call.window,
+            sink=call.sink,
+        )
+    # Scores that are no inner products are log weights of atoms at the origin.
+    found = []
+    for scores in _score_blocks(call):
+        nothing = scores.new_zeros(1, 1)
+        shape = (*scores.shape[:-1], 1)
+        found.append(row_statistics(nothing.expand(shape), nothing.expand(scores.shape[-1], 1), scores, sink=call.sink))
+    return RowStatistics(*(torch.cat(field, -1) for field in zip(*found, strict=True)))
+
+
+def scores_at(call: AttentionCall, position: Tensor) -> Tensor:
+    r"""The scores :math:`s_{ij} + \log h_{ij}` of some rows, minus infinity where an atom is absent, without the sink.
+
+    Args:
+        call: the attention call.
+        position: which rows of each sequence, ``(batch, rows)``; a negative one means row zero.
+
+    Returns:
+        ``(batch, heads, rows, atoms)``, at least float32.
+
+    Example:
+        >>> model, calls = massieu.nn.Transformer(16, num_layers=1, num_heads=4, vocabulary=10), []
+        >>> with massieu.taps.tap(model, calls.append):
+        ...     _ = model(torch.tensor([[1, 2, 3]]))
+        >>> scores_at(calls[0], torch.tensor([[1]]))[0, 0, 0].isfinite()
+        tensor([ True,  True, False])
+    """
+    if call.scores is not None:
+        index = position.clamp_min(0).to(call.scores.device)[:, None, :, None]
+        return _read(call.scores.take_along_dim(index, -2))
+    assert call.query is not None
+    assert call.key is not None
+    exact = torch.promote_types(call.query.dtype, torch.float32)
+    index = position.clamp_min(0).to(call.query.device)
+    query = call.query.take_along_dim(index[:, None, :, None], -2).to(exact)
+    batch, heads, rows, dim = query.shape
+    key = call.key.to(exact)
+    grouped = query.reshape(batch, key.shape[1], -1, dim)
+    scores = (grouped @ key.mT).reshape(batch, heads, rows, -1) * call.scale
+    if call.softcap is not None:
+        scores = call.softcap * torch.tanh(scores / call.softcap)
+    if call.log_weight is not None and call.log_weight.dtype != torch.bool:
+        scores = scores + _rows_of(call.log_weight, index).to(exact)
+    return scores.masked_fill(~_present(call, index), -torch.inf) if _hides(call) else scores
+
+
+def sampled_positions(lengths: Tensor, rows: int | None) -> Tensor:
+    """Up to ``rows`` positions of each sequence, ``(batch, rows)``, evenly over its length; -1 where it has fewer.
+
+    They depend on the length of the sequence alone, so that the batch that it comes in does not matter.
+
+    Example:
+        >>> sampled_positions(torch.tensor([3, 8]), 4)
+        tensor([[ 0,  1,  2, -1],
+                [ 1,  3,  5,  7]])
+    """
+    longest = int(lengths.max())
+    number = torch.arange(min(rows or longest, longest), device=lengths.device)
+    taken = lengths.clamp_max(len(number))[:, None]
+    position = ((2 * number + 1) * lengths[:, None]).div(2 * taken.clamp_min(1), rounding_mode="floor")
+    return torch.where(number < taken, position, -1)
+
+
+def num_atoms(call: AttentionCall) -> Tensor:
+    """The number of atoms that each row sees, a sink included, broadcasting to ``(batch, heads, queries)``."""
+    *_, queries, atoms = call.shape
+    if call.log_weight is None and call.scores is None:
+        own = torch.arange(queries) + atoms - queries
+        last = own if call.causal else torch.full((queries,), atoms - 1)
+        if call.window is None:
+            first = torch.zeros_like(own)
+        else:
+            first = (own - call.window + 1).clamp_min(0)
+            last = torch.minimum(last, own + call.window - 1)
+        count = (last - first + 1).clamp_min(0)
+    elif call.scores is None:
+        count = _present(call, torch.arange(queries)[None]).sum(-1)
+    else:
+        count = torch.cat([(block > -torch.inf).sum(-1) for block in _score_blocks(call)], -1)
+    return count + (call.sink is not None)
+
+
 def _whole_rows(call: AttentionCall, position: Tensor) -> dict[str, Tensor]:
-    scores = _scores_at(call, position)
+    scores = scores_at(call, position)
     atoms, lowest = _count_and_lowest(scores, call)
     nothing = scores.new_zeros(1, 1)
     queries, keys = nothing.expand(*scores.shape[:-1], 1), nothing.expand(scores.shape[-1], 1)
@@ -85,114 +191,21 @@ def _hides(call: AttentionCall) -> bool:
     return call.causal or call.window is not None or call.log_weight is not None or call.scores is not None
 
 
-def sampled_positions(lengths: Tensor, rows: int | None) -> Tensor:
-    """Up to ``rows`` positions of each sequence, ``(batch, rows)``, evenly over its length; -1 where it has fewer.
-
-    They depend on the length of the sequence alone, so that the batch that it comes in does not matter.
-
-    Example:
-        >>> sampled_positions(torch.tensor([3, 8]), 4)
-        tensor([[ 0,  1,  2, -1],
-                [ 1,  3,  5,  7]])
-    """
-    longest = int(lengths.max())
-    number = torch.arange(min(rows or longest, longest), device=lengths.device)
-    taken = lengths.clamp_max(len(number))[:, None]
-    position = ((2 * number + 1) * lengths[:, None]).div(2 * taken.clamp_min(1), rounding_mode="floor")
-    return torch.where(number < taken, position, -1)
-
-
-def num_atoms(call: AttentionCall) -> Tensor:
-    """The number of atoms that each row sees, a sink included, broadcasting to ``(batch, heads, queries)``."""
-    queries, atoms = _sizes(call)
-    if call.log_weight is None and call.scores is None:
-        own = torch.arange(queries) + atoms - queries
-        last = own if call.causal else torch.full((queries,), atoms - 1)
-        if call.window is None:
-            first = torch.zeros_like(own)
-        else:
-            first = (own - call.window + 1).clamp_min(0)
-            last = torch.minimum(last, own + call.window - 1)
-        count = (last - first + 1).clamp_min(0)
-    elif call.scores is None:
-        count = _present(call, torch.arange(queries)[None]).sum(-1)
-    else:
-        count = torch.cat([(block > -torch.inf).sum(-1) for block in _score_blocks(call)], -1)
-    return count + (call.sink is not None)
-
-
-def _sizes(call: AttentionCall) -> tuple[int, int]:
-    if call.scores is not None:
-        return call.scores.shape[-2], call.scores.shape[-1]
-    assert call.query is not None
-    assert call.key is not None
-    return call.query.shape[-2], call.key.shape[-2]
-
-
-def _statistics(call: AttentionCall) -> RowStatistics:
-    if call.scores is None and call.softcap is None:
-        assert call.query is not None
-        assert call.key is not None
-        return row_statistics(
-            call.query,
-            call.key,
-            call.log_weight,
-            scale=call.scale,
-            causal=call.causal,
-            window=call.window,
-            sink=call.sink,
-        )
-    # Scores that are no inner products are log weights of atoms at the origin.
-    found = []
-    for scores in _score_blocks(call):
-        nothing = scores.new_zeros(1, 1)
-        shape = (*scores.shape[:-1], 1)
-        found.append(row_statistics(nothing.expand(shape), nothing.expand(scores.shape[-1], 1), scores, sink=call.sink))
-    return RowStatistics(*(torch.cat(field, -1) for field in zip(*found, strict=True)))
-
-
 def _score_blocks(call: AttentionCall) -> Iterator[Tensor]:
     """The scores of the call, minus infinity where an atom is absent, as many rows at a time as memory allows."""
-    queries, rows = _sizes(call)[0], _block_rows(call)
+    (batch, _, queries, _), rows = call.shape, _block_rows(call)
     for begin in range(0, queries, rows):
-        yield _scores_at(call, torch.arange(begin, min(begin + rows, queries))[None].expand(_shape(call)[0], -1))
+        yield scores_at(call, torch.arange(begin, min(begin + rows, queries))[None].expand(batch, -1))
 
 
 def _block_rows(call: AttentionCall) -> int:
-    batch, heads = _shape(call)
-    return max(1, LARGEST_BLOCK // (batch * heads * _sizes(call)[1]))
-
-
-def _shape(call: AttentionCall) -> tuple[int, int]:
-    tensor = call.scores if call.query is None else call.query
-    assert tensor is not None
-    return tensor.shape[0], tensor.shape[1]
-
-
-def _scores_at(call: AttentionCall, position: Tensor) -> Tensor:
-    """Scores of some rows, ``(batch, heads, rows, atoms)``, at least float32; a negative position means row zero."""
-    if call.scores is not None:
-        index = position.clamp_min(0).to(call.scores.device)[:, None, :, None]
-        return _read(call.scores.take_along_dim(index, -2))
-    assert call.query is not None
-    assert call.key is not None
-    exact = torch.promote_types(call.query.dtype, torch.float32)
-    index = position.clamp_min(0).to(call.query.device)
-    query = call.query.take_along_dim(index[:, None, :, None], -2).to(exact)
-    batch, heads, rows, dim = query.shape
-    key = call.key.to(exact)
-    grouped = query.reshape(batch, key.shape[1], -1, dim)
-    scores = (grouped @ key.mT).reshape(batch, heads, rows, -1) * call.scale
-    if call.softcap is not None:
-        scores = call.softcap * torch.tanh(scores / call.softcap)
-    if call.log_weight is not None and call.log_weight.dtype != torch.bool:
-        scores = scores + _rows_of(call.log_weight, index).to(exact)
-    return scores.masked_fill(~_present(call, index), -torch.inf) if _hides(call) else scores
+    batch, heads, _, atoms = call.shape
+    return max(1, LARGEST_BLOCK // (batch * heads * atoms))
 
 
 def _present(call: AttentionCall, position: Tensor) -> Tensor:
     """Which atoms the rows at ``position`` see, broadcasting to ``(batch, heads, rows, atoms)``."""
-    queries, atoms = _sizes(call)
+    *_, queries, atoms = call.shape
     own = (position + atoms - queries)[:, None, :, None]
     atom = torch.arange(atoms, device=position.device)
     seen = torch.ones(1, 1, 1, atoms, dtype=torch.bool, device=position.device)
@@ -219,14 +232,12 @@ def _rows_of(log_weight: Tensor, position: Tensor) -> Tensor:
 
 def _named_scores(call: AttentionCall) -> dict[str, Tensor]:
     """Scores of the first atom, the row's own and the one before, ``(batch, heads, queries)``, nan where it is not."""
-    queries, atoms = _sizes(call)
-    tensor = call.scores if call.query is None else call.query
-    assert tensor is not None
+    batch, _, queries, atoms = call.shape
     behind = atoms - queries  # atoms that were there before the first query
-    first = torch.zeros(len(tensor), dtype=torch.long, device=tensor.device)
+    first = torch.zeros(batch, dtype=torch.long, device=call.device)
     if call.present is not None and behind == 0:
-        first = call.present.to(torch.uint8).argmax(-1).to(tensor.device)
-    own = torch.arange(queries, device=tensor.device) + behind
+        first = call.present.to(torch.uint8).argmax(-1).to(call.device)
+    own = torch.arange(queries, device=call.device) + behind
     later = own > first[:, None]
     mine = _diagonal(call, behind)
     before = _diagonal(call, behind - 1)
@@ -265,7 +276,7 @@ def _score_of_first(call: AttentionCall, first: Tensor) -> Tensor:
         return _read(call.scores.take_along_dim(index, -1).squeeze(-1))
     assert call.query is not None
     assert call.key is not None
-    queries, atoms = _sizes(call)
+    *_, queries, atoms = call.shape
     score = _products(call.query, call.key.take_along_dim(index, -2), call)
     if call.window is not None:
         own = torch.arange(queries, device=first.device) + atoms - queries

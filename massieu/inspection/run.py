@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.metadata
-import inspect
 import platform
 import sys
 import time
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from massieu import kernels
 from massieu.inspection.batches import Batch
+from massieu.inspection.evaluation import evaluating, moved, run_model
 from massieu.inspection.head_geometry import head_geometry
 from massieu.inspection.heads import HeadStatistics
 from massieu.inspection.layers import LayerObserver
@@ -109,7 +109,7 @@ def inspect_model(
         name = name or loaded.name
     reading = Reading(model, tokenizer, texts, inputs, batch_size, max_length, special_tokens, padding)
     run = _Run(model, rows, experiments)
-    with _evaluating(model):
+    with evaluating(model):
         for batch in reading.batches():
             run.read(batch)
             if progress is not None:
@@ -154,7 +154,7 @@ class _Run:
 
     def read(self, batch: Batch) -> None:
         """Run the model on one batch."""
-        inputs = {name: _moved(value, self.model) for name, value in batch.inputs.items()}
+        inputs = {name: moved(value, self.model) for name, value in batch.inputs.items()}
         if self.tap is None:
             self._first(inputs)
         with contextlib.ExitStack() as stack:
@@ -164,7 +164,7 @@ class _Run:
                 self.passages.offer(inputs, batch.content, batch.keys)
                 stack.enter_context(self.layers.batch(batch.content, batch.keys, batch.present, batch.origins))
             try:
-                _forward(self.model, inputs)
+                run_model(self.model, inputs)
             except IndexError as error:
                 raise ValueError(
                     f"the model cannot read these tokens ({error}); are there too many, or some beyond its vocabulary?"
@@ -187,7 +187,7 @@ class _Run:
                     "the model's output is not finite, so its weights are damaged or its dtype is too narrow"
                 )
             with tap(self.model, lambda call: None) as listening:
-                heard = _tensors(_forward(self.model, few))
+                heard = _tensors(run_model(self.model, few))
         # Inside a tap a compiled model runs uncompiled, which changes its last digits.
         same = torch.allclose if listening.compiled else torch.equal
         if not all(same(one, other) for one, other in zip(alone, heard, strict=True)):
@@ -233,19 +233,6 @@ class _Run:
 
 
 @contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """The model without dropout and gradients, afterwards as it was."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module in training:
-            module.training = True
-
-
-@contextlib.contextmanager
 def _without_fast_path() -> Iterator[None]:
     """Without the fused encoder layers of torch, which hide their attention and differ in the last digits."""
     enabled = torch.backends.mha.get_fastpath_enabled()
@@ -256,15 +243,10 @@ def _without_fast_path() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(enabled)
 
 
-def _forward(model: nn.Module, inputs: dict[str, Any]) -> Any:
-    names = inspect.signature(model.forward).parameters
-    return model(**inputs, **({"use_cache": False} if "use_cache" in names else {}))
-
-
 def _tried(model: nn.Module, inputs: dict[str, Any]) -> Any:
     """The first run of a model; what goes wrong in it is one sentence."""
     try:
-        return _forward(model, inputs)
+        return run_model(model, inputs)
     except Exception as error:
         text = " ".join(str(error).split())[:160] or type(error).__name__
         raise ValueError(
@@ -286,15 +268,6 @@ def _few(name: str, value: Any) -> Any:
         return value
     text = name.endswith(("input_ids", "attention_mask", "position_ids"))
     return value[:1, :FEW_TOKENS] if text and value.dim() == 2 else value[:1]
-
-
-def _moved(value: Any, model: nn.Module) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    first = next(model.parameters(), None)
-    if first is None:
-        return value
-    return value.to(first.device, first.dtype if value.is_floating_point() else value.dtype)
 
 
 def _model_facts(model: nn.Module, name: str | None, revision: str | None) -> dict[str, Any]:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from massieu.inspection.batches import Batch
+from massieu.inspection.evaluation import evaluating, moved, run_model
 from massieu.inspection.loading import load
 from massieu.inspection.reading import Reading
-from massieu.inspection.rows import _scores_at, num_atoms
-from massieu.inspection.run import _evaluating, _forward, _moved
+from massieu.inspection.rows import num_atoms, scores_at
 from massieu.inspection.weights import TOLERANCE, HeadWeights, each_layer
 from massieu.margin import TokenSelection
 from massieu.taps import AttentionCall, tap
@@ -105,9 +105,9 @@ def each_sample(
     if not batches:
         raise ValueError("inputs must hold at least one batch, got none; pass [{name of an argument: tensor}]")
     sampled = _sampled(batches, rows, generator)
-    with _evaluating(model):
+    with evaluating(model):
         seen = []
-        for weights in each_layer(model, {name: _moved(x, model) for name, x in batches[0].inputs.items()}):
+        for weights in each_layer(model, {name: moved(x, model) for name, x in batches[0].inputs.items()}):
             seen.append(weights.layer)
             if layers is None or weights.layer in layers:
                 yield weights, _read(model, sampled, weights)
@@ -198,7 +198,7 @@ def _read(model: nn.Module, sampled: Sequence[_Part], weights: HeadWeights) -> H
                     found.append(_rows(call, states[0], part))
 
             with torch.no_grad(), tap(model, receive):
-                _forward(model, {name: _moved(x, model) for name, x in part.inputs.items()})
+                run_model(model, {name: moved(x, model) for name, x in part.inputs.items()})
     finally:
         handle.remove()
     rows = [row for some in found if some is not None for row in some]
@@ -226,7 +226,7 @@ def _rows(call: AttentionCall, state: Tensor, part: _Part) -> list[_Row] | None:
         chosen = sorted({eligible[int(share * len(eligible))] for share in shares}) if eligible else []
         for at in chosen:
             position = torch.full((batch, 1), at)
-            scores = _scores_at(call, position)[entry, :, 0].double().cpu()
+            scores = scores_at(call, position)[entry, :, 0].double().cpu()
             visible = (scores > torch.finfo(torch.float32).min / 2).all(0).nonzero().flatten()
             place = (visible == starts[entry]).nonzero().flatten().tolist()
             own = state[entry].detach().double().cpu()

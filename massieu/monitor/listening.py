@@ -15,8 +15,8 @@ from massieu.monitor.projections import Seen, is_projection, score_sizes
 from massieu.monitor.reading import Place
 from massieu.monitor.tallies import Tally, add_call, add_tokens, present_rows
 from massieu.taps import AttentionCall, Tap, tap
+from massieu.taps.passes import recomputes
 from massieu.taps.structure import attention_modules, named
-from massieu.taps.tap import _recomputes
 
 __all__ = ["Listening", "unnoticed"]
 
@@ -64,7 +64,7 @@ class Listening:
 
     def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Say that the model runs already: hooks that its own first hook registers come too late for this pass."""
-        self.tap._begin(model, args, kwargs)
+        self.tap.begin(model, args, kwargs)
 
     def close(self) -> None:
         """Listen no more."""
@@ -73,11 +73,9 @@ class Listening:
         self._ended.clear()
 
     def _receive(self, call: AttentionCall) -> None:
-        tensor = call.scores if call.query is None else call.query
-        assert tensor is not None
         key = (call.stack, call.layer)
         name = f"{call.name}[{call.number}]" if call.number else call.name
-        tally = self.tallies.setdefault(key, Tally(Place(call.stack, call.layer, name, tensor.shape[1])))
+        tally = self.tallies.setdefault(key, Tally(Place(call.stack, call.layer, name, call.shape[1])))
         add_call(tally, call, self._wanted)
         if self._wanted & WEIGHTS:
             found, vector = score_sizes(call, self._seen.pop(call.module, []), self._vectors.get(key))
@@ -90,14 +88,14 @@ class Listening:
 
     def _keep(self, owner: nn.Module) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            if isinstance(output, Tensor) and not _recomputes():
+            if isinstance(output, Tensor) and not recomputes():
                 self._seen.setdefault(owner, []).append(Seen(module, output.detach()))
 
         return hook
 
     def _end_block(self, block: nn.Module, args: Any, output: Any) -> None:
         tokens = next(hidden_tensors(output), None)
-        if tokens is None or _recomputes():
+        if tokens is None or recomputes():
             return
         tokens = tokens.detach()
         tokens = tokens[None] if tokens.dim() == 2 else tokens

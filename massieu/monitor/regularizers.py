@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 
-from massieu.inspection.rows import _scores_at, _statistics, num_atoms
+from massieu.inspection.rows import call_statistics, num_atoms, scores_at
 from massieu.statistics import RowStatistics
-from massieu.taps import AttentionCall, Tap, tap
+from massieu.taps import AttentionCall, tap
 
 __all__ = ["Collected", "collect", "entropy_floor", "logit_bound", "z_loss"]
 
@@ -49,8 +48,7 @@ def collect(model: nn.Module) -> Iterator[Collected]:
         >>> massieu.monitor.z_loss(attention).backward()
     """
     collected = Collected()
-    with tap(model, collected._receive) as heard:
-        heard.hear = _connected(heard, collected)  # type: ignore[method-assign]  # of this one tap
+    with tap(model, collected._receive, gradients=True):
         yield collected
 
 
@@ -65,7 +63,6 @@ class Collected:
         self.calls: list[AttentionCall] = []
         self._statistics: list[RowStatistics] = []
         self._followed: list[bool] = []
-        self._following = False
 
     @property
     def statistics(self) -> list[RowStatistics]:
@@ -73,7 +70,7 @@ class Collected:
         self._check()
         for call in self.calls[len(self._statistics) :]:
             with _full_precision(call):
-                self._statistics.append(_statistics(call))
+                self._statistics.append(call_statistics(call))
         return self._statistics
 
     def clear(self) -> None:
@@ -83,12 +80,12 @@ class Collected:
         self._followed.clear()
 
     def __repr__(self) -> str:
-        heads = sum(_any_tensor(call).shape[1] for call in self.calls)
+        heads = sum(call.shape[1] for call in self.calls)
         return f"<{len(self.calls)} attention calls, {heads} heads>"
 
     def _receive(self, call: AttentionCall) -> None:
         self.calls.append(call)
-        self._followed.append(self._following)
+        self._followed.append(torch.is_grad_enabled())
 
     def _check(self) -> None:
         if not self.calls:
@@ -210,38 +207,17 @@ def logit_bound(attention: Collected, bound: float, *, sharpness: float = 8.0) -
     excesses = []
     for call in attention.calls:
         with _full_precision(call):
-            largest = _statistics(_sharpened(call, sharpness)).log_normalizer / sharpness
+            largest = call_statistics(_sharpened(call, sharpness)).log_normalizer / sharpness
         largest = largest.masked_fill(~_counted(largest, call), -torch.inf)
         excesses.append((largest.amax((0, 2)) - bound).clamp_min(0).square())
     return _mean(excesses)
 
 
-def _connected(heard: Tap, collected: Collected) -> Callable[..., None]:
-    """The tap's own ``hear``, which hands over views without a graph, with one."""
-    own = heard.hear
-
-    def hear(module: nn.Module | None, translate: Callable[..., Any], place: str) -> None:
-        collected._following = following = torch.is_grad_enabled()
-
-        def connected(*where: Any) -> Any:
-            # Hooks of our own: a checkpointed layer counts what it saves, and its second run is not heard.
-            with torch.set_grad_enabled(following), saved_tensors_hooks(_itself, _itself):
-                return translate(*where)
-
-        own(module, connected, place)
-
-    return hear
-
-
-def _itself(tensor: Tensor) -> Tensor:
-    return tensor
-
-
 def _sharpened(call: AttentionCall, sharpness: float) -> AttentionCall:
     """The call at another inverse temperature, without its sink."""
     if call.softcap is not None:  # the cap comes before the temperature
-        batch, _, queries, _ = _any_tensor(call).shape
-        scores = _scores_at(call, torch.arange(queries)[None].expand(batch, -1))
+        batch, _, queries, _ = call.shape
+        scores = scores_at(call, torch.arange(queries)[None].expand(batch, -1))
         call = replace(call, scores=scores, softcap=None)
     weight = call.log_weight
     return replace(
@@ -293,13 +269,7 @@ def _mean(heads: Sequence[Tensor]) -> Tensor:
 
 
 def _full_precision(call: AttentionCall) -> contextlib.AbstractContextManager[Any]:
-    return torch.autocast(_any_tensor(call).device.type, enabled=False)
-
-
-def _any_tensor(call: AttentionCall) -> Tensor:
-    tensor = call.scores if call.query is None else call.query
-    assert tensor is not None
-    return tensor
+    return torch.autocast(call.device.type, enabled=False)
 
 
 def _check_positive(name: str, value: float, words: str) -> None:

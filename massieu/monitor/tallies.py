@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from massieu.inspection.clouds import effective_rank, mean_cosine
-from massieu.inspection.rows import _scores_at, exact_rows, sampled_positions, sampled_rows
+from massieu.inspection.rows import exact_rows, sampled_positions, sampled_rows, scores_at
 from massieu.monitor.reading import Place
 from massieu.statistics import probabilities
 from massieu.taps import AttentionCall
@@ -117,7 +117,7 @@ def _add_rows(tally: Tally, name: str, values: Tensor, counted: Tensor) -> None:
 
 def _add_departures(tally: Tally, call: AttentionCall, position: Tensor, taken: Tensor, present: Tensor) -> None:
     """Inner products between heads of how their weights on atoms behind the first depart from uniform ones."""
-    scores = _scores_at(call, position)
+    scores = scores_at(call, position)
     if call.stack != "cross":
         first = present.to(torch.uint8).argmax(-1)[:, None, None, None].to(scores.device)
         atom = torch.arange(scores.shape[-1], device=scores.device)
@@ -141,11 +141,10 @@ def _likeness(product: Tensor) -> Tensor:
 
 def present_rows(call: AttentionCall) -> Tensor:
     """Which queries are tokens, ``(batch, queries)``."""
-    tensor = call.scores if call.query is None else call.query
-    assert tensor is not None
     if call.present is not None:
-        return call.present.to(tensor.device)
-    return torch.ones(tensor.shape[0], tensor.shape[2], dtype=torch.bool, device=tensor.device)
+        return call.present.to(call.device)
+    batch, _, queries, _ = call.shape
+    return torch.ones(batch, queries, dtype=torch.bool, device=call.device)
 
 
 def _positions(present: Tensor, count: int) -> Tensor:

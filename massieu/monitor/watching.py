@@ -21,7 +21,8 @@ from massieu.monitor.reading import Flag, Place, Reading
 from massieu.monitor.sinks import open_sink
 from massieu.monitor.steps import Steps, Updates
 from massieu.monitor.tallies import Tally
-from massieu.taps.tap import _is_compiled, _recomputes
+from massieu.taps.passes import recomputes
+from massieu.taps.structure import is_compiled
 
 if TYPE_CHECKING:
     import pandas
@@ -125,7 +126,7 @@ class Watch:
         self._model, self._plain, self._every, self._per_head = model, plain, every, heads
         self._wanted, self._flags, self._gather = chosen(quantities), Flags(rules), gather
         self._receivers = [] if log is None else [open_sink(log, per_head=heads)]
-        self._shadow = any(_is_compiled(module) for module in model.modules())
+        self._shadow = is_compiled(model)
         if self._shadow:
             self.notes.append(COMPILED)
         self._steps, self._updates = Steps(plain, start), Updates(model)
@@ -176,7 +177,7 @@ class Watch:
 
     def _begin(self, in_graph: bool, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before each forward pass of the model."""
-        if self._busy or _recomputes():
+        if self._busy or recomputes():
             return
         self._abandon()  # a pass that did not end
         if not (module.training and torch.is_grad_enabled()) or not self._steps.advance():
@@ -208,7 +209,7 @@ class Watch:
 
     def _end(self, in_graph: bool, module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
         """After each forward pass of the model."""
-        if self._open is not None and not self._busy and not _recomputes():
+        if self._open is not None and not self._busy and not recomputes():
             listening, self._open = self._open, None
             listening.close()
             self._read(listening)

@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from massieu.report import changes, colours, theory
 from massieu.report.formula import typeset
 
-__all__ = ["compare", "distinct_names", "page", "render"]
+__all__ = ["brief", "compare", "distinct_names", "inline_json", "page", "render"]
 
 SCHEMA = "massieu.inspection/1"
 Document = Mapping[str, Any]
@@ -75,7 +75,7 @@ def _page(template: str, inspections: Sequence[Document], **values: Any) -> str:
     groups: dict[str, list[dict[str, Any]]] = {}
     for name, quantity in quantities.items():
         groups.setdefault(quantity.get("group") or quantity["table"], []).append({**quantity, "name": name})
-    return page(template, runs=inspections, names=names, groups=groups, data=_inline_json(data), **values)
+    return page(template, runs=inspections, names=names, groups=groups, data=inline_json(data), **values)
 
 
 def page(template: str, **values: Any) -> str:
@@ -105,8 +105,14 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _inline_json(data: Any) -> str:
-    # Inside a script element only "</script" and "<!--" could end it early: no "<" leaves this function.
+def inline_json(data: Any) -> str:
+    """Data as JSON that may stand in a script element of a page.
+
+    Example:
+        >>> inline_json({"name": "</script>"})
+        '{"name":"\\\\u003c/script>"}'
+    """
+    # Only "</script" and "<!--" could end the element early: no "<" leaves this function.
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 

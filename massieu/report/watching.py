@@ -14,7 +14,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from massieu.report.pages import _inline_json, brief, page
+from massieu.report.pages import brief, inline_json, page
 
 __all__ = ["follow", "render_watch", "save_watch", "sparkline", "terminal_view"]
 
@@ -141,7 +141,7 @@ def render_watch(document: Document) -> str:
         "lead": _lead(document),
         "raised": _grouped(document["raised"]),
     }
-    return page("watch.html", **values, data=_inline_json(data))
+    return page("watch.html", **values, data=inline_json(data))
 
 
 def save_watch(document: Document, path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 __all__ = ["AttentionCall", "Scores"]
@@ -59,6 +60,25 @@ class AttentionCall:
     output: Tensor | None
     present: Tensor | None
     module: nn.Module
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """``(batch, heads, queries, atoms)``."""
+        if self.query is None or self.key is None:
+            batch, heads, queries, atoms = self._tensor.shape
+            return batch, heads, queries, atoms
+        return self.query.shape[0], self.query.shape[1], self.query.shape[2], self.key.shape[2]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the call was computed."""
+        return self._tensor.device
+
+    @property
+    def _tensor(self) -> Tensor:
+        tensor = self.scores if self.query is None else self.query
+        assert tensor is not None
+        return tensor
 
 
 class Scores(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Frame", "Pass", "frame"]
+__all__ = ["Frame", "Pass", "frame", "recomputes"]
 
 OTHERS = ("key_value_states", "encoder_hidden_states", "cross_attention_states", "context", "memory")
 TOKENS = ("input_ids", "inputs_embeds", "hidden_states", "inputs")
@@ -68,6 +68,11 @@ class Pass(threading.local):
             if known is not None and known.shape == (batch, queries):
                 return known
         return None
+
+
+def recomputes() -> bool:
+    """Whether this is the second run of a checkpointed layer, inside the backward pass."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def frame(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame:

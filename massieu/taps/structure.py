@@ -6,7 +6,7 @@ import re
 
 from torch import nn
 
-__all__ = ["attention_modules", "is_encoder_decoder", "is_linear", "named", "template"]
+__all__ = ["attention_modules", "is_compiled", "is_encoder_decoder", "is_linear", "named", "template"]
 
 NAME = re.compile(r"(attention|attn|mha)(block|module|subsample)?\d*$", re.IGNORECASE)
 LINEAR = re.compile(r"(linear|lightning)\w*(attention|attn)", re.IGNORECASE)
@@ -35,6 +35,20 @@ def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
 def is_linear(module: nn.Module) -> bool:
     """Whether the attention has no softmax, by its class name."""
     return LINEAR.search(type(module).__name__) is not None
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether ``torch.compile`` made the model or a part of it, or ``.compile()`` changed one.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+        >>> is_compiled(model), is_compiled(torch.compile(model, backend="eager"))
+        (False, True)
+    """
+    return any(
+        type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
 
 
 def is_encoder_decoder(model: nn.Module, paths: list[str]) -> bool:

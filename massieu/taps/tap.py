@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from massieu.kernels.graphs import call_eagerly
 from massieu.taps import ears
 from massieu.taps.calls import AttentionCall, Scores
-from massieu.taps.passes import Pass, frame
-from massieu.taps.structure import attention_modules, is_encoder_decoder, is_linear, named, template
+from massieu.taps.passes import Pass, frame, recomputes
+from massieu.taps.structure import attention_modules, is_compiled, is_encoder_decoder, is_linear, named, template
 
 __all__ = ["Tap", "tap"]
 
@@ -21,7 +22,7 @@ Receiver = Callable[[AttentionCall], object]
 
 
 @contextlib.contextmanager
-def tap(model: nn.Module, receive: Receiver, *, fallback: bool = True) -> Iterator[Tap]:
+def tap(model: nn.Module, receive: Receiver, *, fallback: bool = True, gradients: bool = False) -> Iterator[Tap]:
     """Call ``receive`` with every attention call of the model inside the block.
 
     The model computes what it computes without the tap, to the last bit, from its own functions and masks. Listened to
@@ -30,15 +31,18 @@ def tap(model: nn.Module, receive: Receiver, *, fallback: bool = True) -> Iterat
     (see :func:`~massieu.taps.structure.attention_modules`): the softmax of a router is in none. Afterwards everything
     is as before, whatever happened inside.
 
-    ``receive`` runs without gradients and without autocast, once for each call; not for the recomputation of
-    checkpointed layers. Inside the block, what ``torch.compile`` has compiled runs uncompiled and the fused path of
-    ``nn.TransformerEncoder`` is off, which may change the last digits of their outputs.
+    ``receive`` runs without autocast, and without gradients unless you ask for them, once for each call; not for the
+    recomputation of checkpointed layers. Inside the block, what ``torch.compile`` has compiled runs uncompiled and the
+    fused path of ``nn.TransformerEncoder`` is off, which may change the last digits of their outputs.
 
     Args:
         model: any module.
         receive: called with each :class:`AttentionCall`.
         fallback: whether to listen beside the interface of transformers and :func:`massieu.attend`, which costs a few
             percent; where ``Tap.bypassed`` was empty once, nothing is lost without it.
+        gradients: whether ``receive`` runs with gradients where the model does, and every tensor of the call is part of
+            its graph, so that what is computed from it can be part of a loss. Inside layers under
+            ``torch.utils.checkpoint`` with ``use_reentrant=True`` a model runs without.
 
     Example:
         >>> model = massieu.nn.Transformer(16, num_layers=2, num_heads=4, vocabulary=10)
@@ -48,7 +52,7 @@ def tap(model: nn.Module, receive: Receiver, *, fallback: bool = True) -> Iterat
         >>> heard.sentence, calls[1].name, calls[1].layer, calls[1].stack
         ('heard 2 of 2 attention modules', 'blocks.1.attention', 1, 'decoder')
     """
-    found = Tap(model, receive, fallback)
+    found = Tap(model, receive, fallback, gradients)
     with contextlib.ExitStack() as stack:
         stack.callback(found._leave)
         # FlexAttention is compiled by itself and hardly runs otherwise.
@@ -69,14 +73,15 @@ class Tap:
         compiled: whether the model, or a part of it, is compiled.
     """
 
-    def __init__(self, model: nn.Module, receive: Receiver, fallback: bool = True) -> None:
+    def __init__(self, model: nn.Module, receive: Receiver, fallback: bool = True, gradients: bool = False) -> None:
         self.heard: dict[str, int] = {}
         self.bypassed: dict[str, str] = {}
         self.notes: list[str] = []
-        self.compiled = any(_is_compiled(module) for module in model.modules())
+        self.compiled = is_compiled(model)
         if self.compiled:
             self.notes.append("the model is compiled; inside the tap it runs uncompiled, so that every call is heard")
         self._receive = receive
+        self._graph = _connected if gradients else torch.no_grad
         self._modules = attention_modules(model)
         self._paths = named(model)
         self._encoder_decoder = is_encoder_decoder(model, list(self._modules))
@@ -121,16 +126,22 @@ class Tap:
 
     def hear(self, module: nn.Module | None, translate: ears.Translate, place: str) -> None:
         """Hand a call to the receiver, if the module is one of this model and the call is not a recomputation."""
-        if _recomputes():
+        if recomputes():
             return
         module = self._running(place) if module is None else module
         if module is None or module not in self._paths:
             return
         rows = next((running.rows for running in self._pass.frames if running.module is module), None)
-        with ears.unheard(), torch.no_grad(), _full_precision():
+        with ears.unheard(), self._graph(), _full_precision():
             scores = translate(module, rows)
             if scores is not None:
-                self._receive(self._call(module, scores, place))
+                with torch.no_grad():
+                    call = self._call(module, scores, place)
+                self._receive(call)
+
+    def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Say that a module runs already with these arguments: a tap that its own hook opens is too late to see it."""
+        call_eagerly(self._push, module, args, kwargs, torch.compiler.is_compiling())
 
     def _running(self, place: str) -> nn.Module | None:
         running = [frame.module for frame in reversed(self._pass.frames)]
@@ -175,19 +186,16 @@ class Tap:
     def _enter(self, stack: contextlib.ExitStack) -> None:
         for module, name in self._paths.items():
             if name in self._modules or next(module.children(), None) is not None:
-                before = module.register_forward_pre_hook(self._begin, with_kwargs=True, prepend=True)
+                before = module.register_forward_pre_hook(self.begin, with_kwargs=True, prepend=True)
                 after = module.register_forward_hook(self._end, always_call=True)
                 stack.callback(before.remove)
                 stack.callback(after.remove)
-
-    def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        call_eagerly(self._push, module, args, kwargs, torch.compiler.is_compiling())
 
     def _end(self, module: nn.Module, args: Any, result: Any) -> None:
         call_eagerly(self._pop, module)
 
     def _push(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], compiling: bool) -> None:
-        if _recomputes():
+        if recomputes():
             return
         self._ran.add(self._paths[module])
         begins = self._pass.begin(frame(module, args, kwargs))
@@ -197,7 +205,7 @@ class Tap:
             self._fallback.__enter__()  # type: ignore[no-untyped-call]
 
     def _pop(self, module: nn.Module) -> None:
-        if not _recomputes():
+        if not recomputes():
             self._pass.end(module)
             if not self._pass.frames:
                 self._leave()
@@ -209,13 +217,13 @@ class Tap:
             self._fallback.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
 
-def _recomputes() -> bool:
-    """Whether this is the second run of a checkpointed layer, inside the backward pass."""
-    return torch._C._current_graph_task_id() != -1
+def _connected() -> contextlib.AbstractContextManager[Any]:
+    # Hooks of our own: a checkpointed layer counts what it saves, and its second run is not heard.
+    return saved_tensors_hooks(_itself, _itself)
 
 
-def _is_compiled(module: nn.Module) -> bool:
-    return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _full_precision() -> contextlib.AbstractContextManager[Any]:

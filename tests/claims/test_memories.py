@@ -1,9 +1,8 @@
 """The claims about associative memories: their verdicts, and that these can go wrong."""
 
 import pytest
-import torch
 
-from massieu.claims import Verdict, examine, polar_memories, retrieval_numbers, select, softmax_memories
+from massieu.claims import Verdict, polar_memories, retrieval_numbers, select, softmax_memories
 from massieu.memory import Classical, Continuous, Dense, Exponential, Kernel
 
 POLAR = ["M1", "M2", "M3", "M4", "M6", "M9", "M14"]
@@ -67,10 +66,8 @@ def test_every_claim_has_a_break_that_it_notices():
 
 
 @pytest.mark.parametrize(("owner", "name", "factor", "keys"), BREAKS)
-def test_code_that_is_wrong_changes_a_verdict(owner, name, factor, keys, monkeypatch):
-    original = getattr(owner, name)
-    monkeypatch.setattr(owner, name, lambda *args, **options: stretched(original(*args, **options), factor))
-    assert [claim.key for claim in select(keys) if not examine(claim).surprises] == []
+def test_code_that_is_wrong_changes_a_verdict(owner, name, factor, keys, unmoved):
+    assert unmoved(owner, name, factor, keys) == []
 
 
 def test_figures_of_the_notes_come_out(result):
@@ -95,22 +92,3 @@ def test_digits_without_scikit_learn_say_what_to_install(monkeypatch):
         ImportError, match=r"need scikit-learn, which is not installed; pip install 'massieu\[verify\]'"
     ):
         polar_memories.digits()
-
-
-def stretched(found, factor):
-    """Every number in a result times a factor."""
-    if isinstance(found, torch.Tensor):
-        return found * factor
-    if isinstance(found, tuple):
-        parts = [stretched(each, factor) for each in found]
-        return type(found)(*parts) if hasattr(found, "_fields") else tuple(parts)
-    if isinstance(found, (bool, int, float)):
-        return found * factor
-    return _with(found, factor)
-
-
-def _with(found, factor):
-    """A retrieval whose state is wrong."""
-    from dataclasses import replace
-
-    return replace(found, state=found.state * factor)

@@ -75,10 +75,8 @@ def test_every_claim_has_a_break_that_it_notices():
 
 
 @pytest.mark.parametrize(("owner", "name", "factor", "keys"), BREAKS)
-def test_code_that_is_slightly_wrong_changes_a_verdict(owner, name, factor, keys, monkeypatch):
-    original = getattr(owner, name)
-    monkeypatch.setattr(owner, name, lambda *args, **options: stretched(original(*args, **options), factor))
-    assert [claim.key for claim in select(keys) if not examine(claim).surprises] == []
+def test_code_that_is_slightly_wrong_changes_a_verdict(owner, name, factor, keys, unmoved):
+    assert unmoved(owner, name, factor, keys) == []
 
 
 def test_steps_in_the_wrong_direction_change_the_verdicts_of_those_who_take_them(monkeypatch):
@@ -104,13 +102,3 @@ def test_figures_of_the_ledger_come_out(result):
     assert figures["slope of negative sampling at PMI − log 2"] == pytest.approx(0, abs=1e-12)
     assert figures["log 3 − L"] < figures["mutual information"]
     assert figures["slope in log N"] == pytest.approx(-0.5, abs=0.05)
-
-
-def stretched(found, factor):
-    """Every number in a result times a factor."""
-    if isinstance(found, torch.Tensor):
-        return found * factor if found.is_floating_point() else found
-    if isinstance(found, tuple):
-        parts = [stretched(each, factor) for each in found]
-        return type(found)(*parts) if hasattr(found, "_fields") else tuple(parts)
-    return None if found is None else found * factor

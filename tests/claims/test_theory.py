@@ -1,9 +1,6 @@
 """The claims about families, duality, thermodynamics and heads: their verdicts, and that these can go wrong."""
 
-from dataclasses import replace
-
 import pytest
-import torch
 
 from massieu.claims import duality, examine, families, select, thermodynamics
 from massieu.measures import ConjugatePrior, Gamma, Gaussian, GaussianMixture, Hypercube, Points
@@ -40,10 +37,8 @@ def test_every_claim_has_a_break_that_it_notices():
 
 
 @pytest.mark.parametrize(("owner", "name", "factor", "keys"), BREAKS)
-def test_code_that_is_slightly_wrong_changes_a_verdict(owner, name, factor, keys, monkeypatch):
-    original = getattr(owner, name)
-    monkeypatch.setattr(owner, name, lambda *args, **options: stretched(original(*args, **options), factor))
-    assert [claim.key for claim in select(keys) if not examine(claim).surprises] == []
+def test_code_that_is_slightly_wrong_changes_a_verdict(owner, name, factor, keys, unmoved):
+    assert unmoved(owner, name, factor, keys) == []
 
 
 def test_a_wrong_sign_of_the_mean_changes_the_verdicts_of_those_who_use_it(monkeypatch):
@@ -63,12 +58,3 @@ def test_figures_of_the_ledger_come_out(result):
     assert figures["null directions of 8 keys in 16 dimensions"] == 9
     assert figures["free dimensions of B for 3 heads"] == 3
     assert figures["law"] == pytest.approx(8.6422, abs=1e-4)
-
-
-def stretched(found, factor):
-    """Every number in a result times a factor."""
-    if isinstance(found, torch.Tensor):
-        return found * factor if found.is_floating_point() else found
-    if isinstance(found, tuple):
-        return type(found)(*(stretched(each, factor) for each in found))
-    return replace(found, natural=found.natural * factor)

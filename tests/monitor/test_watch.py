@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from pathlib import Path
 
 import pytest
 import torch
 import torch.utils.checkpoint
+from dense import dense
 from taps.families import build
 from torch import nn
 from torch.nn import functional
@@ -120,6 +120,32 @@ def test_log_normalizer_and_largest_score_are_those_of_the_written_out_scores():
     scores = scores.masked_fill(~torch.ones_like(scores, dtype=torch.bool).tril(), -torch.inf)
     assert_close(reading.heads["log_normalizer"][0], scores.logsumexp(-1).mean((0, 2)), rtol=1e-4, atol=1e-5)
     assert_close(reading.heads["score_max"][0], scores.amax((0, 2, 3)), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"attention": "tied"}, {"num_key_heads": 2, "window": 3}, {"causal": False, "norm": "rms"}]
+)
+def test_layers_of_ours_by_their_own_statistics_and_by_the_written_out_softmax(options):
+    model = small(positions=None, dtype=torch.float64, **options)
+    projected = {}
+    for layer, block in enumerate(model.blocks):
+        for name, part in (("query", block.attention.q_proj), ("key", block.attention.k_proj)):
+            part.register_forward_hook(lambda _, args, out, at=(layer, name): projected.update({at: out.detach()}))
+    reading = read(model, WORDS)
+    for layer, own in enumerate(model(WORDS, return_statistics=True)[1]):
+        query, key = (projected[layer, name].unflatten(-1, (-1, 4)).transpose(1, 2) for name in ("query", "key"))
+        written = dense(query, key, key, causal=model.causal, window=options.get("window"))
+        for name in ("log_normalizer", "entropy", "score_variance", "peak"):
+            found = reading.heads[name][layer]
+            assert_close(found, getattr(own, name).detach().mean((0, 2)), rtol=1e-12, atol=1e-14, msg=name)
+            assert_close(found, getattr(written, name).mean((0, 2)), rtol=1e-9, atol=1e-12, msg=name)
+
+
+def test_layers_of_ours_with_rotary_positions_by_their_own_statistics():
+    model = small(dtype=torch.float64)
+    reading = read(model, WORDS)
+    own = torch.stack([rows.entropy.detach().mean((0, 2)) for rows in model(WORDS, return_statistics=True)[1]])
+    assert_close(reading.heads["entropy"], own, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
@@ -450,12 +476,6 @@ def test_a_model_without_attention_says_so_at_its_first_pass():
     with pytest.raises(NotObservable, match="watch heard no attention in Sequential"), massieu.watch(model):
         model(torch.randn(2, 4))
     assert not model._forward_hooks
-
-
-def test_the_page_shows_code_that_runs_and_prints_what_it_says(capsys):
-    block, printed = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE, flags=re.DOTALL)[0]
-    exec(compile(block, "watch.md", "exec"), {"__name__": "__main__"})
-    assert capsys.readouterr().out == printed
 
 
 def test_the_page_names_every_quantity_and_every_flag():

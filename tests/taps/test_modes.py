@@ -6,6 +6,7 @@ from taps.families import BATCH, build, mask, words
 from taps.weights import output, rows
 from torch.testing import assert_close
 
+from massieu.inspection.rows import call_statistics
 from massieu.taps import tap
 
 pytest.importorskip("transformers")
@@ -22,6 +23,41 @@ def test_any_grad_mode(name, mode):
     if name != "bloom":
         assert calls[0][0].query.requires_grad == (mode is torch.enable_grad)
     assert not any(enabled for _, enabled in calls)
+
+
+@pytest.mark.parametrize("name", ["llama", "bloom"])
+def test_a_receiver_that_asks_for_gradients_gets_those_of_the_written_out_attention(name):
+    model, inputs = build(name, attn_implementation="eager")
+    model = model.double()
+    found = []
+    with tap(model, lambda call: found.append(call_statistics(call).entropy.sum()), gradients=True):
+        weights = model(**inputs, output_attentions=True).attentions
+    expected = sum(torch.special.entr(weight[weight > 0]).sum() for weight in weights)
+    parameters = [parameter for key, parameter in model.named_parameters() if ".0." in key and parameter.dim() == 2]
+    pairs = zip(
+        torch.autograd.grad(sum(found), parameters, retain_graph=True, allow_unused=True),
+        torch.autograd.grad(expected, parameters, allow_unused=True),
+        strict=True,
+    )
+    own, other = zip(*((a, b) for a, b in pairs if b is not None), strict=True)
+    assert any(gradient.abs().max() > 1e-6 for gradient in other)
+    assert_close(own, other, rtol=1e-4, atol=1e-6)  # these families compute softmax in float32
+
+
+@pytest.mark.parametrize("reentrant", [True, False, None])
+def test_a_receiver_that_asks_for_gradients_gets_none_where_the_model_has_none(reentrant):
+    model, inputs = build("llama")
+    model.train().enable_input_require_grads()
+    if reentrant is not None:
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    found = []
+    with tap(model, lambda call: found.append((torch.is_grad_enabled(), call.query.requires_grad)), gradients=True):
+        model(**inputs)
+        assert found == [(not reentrant, not reentrant)] * 2
+        model.gradient_checkpointing_disable()
+        with torch.no_grad():
+            model(**inputs)
+    assert found[2:] == [(False, False)] * 2
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])

@@ -1,0 +1,48 @@
+"""``massieu compare``: show two or more inspections side by side."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from massieu.commands import Command
+from massieu.commands.packages import need
+
+__all__ = ["add", "run"]
+
+
+def add(command: Command) -> None:
+    """Declare the arguments."""
+    parser = command("compare", run, "show two or more inspections side by side")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder that massieu inspect --out wrote")
+    parser.add_argument("--out", metavar="DIR", help="write the page and the tables there")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Show inspections side by side."""
+    need("pandas", "rich")
+    from massieu.inspection import comparison, result
+
+    if len(options.runs) < 2:
+        raise ValueError(f"compare needs at least two inspections, got {len(options.runs)}; name another folder")
+    inspections = [result.read_inspection(run) for run in options.runs]
+    for run, inspection in zip(options.runs, inspections, strict=True):
+        inspection.facts["run"] = Path(run).resolve().name
+    means = comparison.compare_means(inspections)
+    if options.out:
+        page = comparison.save_comparison(inspections, Path(options.out))
+    if options.json:
+        tables = {"means": means, "heads": comparison.compare_heads(inspections)}
+        found = {name: result.records(table) for name, table in tables.items()}
+        print(json.dumps({**found, "notes": comparison.reservations(inspections)}))
+        return 0
+    from rich.console import Console
+
+    from massieu.report.terminal import show_comparison
+
+    show_comparison(result.records(means), Console())
+    for sentence in comparison.reservations(inspections):
+        print(sentence)
+    print(f"page: {page}" if options.out else "pass --out DIR for the page and the tables")
+    return 0

@@ -1,0 +1,56 @@
+"""``massieu doctor``: say what is installed, which kernel is in use and what a model lets us hear."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from typing import Any
+
+import massieu
+from massieu.commands import Command
+from massieu.commands.arguments import add_loading, loading
+from massieu.commands.packages import need
+
+__all__ = ["add", "run"]
+
+
+def add(command: Command) -> None:
+    """Declare the arguments."""
+    parser = command("doctor", run, "say what is installed, which kernel is in use and what a model lets us hear")
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="folder, installed package or Hugging Face id")
+    add_loading(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print what is installed, and what would be heard of a model."""
+    import numpy
+    import torch
+
+    from massieu import kernels
+
+    facts: dict[str, Any] = {
+        "massieu": massieu.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "threads": torch.get_num_threads(),
+        "kernel": kernels.backend(),
+        "reason": kernels.reason(),
+    }
+    code = 0
+    if options.model:
+        need("transformers")
+        from massieu.inspection.hearing import what_is_heard
+
+        heard = what_is_heard(options.model, **loading(options))
+        facts |= heard
+        code = 3 if heard["missing"] or not heard["modules"] else 0
+    if options.json:
+        print(json.dumps(facts))
+    else:
+        for name, fact in facts.items():
+            lines = fact if isinstance(fact, list) else [fact]
+            for i, line in enumerate(lines):
+                print(f"{'' if i else name:<8} {line}")
+    return code

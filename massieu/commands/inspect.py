@@ -1,0 +1,115 @@
+"""``massieu inspect``: measure every attention head and layer of a transformer on a text."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from massieu.commands import Command
+from massieu.commands.arguments import add_loading, loading, positive
+from massieu.commands.packages import need
+from massieu.commands.progress import progress_shown
+
+__all__ = ["add", "run"]
+
+
+def add(command: Command) -> None:
+    """Declare the arguments."""
+    parser = command("inspect", run, "measure every attention head and layer of a transformer on a text")
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="folder, installed package or Hugging Face id; none: the embedded model",
+    )
+    text = parser.add_argument_group("text")
+    text.add_argument(
+        "--text",
+        action="extend",
+        nargs="+",
+        metavar="FILE",
+        help="documents between blank lines, or one a line in .jsonl; - is standard input; none: the embedded text",
+    )
+    text.add_argument("--dataset", metavar="NAME[:CONFIG[:SPLIT]]", help="documents of a Hugging Face dataset")
+    text.add_argument("--column", metavar="NAME", help="of a dataset or .jsonl, what holds the text; none: text")
+    text.add_argument("--limit", type=positive, metavar="N", help="use the first N documents")
+    text.add_argument("--max-length", type=positive, metavar="T", help="cut documents into passages of T tokens")
+    text.add_argument("--special-tokens", action="store_true", help="count special tokens as well")
+    how = parser.add_argument_group("how")
+    how.add_argument("--batch-size", type=positive, default=16, metavar="N", help="passages at once")
+    how.add_argument("--rows", type=_rows, default=32, metavar="N|all", help="rows of a passage looked at whole")
+    how.add_argument("--heads-only", action="store_true", help="statistics of attention alone: the fastest")
+    add_loading(parser)
+    results = parser.add_argument_group("results")
+    results.add_argument("--out", metavar="DIR", help="write report.html, tables, JSON and figures there")
+    results.add_argument(
+        "--fail-on",
+        action="append",
+        default=[],
+        metavar="EXPR",
+        help="such as 'entropy_min<0.1': exit code 1 if it holds",
+    )
+    results.add_argument("-q", "--quiet", action="store_true", help="no progress and no table")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Inspect a model, write and print what was found."""
+    need("transformers", "pandas", "rich")
+    from massieu.inspection import inspect_model, result, texts, thresholds
+
+    conditions = [thresholds.parse_threshold(expression) for expression in options.fail_on]
+    if options.heads_only:
+        thresholds.check_heads_only(conditions)
+    if options.text and options.dataset:
+        raise ValueError("text comes from --text or from --dataset, got both; choose one")
+    if options.column and not options.dataset and not any(path.endswith(".jsonl") for path in options.text or ()):
+        raise ValueError("--column names a column of --dataset or a field of .jsonl, got neither; leave it out")
+    documents, source = None, None
+    if options.text:
+        documents = texts.read_documents(options.text, options.column or "text")
+        source = ", ".join(Path(path).name for path in options.text)
+    elif options.dataset:
+        documents = texts.read_dataset(options.dataset, column=options.column or "text", limit=options.limit)
+        source = options.dataset
+    elif options.limit:
+        from massieu import assets
+
+        documents, source = assets.documents(), "embedded text"
+    if options.out:
+        result.check_writable(Path(options.out))
+    with progress_shown(options.quiet or options.json) as progress:
+        found = inspect_model(
+            options.model,
+            documents[: options.limit] if documents is not None else None,
+            batch_size=options.batch_size,
+            max_length=options.max_length,
+            experiments="heads" if options.heads_only else "default",
+            rows=options.rows,
+            special_tokens=options.special_tokens,
+            source=source,
+            progress=progress,
+            **loading(options),
+        )
+    crossed = thresholds.crossings(found, conditions)
+    report = found.save(options.out) if options.out else None
+    if options.json:
+        print(json.dumps(found.to_dict(), allow_nan=False))
+    elif not options.quiet:
+        from rich.console import Console
+
+        from massieu.report.terminal import show_inspection
+
+        show_inspection(found.to_dict(), Console())
+    if report is not None and not options.json:
+        print(f"report: {report}")
+    elif not options.json and not options.quiet:
+        print("pass --out DIR for the report, the tables and the figures")
+    for sentence in crossed:
+        print(f"massieu: {sentence}", file=sys.stderr)
+    return 1 if crossed else 0
+
+
+def _rows(text: str) -> int | None:
+    return None if text == "all" else positive(text)

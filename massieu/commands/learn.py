@@ -1,0 +1,134 @@
+"""``massieu learn``: train a small model to learn functions from the examples in its context."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import inspect
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from massieu.commands import INTERRUPTED, Command
+from massieu.commands.arguments import count, number, positive, seed, whole
+from massieu.commands.interrupts import interruptible
+from massieu.commands.packages import need
+from massieu.commands.progress import progress_shown
+
+__all__ = ["add", "run"]
+
+NO_MEMORY = ("DefaultCPUAllocator", "not enough memory", "out of memory", "overflowed")  # as torch says it
+
+
+def add(command: Command) -> None:
+    """Declare the arguments."""
+    parser = command("learn", run, "train a small model to learn functions from the examples in its context")
+    parser.add_argument(
+        "task", metavar="TASK", help="linear, sparse, ridge, quadratic, logistic, tree, network or sine"
+    )
+    parser.add_argument("--dim", type=whole, default=5, metavar="D", help="of the inputs; none: 5")
+    parser.add_argument("--noise", type=number, metavar="S", help="standard deviation; none: 0.5 where there is noise")
+    how = parser.add_argument_group("how")
+    how.add_argument("--model", default="softmax", help="softmax (a transformer) or linear (one layer); none: softmax")
+    how.add_argument("--layout", help="tokens of the transformer: pairs or interleaved; none: pairs")
+    how.add_argument("--examples", type=positive, metavar="N", help="before the last query; none: twice the dimension")
+    how.add_argument("--pool", type=positive, metavar="K", help="train on K functions only: retrieval or learning?")
+    how.add_argument(
+        "--steps",
+        type=positive,
+        metavar="N",
+        help="of the optimizer; none: 6000, four minutes, or 3000 of a linear layer",
+    )
+    how.add_argument("--seed", type=seed, default=0, metavar="N", help="other weights and data; none: 0")
+    how.add_argument(
+        "--patience", type=positive, metavar="N", help="stop after N measurements without a better one; none: never"
+    )
+    how.add_argument("--target", type=number, metavar="ERROR", help="stop at this error; none: never")
+    results = parser.add_argument_group("results")
+    results.add_argument("--out", metavar="DIR", help="write checkpoint, history.csv, learned.json and a page there")
+    results.add_argument(
+        "--resume", action="store_true", help="go on from the checkpoint in --out, with the same options"
+    )
+    results.add_argument("--checkpoint-every", type=positive, default=100, metavar="N", help="steps; none: 100")
+    fitted = "tasks for Lasso, trees and networks, which are fitted to each prefix; 0 leaves them out; none: 256"
+    results.add_argument("--fitted", type=count, default=256, metavar="N", help=fitted)
+    results.add_argument("--tensorboard", action="store_true", help="events for TensorBoard in --out")
+    results.add_argument("-q", "--quiet", action="store_true", help="no progress and no table")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Train a model, write and print how it compares; an interrupted run can be resumed."""
+    need("pandas", "rich", "safetensors", "jinja2", "sklearn", extra="verify")
+    from massieu.context.checkpoints import NAME
+
+    if options.out == "":
+        raise ValueError("--out must name a folder, got an empty name; . is the current folder")
+    if options.out is None and (options.resume or options.tensorboard):
+        raise ValueError("--resume and --tensorboard need the folder of the run, got none; pass --out DIR")
+    try:
+        with interruptible():
+            return _learn(options)
+    except KeyboardInterrupt:
+        if options.out is None:
+            raise
+        there = (Path(options.out) / NAME).exists()
+        how = "; the same command with --resume goes on from the checkpoint"
+        print(f"massieu: interrupted{how if there else ' before the first checkpoint; start again'}", file=sys.stderr)
+        return INTERRUPTED
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not any(word in str(error) for word in NO_MEMORY):
+            raise
+        asked = {name: getattr(options, name) for name in ("dim", "examples", "pool")}
+        sizes = ", ".join(f"--{name} {value}" for name, value in asked.items() if value is not None)
+        raise ValueError(f"there is not enough memory for {sizes}; lower them") from None
+
+
+def _learn(options: argparse.Namespace) -> int:
+    from massieu.context import checkpoints, learn
+
+    names = ("model", "layout", "examples", "pool", "steps", "seed", "patience", "target", "out", "resume")
+    choices = {name: getattr(options, name) for name in (*names, "checkpoint_every", "tensorboard", "fitted")}
+    task = _task(options)
+    with contextlib.ExitStack() as stack:
+        shown: list[Callable[[str, int, int], object] | None] = []
+
+        def progress(what: str, done: int, total: int) -> None:
+            if not shown:  # only now: what is wrong with the input has been said before
+                shown.append(stack.enter_context(progress_shown(options.quiet or options.json, first=what)))
+            if shown[0] is not None:
+                shown[0](what, done, total)
+
+        found = learn(task, **choices, progress=progress)
+    document = found.to_dict()
+    page = None
+    if options.out is not None:
+        from massieu.report.learning import render_learning
+
+        page = Path(options.out) / "learned.html"
+        checkpoints.write_text(page.with_suffix(".json"), json.dumps(document, allow_nan=False, indent=1))
+        checkpoints.write_text(page, render_learning(document))
+    if options.json:
+        print(json.dumps(document, allow_nan=False))
+    elif not options.quiet:
+        from rich.console import Console
+
+        from massieu.report.terminal import show_learned
+
+        show_learned(document, Console())
+    if not options.json:
+        print(f"page: {page}" if page else "pass --out DIR for checkpoints, the tables and the page")
+    return 0
+
+
+def _task(options: argparse.Namespace) -> Any:
+    from massieu.context import task_named
+    from massieu.context.tasks import TASKS
+
+    setting: dict[str, Any] = {"dim": options.dim}
+    if options.task in TASKS and "noise" in inspect.signature(TASKS[options.task]).parameters:
+        setting["noise"] = 0.5 if options.noise is None else options.noise
+    elif options.task in TASKS and options.noise is not None:
+        raise ValueError(f"the noise of {options.task} is in its labels, got --noise {options.noise}; leave it out")
+    return task_named(options.task, **setting)

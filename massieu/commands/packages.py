@@ -1,0 +1,14 @@
+"""Packages that a command needs beyond torch and numpy."""
+
+from __future__ import annotations
+
+import importlib.util
+
+__all__ = ["need"]
+
+
+def need(*packages: str, extra: str = "inspect") -> None:
+    """Say in a sentence which packages are not installed, and which extra brings them."""
+    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    if missing:
+        raise ValueError(f"this command needs {', '.join(missing)}, not installed; pip install 'massieu[{extra}]'")

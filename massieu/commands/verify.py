@@ -1,0 +1,103 @@
+"""``massieu verify``: test every statement of the sources by an experiment with a control."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from massieu.commands import Command
+from massieu.commands.arguments import positive, seed
+from massieu.commands.packages import need
+from massieu.commands.progress import progress_shown
+
+__all__ = ["add", "run"]
+
+
+def add(command: Command) -> None:
+    """Declare the arguments."""
+    parser = command("verify", run, "test every statement of the sources by an experiment with a control")
+    parser.add_argument("keys", nargs="*", metavar="KEY", help="claims by key or glob, such as C14 or 'X*'; none: all")
+    parser.add_argument("--list", action="store_true", help="show the claims and run nothing")
+    parser.add_argument("--full", action="store_true", help="sizes as in the papers: half an hour instead of minutes")
+    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="other random choices")
+    parser.add_argument("--model", metavar="MODEL", help="for experiments on a trained model; none: the embedded one")
+    parser.add_argument("--workers", type=positive, metavar="N", help="processes; none: one per core")
+    parser.add_argument("--out", metavar="DIR", help="write a page with figures and code, and JSON, there")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress and no table")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run claims, write and print their verdicts; 1 if one is not the expected."""
+    need("transformers", "pandas", "rich", "scipy", extra="verify")
+    from massieu import claims
+    from massieu.inspection import result
+
+    chosen = claims.select(options.keys)
+    if options.list:
+        return _list_claims(chosen, options.json)
+    if options.model is not None and any(claim.on_model for claim in chosen):
+        from massieu.inspection.loading import load
+
+        load(options.model)  # what is wrong with it is one sentence now
+    if options.out:
+        result.check_writable(Path(options.out))
+    begin = time.perf_counter()
+    choices = {"seed": options.seed, "full": options.full, "model": options.model}
+    with progress_shown(options.quiet or options.json, first="starting") as progress:
+        found = claims.verify(chosen, **choices, workers=options.workers, progress=progress)
+    facts = {"seconds": round(time.perf_counter() - begin, 1), **choices}
+    page = None
+    if options.out:
+        from massieu.claims import publication
+
+        page = publication.save(found, Path(options.out), facts)
+    if options.json:
+        print(json.dumps({"facts": facts, "claims": [each.to_dict() for each in found]}, allow_nan=False))
+    elif not options.quiet:
+        from rich.console import Console
+
+        from massieu.report.terminal import show_verdicts
+
+        show_verdicts([_verdict_row(each) for each in found], facts["seconds"], Console())
+    if page is not None and not options.json:
+        print(f"page: {page}")
+    for each in found:
+        if each.surprises or each.reason:
+            wanted = f", expected {each.expected}" if each.surprises else ""
+            reason = f" ({each.reason})" if each.reason else ""
+            print(f"massieu: {each.claim.key} is {each.verdict}{wanted}{reason}", file=sys.stderr)
+    return 1 if any(each.surprises for each in found) else 0
+
+
+def _verdict_row(found: Any) -> dict[str, Any]:
+    decisive, evidence = found.decisive, found.evidence
+    return {
+        "claim": found.claim.key,
+        "verdict": str(found.verdict),
+        "expected": str(found.expected or "-"),
+        "measured": None if decisive is None else decisive.measured,
+        "allowed": None if decisive is None else decisive.allowed,
+        "control": None if evidence is None else evidence.control.measured,
+        "seconds": found.seconds,
+        "statement": found.claim.statement,
+        "reason": found.reason,
+    }
+
+
+def _list_claims(chosen: Sequence[Any], as_json: bool) -> int:
+    names = ("key", "expected", "source", "statement")
+    rows = [{name: str(getattr(each, name)) for name in names} for each in chosen]
+    if as_json:
+        print(json.dumps({"claims": rows}))
+        return 0
+    from rich.console import Console
+
+    from massieu.report.terminal import show_claims
+
+    show_claims(rows, Console())
+    return 0

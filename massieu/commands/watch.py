@@ -1,0 +1,42 @@
+"""``massieu watch``: show the log of a watched training run while it grows."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from massieu.commands import Command
+from massieu.commands.packages import need
+
+__all__ = ["add", "run"]
+
+
+def add(command: Command) -> None:
+    """Declare the arguments."""
+    parser = command("watch", run, "show the log of a watched training run while it grows")
+    parser.add_argument("log", metavar="LOG", help="the .jsonl or .csv file that massieu.watch(log=...) writes")
+    parser.add_argument("--once", action="store_true", help="show it as it is now, and end")
+    parser.add_argument("--html", metavar="PAGE", help="write a page with charts of every quantity there, and end")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Show the log of a training run, once or while it grows."""
+    need("rich", "jinja2")
+    from rich.console import Console
+
+    from massieu.monitor.logs import read_log
+    from massieu.report import watching
+
+    log, console = read_log(options.log), Console()
+    if options.html:
+        watching.save_watch(log.to_dict(), Path(options.html))
+    if options.json:
+        print(json.dumps(log.to_dict(), allow_nan=False))
+    elif options.html:
+        print(f"page: {options.html}")
+    elif options.once or not console.is_terminal:
+        console.print(watching.terminal_view(log.to_dict(), width=console.width))
+    else:
+        watching.follow(log, console)
+    return 0
