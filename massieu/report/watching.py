@@ -24,7 +24,8 @@ BARS = "▁▂▃▄▅▆▇█"
 SHARP = ("entropy", "normalized_entropy", "perplexity", "peak", "log_normalizer")
 LARGE = ("score_range", "score_max", "score_variance", "qk_norm")
 LARGEST_PAGE = 40_000  # points drawn, over all charts
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 300, 138, 44, 20, 10
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 300, 138, 52, 20, 10
+LEAST_COURSE = 8  # signs of a course that still shows something
 
 
 def terminal_view(document: Document, *, width: int = 100, rows: int | None = None) -> Any:
@@ -45,22 +46,32 @@ def terminal_view(document: Document, *, width: int = 100, rows: int | None = No
     curves, raised = _curves(document), document["raised"]
     chosen = [found for names in (SHARP, LARGE) if (found := next((x for x in names if x in curves), None))]
     chosen = chosen or list(curves)[:1]
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("layer", no_wrap=True)
-    room = max(6, min(40, (width - 44) // (2 * max(1, len(chosen)))))
-    for name in chosen:
-        table.add_column(_title(document, name), no_wrap=True, overflow="ellipsis")
-        table.add_column("min median max" if "median" in next(iter(curves[name].values())) else "now", no_wrap=True)
-    table.add_column("flags", overflow="ellipsis", no_wrap=True)
     labels = list(dict.fromkeys(label for name in chosen for label in curves[name]))
     least = None if rows is None else max(1, rows - 4 - 4 * len(_grouped(raised)))
-    for label in labels[:least]:
+    shown = labels[:least]
+    flags = [", ".join(dict.fromkeys(flag["name"] for flag in raised if flag["label"] == label)) for label in shown]
+    whole = {name: [_now(curves[name].get(label, {})) for label in shown] for name in chosen}
+    short = {name: [_now(curves[name].get(label, {}), ("median",)) for label in shown] for name in chosen}
+    # The widest of these that leaves room for courses; the sentences below say what a mark stands for.
+    marks = ["●" if flag else "" for flag in flags]
+    for figures, beside in ((whole, flags), (whole, marks), (short, marks)):
+        taken = _widest(["layer", *labels]) + _widest(["flags", *beside]) + 2 + 4 * len(chosen)
+        taken += sum(_widest([_header(figures[name]), *figures[name]]) for name in chosen)
+        room = min(40, (width - taken) // max(1, len(chosen)))
+        if room >= LEAST_COURSE:
+            break
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("layer", no_wrap=True)
+    for name in chosen:
+        table.add_column(_title(document, name), no_wrap=True, overflow="ellipsis", max_width=max(room, 1))
+        table.add_column(_header(figures[name]), no_wrap=True)
+    table.add_column("flags", overflow="ellipsis", no_wrap=True)
+    for i, label in enumerate(shown):
         cells: list[Any] = []
         for name in chosen:
             own = curves[name].get(label, {})
-            cells += [sparkline(own.get("median") or own.get("value") or [], room), _now(own)]
-        names = dict.fromkeys(flag["name"] for flag in raised if flag["label"] == label)
-        table.add_row(label, *cells, Text(", ".join(names), style="bold red"))
+            cells += [sparkline(own.get("median") or own.get("value") or [], max(room, 1)), figures[name][i]]
+        table.add_row(label, *cells, Text(beside[i], style="bold red"))
     lines: list[Any] = [Text.assemble((document["log"], "bold"), f"  {_lead(document)}"), table]
     if least is not None and len(labels) > least:
         lines.append(Text(f"and {len(labels) - least} more layers; --html PAGE shows all of them", style="dim"))
@@ -280,11 +291,21 @@ def _title(document: Document, name: str) -> str:
     return str(document["quantities"].get(name, {}).get("title", name)).lower()
 
 
-def _now(own: Curves) -> str:
+def _now(own: Curves, keys: Sequence[str] = ("min", "median", "max")) -> str:
+    """The last figures of a course."""
     shown = []
-    for key in ("min", "median", "max") if "median" in own else ("value",):
+    for key in keys if "median" in own else ("value",):
         shown.append(brief(next((value for value in reversed(own.get(key, [])) if value is not None), None)))
     return " ".join(shown)
+
+
+def _header(figures: Sequence[str]) -> str:
+    """What stands over such figures."""
+    return "min median max" if any(" " in figure for figure in figures) else "now"
+
+
+def _widest(texts: Sequence[str]) -> int:
+    return max(len(text) for text in texts)
 
 
 def _lead(document: Document) -> str:

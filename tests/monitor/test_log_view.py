@@ -92,6 +92,16 @@ def test_a_low_terminal_shows_what_fits_and_says_so(tmp_path):
     assert len(shown(document).splitlines()) > 40
 
 
+def test_a_narrow_terminal_shows_less_of_everything_and_cuts_nothing_off(tmp_path):
+    document = read_log(write(tmp_path / "run.jsonl", steps=300, flags={2: [FLAG]})).to_dict()
+    wide, usual, narrow = (shown(document, width=width).splitlines()[1:4] for width in (80, 70, 58))
+    assert re.search(r"0.5 1 1.25 .* 20 30 35 +logit growth$", wide[2].rstrip())
+    assert re.search(r"[▁-█]{8,} +0.5 1 1.25 +[▁-█]{8,} +20 30 35 +●$", usual[2].rstrip())
+    assert re.search(r"[▁-█]{8,} +1 +[▁-█]{8,} +30 +●$", narrow[2].rstrip())
+    assert all(line.startswith(("layer", "layer00", "layer01")) for line in (*wide, *usual, *narrow))
+    assert "…" not in "".join((*wide, *usual, narrow[2]))
+
+
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
 def test_no_line_is_wider_than_the_terminal(tmp_path, width):
     text = shown(read_log(write(tmp_path / "run.jsonl", steps=300)).to_dict(), width=width)
