@@ -25,7 +25,6 @@ SHARP = ("entropy", "normalized_entropy", "perplexity", "peak", "log_normalizer"
 LARGE = ("score_range", "score_max", "score_variance", "qk_norm")
 LARGEST_PAGE = 40_000  # points drawn, over all charts
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 300, 138, 52, 20, 10
-LEAST_COURSE = 8  # signs of a course that still shows something
 
 
 def terminal_view(document: Document, *, width: int = 100, rows: int | None = None) -> Any:
@@ -52,13 +51,13 @@ def terminal_view(document: Document, *, width: int = 100, rows: int | None = No
     flags = [", ".join(dict.fromkeys(flag["name"] for flag in raised if flag["label"] == label)) for label in shown]
     whole = {name: [_now(curves[name].get(label, {})) for label in shown] for name in chosen}
     short = {name: [_now(curves[name].get(label, {}), ("median",)) for label in shown] for name in chosen}
-    # The widest of these that leaves room for courses; the sentences below say what a mark stands for.
+    # The most of these that leaves room for courses; the sentences below say what a mark stands for.
     marks = ["●" if flag else "" for flag in flags]
     for figures, beside in ((whole, flags), (whole, marks), (short, marks)):
         taken = _widest(["layer", *labels]) + _widest(["flags", *beside]) + 2 + 4 * len(chosen)
         taken += sum(_widest([_header(figures[name]), *figures[name]]) for name in chosen)
         room = min(40, (width - taken) // max(1, len(chosen)))
-        if room >= LEAST_COURSE:
+        if room >= _widest([_title(document, name) for name in chosen]):
             break
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("layer", no_wrap=True)

@@ -94,7 +94,7 @@ def test_a_low_terminal_shows_what_fits_and_says_so(tmp_path):
 
 def test_a_narrow_terminal_shows_less_of_everything_and_cuts_nothing_off(tmp_path):
     document = read_log(write(tmp_path / "run.jsonl", steps=300, flags={2: [FLAG]})).to_dict()
-    wide, usual, narrow = (shown(document, width=width).splitlines()[1:4] for width in (80, 70, 58))
+    wide, usual, narrow = (shown(document, width=width).splitlines()[1:4] for width in (80, 75, 58))
     assert re.search(r"0.5 1 1.25 .* 20 30 35 +logit growth$", wide[2].rstrip())
     assert re.search(r"[▁-█]{8,} +0.5 1 1.25 +[▁-█]{8,} +20 30 35 +●$", usual[2].rstrip())
     assert re.search(r"[▁-█]{8,} +1 +[▁-█]{8,} +30 +●$", narrow[2].rstrip())
