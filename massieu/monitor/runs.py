@@ -54,7 +54,7 @@ SETTINGS: dict[Kind, Setting] = {
     # Rates at which the stream of a model without norms stays bounded while attention is diffuse, and not when every
     # head hands over single tokens. W_Q and W_K are fast enough to get there within twenty steps.
     "unstable": Setting(120, 0, None, 512, 32, 4, 2),
-    # The same high rate for all: the stream itself grows, whatever attention does.
+    # The same high rate for all matrices: the stream itself grows, whatever attention does.
     "exploding": Setting(120, 0, None, 32, 32, 32, 2),
 }
 
@@ -85,7 +85,7 @@ class Run:
     @property
     def diverged_at(self) -> int | None:
         """The first step whose loss is above twice the smallest before it, or not finite; None if there is none."""
-        return _first_above(self.losses, DIVERGED, _smallest_before)
+        return _first_above(self.losses, DIVERGED, min)
 
     def series(self, quantity: str, over: Callable[[Tensor], Tensor]) -> tuple[list[int], list[float]]:
         """Steps and one number for each reading: a quantity of all heads ``(layers, heads)``, or layers, reduced.
@@ -129,8 +129,8 @@ def training_run(
         High learning rates, most of all for queries and keys, no warm-up, no normalisation. Scores grow until every
         head looks at single tokens; then the loss diverges. A floor under the entropy prevents it.
     ``"exploding"``
-        One learning rate, sixteen times as high, for all; no warm-up, no normalisation. The hidden states grow while
-        attention stays diffuse, and no penalty on attention helps.
+        One learning rate for all matrices, 32 times as high, no warm-up, no normalisation. The hidden states grow
+        while attention stays diffuse, and a penalty on attention does not help.
 
     A run ends early at the step whose loss exceeds twice its minimum so far, or is not finite.
 
@@ -148,7 +148,9 @@ def training_run(
         True
     """
     if kind not in get_args(Kind):
-        raise ValueError(f"kind must be one of {', '.join(get_args(Kind))}, got {kind!r}; stable is the one that learns")
+        raise ValueError(
+            f"kind must be one of {', '.join(get_args(Kind))}, got {kind!r}; stable is the one that learns"
+        )
     setting = SETTINGS[kind]
     steps = setting.steps if steps is None else steps
     if not isinstance(steps, int) or isinstance(steps, bool) or steps <= setting.warmup:
@@ -192,7 +194,7 @@ def alarms(run: Run) -> dict[str, int | None]:
     for step, flag in run.flags:
         flags.setdefault(flag.name, step)
     return flags | {
-        "loss above 1.2 minima": _first_above(run.losses, 1.2, _smallest_before),
+        "loss above 1.2 minima": _first_above(run.losses, 1.2, min),
         "gradient above 10 medians": _first_above(run.gradient_norms, 10.0, statistics.median),
         "divergence": run.diverged_at,
     }
@@ -229,7 +231,7 @@ def _model(recipe: Recipe, norm: Literal["layer"] | None) -> Transformer:
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() == 2:
-                weight *= recipe.initial_spread / 0.02  # the spread that the weights were drawn with
+                weight.mul_(recipe.initial_spread / 0.02)  # the spread that the weights were drawn with
     return model
 
 
@@ -272,13 +274,7 @@ def _nats(model: Transformer, rows: Tensor) -> Tensor:
     return functional.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
 
 
-def _smallest_before(values: Sequence[float]) -> float:
-    return min(values)
-
-
-def _first_above(
-    values: Sequence[float], factor: float, level: Callable[[Sequence[float]], float]
-) -> int | None:
+def _first_above(values: Sequence[float], factor: float, level: Callable[[Sequence[float]], float]) -> int | None:
     """The first value that is not finite, or above a multiple of the level of those before it."""
     for step, value in enumerate(values):
         if not math.isfinite(value) or (step and value > factor * level(values[:step])):

@@ -98,7 +98,13 @@ def test_the_text_is_the_embedded_one():
 
 @pytest.mark.parametrize(
     ("losses", "step"),
-    [((7.0, 6.0, 11.9), None), ((7.0, 6.0, 12.1, 5.0), 2), ((7.0, math.nan), 1), ((math.inf,), 0), ((3.0, 5.9, 6.1), 2)],
+    [
+        ((7.0, 6.0, 11.9), None),
+        ((7.0, 6.0, 12.1, 5.0), 2),
+        ((7.0, math.nan), 1),
+        ((math.inf,), 0),
+        ((3.0, 5.9, 6.1), 2),
+    ],
 )
 def test_a_run_diverges_at_twice_its_smallest_loss_or_where_it_is_not_finite(losses, step):
     assert Run("stable", 0, losses, (), ()).diverged_at == step
