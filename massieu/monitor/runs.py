@@ -130,7 +130,7 @@ def training_run(
         head looks at single tokens; then the loss diverges. A floor under the entropy prevents it.
     ``"exploding"``
         One learning rate for all matrices, 32 times as high, no warm-up, no normalisation. The hidden states grow
-        while attention stays diffuse, and a penalty on attention does not help.
+        while attention stays diffuse: no flag announces it, and a penalty on attention does not help.
 
     A run ends early at the step whose loss exceeds twice its minimum so far, or is not finite.
 
@@ -143,7 +143,7 @@ def training_run(
         rules: when to raise flags.
 
     Example:
-        >>> run = training_run("exploding", steps=30)
+        >>> run = training_run("exploding", every=5)
         >>> run.diverged_at == len(run.losses) - 1
         True
     """

@@ -54,6 +54,13 @@ def test_a_control_that_is_the_real_case_changes_nothing_else_and_leaves_the_cla
     assert "the control did not break" in found.reason
 
 
+@pytest.mark.parametrize("key", ["S5", "S6"])
+def test_a_curve_has_a_value_for_every_reading(key, result):
+    curve = result(key).evidence.curve
+    assert curve.x == list(range(0, 121, 20))
+    assert {len(values) for values in curve.series.values()} == {7}
+
+
 def test_a_run_read_backwards_gives_other_verdicts(altered):
     altered(range(6, -1, -1))
     assert examine(*select(["S5"])).verdict is Verdict.UNDECIDED

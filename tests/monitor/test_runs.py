@@ -72,13 +72,11 @@ def test_a_floor_of_no_weight_changes_nothing():
     assert training_run("unstable", 0, every=20, penalty=floored(0.0)).losses == unstable(0).losses
 
 
-def test_an_exploding_run_diverges_while_attention_is_diffuse_and_a_floor_changes_nothing():
+def test_an_exploding_run_diverges_unannounced_with_diffuse_attention_and_a_floor_changes_nothing():
     run = training_run("exploding")
     _, entropy = run.series("normalized_entropy", torch.amin)
     assert min(entropy[:-1]) > 0.9
-    found = alarms(run)
-    assert not ATTENTION & {flag.name for step, flag in run.flags if step < run.diverged_at}
-    assert found["rank collapse"] < found["divergence"]
+    assert [flag for step, flag in run.flags if step < run.diverged_at] == []
     assert training_run("exploding", every=20, penalty=floored(10.0)).losses[:-1] == run.losses[:-1]
 
 
@@ -111,9 +109,9 @@ def test_a_run_diverges_at_twice_its_smallest_loss_or_where_it_is_not_finite(los
 
 
 def test_alarms_compare_with_what_came_before():
-    run = Run("stable", 0, (6.0, 7.1, 5.0, 6.1), (1.0, 3.0, 2.0, 19.0, 21.0, 31.0), ())
+    run = Run("stable", 0, (6.0, 7.1, 5.0, 6.1), (1.0, 3.0, 2.0, 19.0, 21.0, 29.0), ())
     assert alarms(run) == {"loss above 1.2 minima": 3, "gradient above 10 medians": None, "divergence": None}
-    run = Run("stable", 0, (), (1.0, 3.0, 2.0, 19.0, 21.0, 31.0, 111.0), ())
+    run = Run("stable", 0, (), (1.0, 3.0, 2.0, 19.0, 21.0, 29.0, 111.0), ())
     assert alarms(run)["gradient above 10 medians"] == 6
 
 
