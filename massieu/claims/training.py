@@ -120,7 +120,7 @@ def growing_while_learning(trial: Trial) -> Evidence:
     )
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=16)
 def watched(kind: Kind, seed: int, steps: int) -> Run:
     """A run that is read at its last step too, trained once in a process."""
     return training_run(kind, seed, every=EVERY, steps=steps + 1)

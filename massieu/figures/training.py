@@ -64,6 +64,7 @@ def training_panels(
             finish(axis, "" if down else title, "step" if last else "", "" if across else words)
             if name in log and all(float(each[name].min()) > 0 for each in runs.values()):
                 axis.set_yscale("log")
+                axis.minorticks_off()
         if marks.get(title):
             add_legend(axes[0, across], loc="best")
     top = max(_largest(table["loss"]) for table in runs.values())

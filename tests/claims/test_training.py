@@ -72,7 +72,7 @@ def test_a_model_that_stays_as_it_was_gives_no_verdict(altered):
     assert {examine(claim).verdict for claim in select(["S5", "S6"])} == {Verdict.UNDECIDED}
 
 
-def test_maps_that_were_sparse_would_be_found_sparse(monkeypatch):
+def test_maps_that_were_sparse_would_not_be_called_diffuse(monkeypatch):
     own = training.heads_of
 
     def sharp(run, quantity):
@@ -82,7 +82,10 @@ def test_maps_that_were_sparse_would_be_found_sparse(monkeypatch):
         return found
 
     monkeypatch.setattr(training, "heads_of", sharp)
-    assert examine(*select(["S4"])).verdict is Verdict.HOLDS
+    found = examine(*select(["S4"]))
+    assert found.evidence.printed.within
+    assert found.verdict is Verdict.UNDECIDED
+    assert "what is true instead did not come out" in found.reason
 
 
 def test_a_row_of_the_runs_sees_so_many_tokens():
