@@ -4,6 +4,7 @@ from massieu.figures.inspections import Described, head_map, layer_profile, save
 from massieu.figures.memories import capacity_curve, energy_landscape, overlap_transition, retrieved_images
 from massieu.figures.patterns import connection_growth, pattern_reach
 from massieu.figures.selections import approach, selection_plane, starts_map
+from massieu.figures.training import training_panels
 from massieu.figures.universal import grid_error_curve, separation_curve
 
 __all__ = [
@@ -22,5 +23,6 @@ __all__ = [
     "selection_plane",
     "separation_curve",
     "starts_map",
+    "training_panels",
     "trajectory",
 ]

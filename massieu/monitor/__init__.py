@@ -5,6 +5,7 @@ from massieu.monitor.logs import Log, read_log
 from massieu.monitor.quantities import WATCHED
 from massieu.monitor.reading import Flag, Place, Reading
 from massieu.monitor.regularizers import Collected, collect, entropy_floor, logit_bound, z_loss
+from massieu.monitor.runs import Run, alarms, training_run
 from massieu.monitor.sinks import open_sink
 from massieu.monitor.watching import Watch, watch
 
@@ -16,13 +17,16 @@ __all__ = [
     "RULES",
     "Reading",
     "Rule",
+    "Run",
     "WATCHED",
     "Watch",
+    "alarms",
     "collect",
     "entropy_floor",
     "logit_bound",
     "open_sink",
     "read_log",
+    "training_run",
     "watch",
     "z_loss",
 ]

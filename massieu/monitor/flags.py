@@ -78,9 +78,12 @@ RULES: tuple[Rule, ...] = (
         "rank collapse",
         "token_cosine",
         ">",
-        0.98,
-        0.95,
-        "the tokens of a sequence have become nearly the same direction, so attention has nothing left to tell apart",
+        # Healthy tokens share a direction, too: small models rest at 0.98 while they learn how often words occur, and
+        # the last layer of GPT-2 is close to one (Ethayarajh 2019, arXiv 1909.00512), while tokens differ in many
+        # directions. From here on they differ by 3% of their norm, where bfloat16 rounds to 0.4%.
+        0.999,
+        0.998,
+        "the tokens of a sequence differ by less than 3% of their norm, so attention has next to nothing to tell apart",
         "Dong et al. 2021, arXiv 2103.03404",
         each="layer",
     ),

@@ -131,6 +131,19 @@ def test_tokens_that_became_the_same_are_rank_collapse():
     assert raised(model, torch.randn(2, 10, 16)) == [("rank collapse", 1, None)]
 
 
+def test_tokens_that_share_a_direction_are_no_rank_collapse():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 24, dropout=0.0, batch_first=True, norm_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    with torch.no_grad():
+        model.layers[1].linear2.bias[0] = 50.0
+    model.train()
+    with massieu.watch(model, every=1) as watched:
+        model(torch.randn(2, 10, 16))
+    assert 0.99 < float(watched.readings[0].layers["token_cosine"][1]) < 0.998
+    assert watched.flags == ()
+
+
 def test_rules_can_be_replaced():
     rule = Rule("warm", "entropy", ">", 0.5, 0.4, "it is warm", "nobody")
     model = small()
