@@ -1,0 +1,88 @@
+"""Opening files, here or elsewhere, compressed or not, with one sentence for what goes wrong."""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import gzip
+import io
+import lzma
+import zlib
+from collections.abc import Callable, Iterator
+from typing import IO, Any, cast
+
+__all__ = ["COMPRESSIONS", "damage", "file_system", "is_local", "opened", "unreadable"]
+
+BLOCK = 1 << 18  # bytes that are asked for at once from a file that is not on this machine
+
+
+def _open_zstandard(file: IO[bytes]) -> Any:
+    import pyarrow
+
+    return io.BufferedReader(pyarrow.CompressedInputStream(file, "zstd"), BLOCK)
+
+
+COMPRESSIONS: dict[str, Callable[..., Any]] = {
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+    ".zst": _open_zstandard,
+}
+"""How a file is opened that is compressed, by its last extension."""
+
+
+@contextlib.contextmanager
+def opened(path: str, compression: str = "") -> Iterator[IO[bytes]]:
+    """A file as it was before it was compressed, or as it is stored."""
+    with _stored(path) as file:
+        if not compression:
+            yield file
+            return
+        with COMPRESSIONS[compression](file) as plain:
+            yield plain
+
+
+def damage(error: Exception) -> str | None:
+    """What is wrong with a compressed file; None if the error says nothing about its content."""
+    # The standard library and pyarrow report bad content by errors without number, which the system never does.
+    plain = type(error) is OSError and error.errno is None
+    known = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
+    return (" ".join(str(error).split())[:120] or type(error).__name__) if plain or isinstance(error, known) else None
+
+
+def file_system(path: str) -> tuple[Any, str]:
+    """The file system of a path, and what the path is called there."""
+    try:
+        import fsspec.core
+    except ImportError:
+        raise ValueError("files are read with fsspec, which is not installed; pip install 'massieu[inspect]'") from None
+    try:
+        system, place = fsspec.core.url_to_fs(path)
+    except Exception as error:  # a protocol that is not known, or that needs another package
+        raise unreadable(path, error) from error
+    return system, str(place)
+
+
+def is_local(system: Any) -> bool:
+    """Whether a file system is that of this machine."""
+    return "file" in ([system.protocol] if isinstance(system.protocol, str) else system.protocol)
+
+
+def unreadable(path: str, error: Exception) -> ValueError:
+    """What is said of a path that cannot be opened."""
+    why = getattr(error, "strerror", None) or " ".join(str(error).split())[:160] or type(error).__name__
+    return ValueError(f"{path} cannot be read: {why}; check the path and its permissions")
+
+
+def _stored(path: str) -> IO[bytes]:
+    """A file as it is stored."""
+    system, place = file_system(path)
+    try:
+        file = open(place, "rb") if is_local(system) else system.open(place, "rb", block_size=BLOCK)
+    except Exception as error:  # whatever the place raises
+        raise unreadable(path, error) from error
+    if is_local(system):
+        return cast(IO[bytes], file)
+    if isinstance(file, io.BytesIO):  # in memory, where all who open it share one position
+        return io.BytesIO(file.getvalue())
+    return cast(IO[bytes], io.BufferedReader(file, BLOCK))  # its own lines are slow
