@@ -78,11 +78,11 @@ def _stored(path: str) -> IO[bytes]:
     """A file as it is stored."""
     system, place = file_system(path)
     try:
-        file = open(place, "rb") if is_local(system) else system.open(place, "rb", block_size=BLOCK)
+        if is_local(system):
+            return open(place, "rb")
+        file = system.open(place, "rb", block_size=BLOCK)
     except Exception as error:  # whatever the place raises
         raise unreadable(path, error) from error
-    if is_local(system):
-        return cast(IO[bytes], file)
     if isinstance(file, io.BytesIO):  # in memory, where all who open it share one position
         return io.BytesIO(file.getvalue())
     return cast(IO[bytes], io.BufferedReader(file, BLOCK))  # its own lines are slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 from massieu.inspection.corpus.faults import BadRecord
@@ -30,35 +30,27 @@ def csv_rows(
     """
     csv.field_size_limit(max(FIELD_LIMIT, csv.field_size_limit()))  # the usual limit refuses documents of 128 kB
     # Bytes that are not UTF-8 become surrogates, which spoil their own row only.
-    rows = csv.reader(
-        io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline=""), delimiter=delimiter
-    )
-    header = next(rows, None)
-    if header is None:
-        return
-    if column not in header:
-        yield Record(1, "line 1", without_column(column, header), refused)
-        return
-    width, place = len(header), header.index(column)
-
-    def text(row: list[str]) -> str:
-        if len(row) != width:
-            got = f"has {len(row)}"
-            raise BadRecord("another number of fields", f"must have {width} fields in every row", got, "put quotes")
-        return decoded(row[place])
-
-    while True:
-        line = rows.line_num + 1
-        try:
-            row = next(rows, None)
-        except csv.Error as error:
-            bad = BadRecord("not CSV", "must be CSV", f"is not ({error})")
-            yield Record(line, f"line {line}", bad, refused)
-            continue
-        if row is None:
+    with io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
+        rows = csv.reader(text, delimiter=delimiter)
+        header = next(rows, None)
+        if header is None:
             return
-        if row:
-            yield Record(line, f"line {line}", row, text)
+        if column not in header:
+            yield Record(1, "line 1", without_column(column, header), refused)
+            return
+        field = _field(header.index(column), len(header))
+        while True:
+            line = rows.line_num + 1
+            try:
+                row = next(rows, None)
+            except csv.Error as error:
+                bad = BadRecord("not CSV", "must be CSV", f"is not ({error})")
+                yield Record(line, f"line {line}", bad, refused)
+                continue
+            if row is None:
+                return
+            if row:
+                yield Record(line, f"line {line}", row, field)
 
 
 def tab_rows(file: IO[bytes], column: str, start: int = 0, stop: int | None = None) -> Iterator[Record]:
@@ -112,6 +104,18 @@ def row_group_ranges(file: IO[bytes], column: str, size: int) -> list[tuple[int,
             ranges.append((begin, number + 1))
             begin, held = number + 1, 0
     return ranges
+
+
+def _field(place: int, width: int) -> Callable[[list[str]], str]:
+    """The text of a row."""
+
+    def text(row: list[str]) -> str:
+        if len(row) != width:
+            expected = f"must have {width} fields in every row"
+            raise BadRecord("another number of fields", expected, f"has {len(row)}", "put commas into quotes")
+        return decoded(row[place])
+
+    return text
 
 
 def _parquet(file: IO[bytes]) -> Any:
