@@ -45,7 +45,9 @@ def test_documents_between_blank_lines_are_the_same_in_splits_of_any_size(text, 
     assert [text.encode()[position:].startswith(content) for position, content in found] == [True] * len(found)
 
 
-@given(st.lists(st.one_of(st.text(max_size=30), st.just({"text": "x"})), max_size=12), st.booleans(), st.booleans(), SIZES)
+@given(
+    st.lists(st.one_of(st.text(max_size=30), st.just({"text": "x"})), max_size=12), st.booleans(), st.booleans(), SIZES
+)
 def test_lines_of_json_are_the_same_in_splits_of_any_size(values, windows, ends, size):
     end = "\r\n" if windows else "\n"
     text = end.join(json.dumps(value, ensure_ascii=False) for value in values) + end * ends

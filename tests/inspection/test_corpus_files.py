@@ -13,7 +13,17 @@ from massieu.inspection.corpus import Corpus, Faults
 
 @pytest.fixture
 def folder(tmp_path):
-    for name in ("b.txt", "a.jsonl", "deep/er/c.csv", "deep/d.md", ".hidden.txt", ".git/e.txt", "image.png", "LICENSE", "f.gz"):
+    for name in (
+        "b.txt",
+        "a.jsonl",
+        "deep/er/c.csv",
+        "deep/d.md",
+        ".hidden.txt",
+        ".git/e.txt",
+        "image.png",
+        "LICENSE",
+        "f.gz",
+    ):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("text\n1\n" if name.endswith("csv") else '"1"\n')
@@ -54,7 +64,9 @@ def test_wildcards_give_files_and_what_is_below_folders(folder):
 def test_a_file_counts_once_however_it_is_named(folder, monkeypatch):
     monkeypatch.chdir(folder)
     (folder / "link.txt").symlink_to(folder / "b.txt")
-    assert names("b.txt", folder / "b.txt", "./deep/../b.txt", f"file://{folder}/b.txt", "link.txt", "*.txt") == ["b.txt"]
+    assert names("b.txt", folder / "b.txt", "./deep/../b.txt", f"file://{folder}/b.txt", "link.txt", "*.txt") == [
+        "b.txt"
+    ]
     assert names("b.txt", "a.jsonl") == ["b.txt", "a.jsonl"]
     assert names("b.txt", ".") == ["b.txt", "a.jsonl", "deep/d.md", "deep/er/c.csv"]
 
@@ -147,11 +159,15 @@ def test_a_place_that_needs_another_package_or_that_nobody_knows_is_one_sentence
         Corpus("nowhere://a.txt")
 
 
-def test_without_fsspec_a_sentence_names_the_extra(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "fsspec", None)
-    monkeypatch.setitem(sys.modules, "fsspec.core", None)
-    with pytest.raises(ValueError, match=r"files are read with fsspec, which is not installed; pip install 'massieu\[inspect\]'"):
-        Corpus(tmp_path)
+@pytest.mark.parametrize(("name", "package"), [("a.txt", "fsspec"), ("a.parquet", "pyarrow"), ("a.txt.zst", "pyarrow")])
+def test_without_a_package_a_sentence_names_the_extra(name, package, tmp_path, monkeypatch):
+    (tmp_path / name).write_text("a")
+    for module in (package, "fsspec.core" if package == "fsspec" else "pyarrow.parquet"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(
+        ValueError, match=rf"reading this needs {package}, not installed; pip install 'massieu\[inspect\]'"
+    ):
+        texts(Corpus(tmp_path / name))
 
 
 def test_a_file_that_vanishes_is_one_sentence(tmp_path):

@@ -12,7 +12,7 @@ from pyarrow import parquet
 from massieu.inspection.corpus import Corpus, Fault, Faults
 from massieu.inspection.corpus.tables import ROWS_AT_ONCE
 
-DOCUMENTS = [f"Document {i}:\nthe whale, {'鯨' * (i % 3)} is \"white\"" for i in range(700)]
+DOCUMENTS = [f'Document {i}:\nthe whale, {"鯨" * (i % 3)} is "white"' for i in range(700)]
 
 
 def read(path, column="text", **options):
@@ -73,7 +73,9 @@ def test_a_damaged_file_is_read_as_far_as_it_goes(compression, how, tmp_path):
     found, faults = read(path)
     assert found == DOCUMENTS[: len(found)]
     assert reasons(faults) == [(f"a.jsonl{compression}:its end", "damaged")]
-    with pytest.raises(ValueError, match=f"a.jsonl{compression} must be a whole file, and its end is damaged .*; copy it"):
+    with pytest.raises(
+        ValueError, match=f"a.jsonl{compression} must be a whole file, and its end is damaged .*; copy it"
+    ):
         read(path, strict=True)
 
 
@@ -124,7 +126,14 @@ BAD = {
     "a.jsonl": (
         b'"one"\n{\n\n{"body": "b"}\n{"text": 7}\n\xff\n"\\ud800"\n' + b"[" * 5000 + b'\n{"text": "last"}\n " "',
         ["one", "last"],
-        [(2, "not JSON"), (4, "without the field"), (5, "not a string"), (6, "not UTF-8"), (7, "not UTF-8"), (8, "not JSON")],
+        [
+            (2, "not JSON"),
+            (4, "without the field"),
+            (5, "not a string"),
+            (6, "not UTF-8"),
+            (7, "not UTF-8"),
+            (8, "not JSON"),
+        ],
     ),
     "b.csv": (
         b'\xef\xbb\xbftext,id\none,1\ntwo\n\n"th,\nree",3\n\xff,4\nfive,5,5\nlast,6\n',
@@ -153,11 +162,23 @@ def test_bad_records_are_counted_placed_and_skipped(name, tmp_path):
     ("name", "content", "message"),
     [
         ("a.jsonl", b'"a"\n{', "a.jsonl must hold one JSON value a line, and line 2 is none; check it"),
-        ("a.jsonl", b'{"body": "a"}', 'a.jsonl must hold strings or objects with a field "text", and line 1 does not; name the field with --column'),
+        (
+            "a.jsonl",
+            b'{"body": "a"}',
+            'a.jsonl must hold strings or objects with a field "text", and line 1 does not; name the field with --column',
+        ),
         ("a.jsonl", b'["text"]', 'a.jsonl must hold strings or objects with a field "text", and line 1 does not; name'),
-        ("a.txt", b"\xff\xfe\x00\x80", "a.txt must be a text file in UTF-8, and line 1 is not; convert it, or pass another"),
+        (
+            "a.txt",
+            b"\xff\xfe\x00\x80",
+            "a.txt must be a text file in UTF-8, and line 1 is not; convert it, or pass another",
+        ),
         ("a.csv", b"text,id\nb\n", "a.csv must have 2 fields in every row, and line 2 has 1; put commas into quotes"),
-        ("a.csv", b"id,body\n1,b\n", 'a.csv must have a column "text", and line 1 has id, body; name one with --column'),
+        (
+            "a.csv",
+            b"id,body\n1,b\n",
+            'a.csv must have a column "text", and line 1 has id, body; name one with --column',
+        ),
         ("a.parquet", b"PAR", "a.parquet must be a whole Parquet file, and its end is damaged (.*); copy it again"),
     ],
 )
@@ -179,7 +200,9 @@ def test_a_column_that_no_table_has_is_one_sentence(tmp_path):
     assert (found, faults.counts) == ([], {"no such column": 700})
     with pytest.raises(ValueError, match='a.parquet must have a column "text", and row 0 has body, id; name one with'):
         Corpus(path).check(0, faults)
-    with pytest.raises(ValueError, match='must hold strings in the column "id", and row 0 is of type int64; name another'):
+    with pytest.raises(
+        ValueError, match='must hold strings in the column "id", and row 0 is of type int64; name another'
+    ):
         read(path, "id", strict=True)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 from massieu.inspection.corpus.faults import BadRecord
+from massieu.inspection.corpus.opening import needed
 from massieu.inspection.corpus.records import Record, decoded, refused, without_column
 
 __all__ = ["csv_rows", "parquet_rows", "row_group_ranges", "tab_rows"]
@@ -60,8 +61,7 @@ def tab_rows(file: IO[bytes], column: str, start: int = 0, stop: int | None = No
 
 def parquet_rows(file: IO[bytes], column: str, start: int = 0, stop: int | None = None) -> Iterator[Record]:
     """Rows of the row groups from ``start`` until before ``stop``; they count from 0 in the whole file."""
-    import pyarrow
-
+    pyarrow = needed("pyarrow")
     try:
         table = _parquet(file)
     except pyarrow.ArrowInvalid as error:
@@ -88,8 +88,7 @@ def parquet_rows(file: IO[bytes], column: str, start: int = 0, stop: int | None 
 
 def row_group_ranges(file: IO[bytes], column: str, size: int) -> list[tuple[int, int | None]]:
     """Half-open ranges of row groups of Parquet, each with about ``size`` bytes of the column."""
-    import pyarrow
-
+    pyarrow = needed("pyarrow")
     try:
         metadata = _parquet(file).metadata
     except pyarrow.ArrowInvalid:  # who reads it will count it
@@ -119,15 +118,12 @@ def _field(place: int, width: int) -> Callable[[list[str]], str]:
 
 
 def _parquet(file: IO[bytes]) -> Any:
-    from pyarrow import parquet
-
-    return parquet.ParquetFile(file, buffer_size=BUFFER, pre_buffer=False)
+    return needed("pyarrow.parquet").ParquetFile(file, buffer_size=BUFFER, pre_buffer=False)
 
 
 def _no_strings(schema: Any, column: str, rows: int) -> BadRecord | None:
     """What is wrong with the column of a table, if anything is."""
-    from pyarrow import types
-
+    types = needed("pyarrow.types")
     if column not in schema.names:
         return without_column(column, schema.names, rows)
     kind = schema.field(column).type
