@@ -1,0 +1,193 @@
+"""A corpus by the files that hold it, or by its texts, and how it is cut into splits."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from massieu.inspection.corpus.faults import Faults
+from massieu.inspection.corpus.files import File, find_files
+from massieu.inspection.corpus.lines import paragraphs
+from massieu.inspection.corpus.opening import opened
+from massieu.inspection.corpus.splits import Split, Wanted
+from massieu.inspection.corpus.tables import row_group_ranges
+
+__all__ = ["Corpus"]
+
+SPLIT_BYTES = 1 << 20
+
+
+class Corpus:
+    r"""Documents in files, each of which counts once.
+
+    What a file holds is told by its extension: documents between blank lines (.txt, .text, .md, or none), one JSON
+    value a line (.jsonl, .ndjson), a column of a table (.csv, .tsv, .parquet); all but the last also compressed (.gz,
+    .bz2, .xz, .zst).
+
+    A document belongs to the split in which it begins. Text and JSON lines are split after so many bytes, Parquet
+    between row groups; CSV and compressed files are one split each, because nobody can begin in their middle. What can
+    be read only once, such as standard input, is read here, and its splits hold its text.
+
+    Args:
+        paths: files, folders (with all below), wildcards, whatever fsspec opens, or "-" for standard input.
+        column: field of JSON or column of a table that holds the text.
+        limit: use the first documents of the corpus only, or of the sample.
+        sample: use this share of the documents, chosen by a hash of the seed and of the place of each.
+        seed: another one gives another sample.
+        strict: raise at the first record that cannot be read, rather than count and skip it.
+        split_bytes: size of a split.
+
+    Example:
+        >>> import fsspec
+        >>> with fsspec.open("memory://sea/whale.jsonl", "w") as file:
+        ...     _ = file.write('"Call me Ishmael."\n{"text": "Some years ago"}\n{"text": 7}\n')
+        >>> corpus = Corpus(["memory://sea"])
+        >>> faults = Faults()
+        >>> [tuple(document) for split in corpus.splits() for document in split.read(faults)]
+        [('Call me Ishmael.', 'whale.jsonl:1'), ('Some years ago', 'whale.jsonl:2')]
+        >>> faults.counts, faults.first[0].place
+        ({'not a string': 1}, 'whale.jsonl:3')
+    """
+
+    def __init__(
+        self,
+        paths: str | Path | Sequence[str | Path],
+        column: str = "text",
+        *,
+        limit: int | None = None,
+        sample: float | None = None,
+        seed: int = 0,
+        strict: bool = False,
+        split_bytes: int = SPLIT_BYTES,
+    ) -> None:
+        self._want(Wanted(column, sample, seed, strict), limit, split_bytes)
+        self.files = find_files([paths] if isinstance(paths, (str, Path)) else paths)
+        if not self.files:
+            raise ValueError("a corpus needs at least one path, got none; pass files or folders")
+        self.name = ", ".join(sorted({file.name for file in self.files[:4]})) + ", ..." * (len(self.files) > 4)
+
+    @classmethod
+    def from_texts(
+        cls,
+        texts: Iterable[str],
+        name: str = "texts",
+        *,
+        limit: int | None = None,
+        sample: float | None = None,
+        seed: int = 0,
+        split_bytes: int = SPLIT_BYTES,
+    ) -> Corpus:
+        """A corpus of texts in memory; its splits hold them.
+
+        Example:
+            >>> corpus = Corpus.from_texts(["Call me Ishmael.", "Some years ago", "never mind"], limit=2)
+            >>> [document.text for split in corpus.splits() for document in split.read()]
+            ['Call me Ishmael.', 'Some years ago']
+        """
+        if isinstance(texts, str):
+            raise TypeError("texts must be a list of strings, got a single string; pass [text]")
+        corpus = object.__new__(cls)
+        corpus._want(Wanted("text", sample, seed), limit, split_bytes)
+        corpus.files, corpus.name, corpus._texts = [], name, texts
+        return corpus
+
+    def _want(self, wanted: Wanted, limit: int | None, split_bytes: int) -> None:
+        if limit is not None and (not isinstance(limit, int) or limit < 1):
+            raise ValueError(f"limit must be a positive whole number of documents, got {limit!r}; leave it out for all")
+        if wanted.sample is not None and not 0 < wanted.sample <= 1:
+            raise ValueError(f"sample must be a share above 0 and at most 1, got {wanted.sample}; 0.01 is one in 100")
+        if split_bytes < 1:
+            raise ValueError(f"split_bytes must be positive, got {split_bytes}; {SPLIT_BYTES} is usual")
+        self.wanted, self.limit, self.split_bytes = wanted, limit, split_bytes
+        self._texts: Iterable[str] = ()
+        self._made: list[Split] | None = None
+
+    def splits(self) -> Sequence[Split]:
+        """All splits in the order of the corpus, the same at each call.
+
+        Files are not read for it, beyond the footers of Parquet; with a ``limit`` they are, until there are enough
+        documents.
+        """
+        if self._made is None:
+            every = self._pieces()
+            self._made = list(every if self.limit is None else _first(every, self.limit))
+        return self._made
+
+    def fingerprint(self) -> str:
+        """A hash of what is read: names and sizes of the files, splits, column, sample, limit, texts in memory."""
+        digest = hashlib.sha256()
+        for split in self.splits():
+            digest.update(split.key.encode())
+        return digest.hexdigest()
+
+    def check(self, num_documents: int, faults: Faults) -> None:
+        """One sentence if nothing was read."""
+        if num_documents:
+            return
+        if faults.first:
+            raise ValueError(faults.first[0].sentence)
+        if self.wanted.sample is not None:
+            raise ValueError(f"the sample must hold some text, and it is empty; raise {self.wanted.sample} or the seed")
+        raise ValueError(f"{self.name} must hold some text, and it is empty; pass a file with at least one sentence")
+
+    def _pieces(self) -> Iterator[Split]:
+        yield from self._carried(self.name, _strings(self._texts))
+        for file in self.files:
+            if file.pipe:
+                yield from self._carried(file.name, _raw_paragraphs(file))
+            else:
+                for start, stop in self._ranges(file):
+                    whole = Split(file.path, file.name, file.format, start, stop, file.compression)
+                    yield replace(whole, size=file.size, wanted=self.wanted)
+
+    def _ranges(self, file: File) -> list[tuple[int, int | None]]:
+        if file.format == "parquet":
+            with opened(file.path) as table:
+                return row_group_ranges(table, self.wanted.column, self.split_bytes)
+        if file.compression or file.size is None or file.format not in ("text", "jsonl"):
+            return [(0, None)]
+        starts = range(0, file.size, self.split_bytes)
+        return [(start, min(start + self.split_bytes, file.size)) for start in starts]
+
+    def _carried(self, name: str, texts: Iterable[str | bytes]) -> Iterator[Split]:
+        """Splits that hold their texts."""
+        held: list[str | bytes] = []
+        start = size = 0
+        for text in texts:
+            held.append(text)
+            size += len(text)
+            if size >= self.split_bytes:
+                yield Split("", name, "memory", start, texts=tuple(held), wanted=self.wanted)
+                start, size, held = start + len(held), 0, []
+        if held:
+            yield Split("", name, "memory", start, texts=tuple(held), wanted=self.wanted)
+
+
+def _first(splits: Iterable[Split], limit: int) -> Iterator[Split]:
+    """The splits that hold the first documents; the last of them says how many of its own."""
+    for split in splits:
+        found = sum(1 for _ in replace(split, first=limit).read())
+        limit -= found
+        yield replace(split, first=found) if limit == 0 else split
+        if limit == 0:
+            return
+
+
+def _strings(texts: Iterable[str]) -> Iterator[str]:
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            got = type(text).__name__
+            raise TypeError(f"texts must be strings, got {got} at number {number}; pass a list of strings")
+        yield text
+
+
+def _raw_paragraphs(file: File) -> Iterator[bytes]:
+    """Documents of what can be read only once, not yet decoded: who reads the split counts what is wrong with them."""
+    with contextlib.ExitStack() as stack:
+        source = sys.stdin.buffer if file.path == "-" else stack.enter_context(open(file.path, "rb"))
+        for record in paragraphs(source, ""):
+            yield record.content

@@ -1,0 +1,148 @@
+"""Documents in a column of a table: CSV, which is read from its beginning, and Parquet, by row groups."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterator
+from typing import IO, Any
+
+from massieu.inspection.corpus.faults import BadRecord
+from massieu.inspection.corpus.opening import needed
+from massieu.inspection.corpus.records import Record, decoded, refused, without_column
+
+__all__ = ["csv_rows", "parquet_rows", "row_group_ranges", "tab_rows"]
+
+ROWS_AT_ONCE = 256  # rows of Parquet in memory
+BUFFER = 1 << 18  # bytes of a column of Parquet that are read at once
+FIELD_LIMIT = 1 << 30  # characters in a field of CSV
+
+
+def csv_rows(
+    file: IO[bytes], column: str, start: int = 0, stop: int | None = None, delimiter: str = ","
+) -> Iterator[Record]:
+    r"""All rows of a table: a field in quotes may hold line ends, so that it is not safe to begin in the middle.
+
+    Example:
+        >>> import io
+        >>> file = io.BytesIO(b'id,text\n1,"two\nlines"\n2,one\n')
+        >>> [(record.label, record.text(record.content)) for record in csv_rows(file, "text")]
+        [('line 2', 'two\nlines'), ('line 4', 'one')]
+    """
+    csv.field_size_limit(max(FIELD_LIMIT, csv.field_size_limit()))  # the usual limit refuses documents of 128 kB
+    # Bytes that are not UTF-8 become surrogates, which spoil their own row only.
+    with io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
+        rows = csv.reader(text, delimiter=delimiter)
+        header = next(rows, None)
+        if header is None:
+            return
+        if column not in header:
+            yield Record(1, "line 1", without_column(column, header), refused)
+            return
+        field = _field(header.index(column), len(header))
+        while True:
+            line = rows.line_num + 1
+            try:
+                row = next(rows, None)
+            except csv.Error as error:
+                bad = BadRecord("not CSV", "must be CSV", f"is not ({error})")
+                yield Record(line, f"line {line}", bad, refused)
+                continue
+            if row is None:
+                return
+            if row:
+                yield Record(line, f"line {line}", row, field)
+
+
+def tab_rows(file: IO[bytes], column: str, start: int = 0, stop: int | None = None) -> Iterator[Record]:
+    """The same with tabs between the fields."""
+    yield from csv_rows(file, column, delimiter="\t")
+
+
+def parquet_rows(file: IO[bytes], column: str, start: int = 0, stop: int | None = None) -> Iterator[Record]:
+    """Rows of the row groups from ``start`` until before ``stop``; they count from 0 in the whole file."""
+    pyarrow = needed("pyarrow")
+    try:
+        table = _parquet(file)
+    except pyarrow.ArrowInvalid as error:
+        yield Record(0, "its end", _damaged(error), refused)
+        return
+    sizes = [table.metadata.row_group(group).num_rows for group in range(table.num_row_groups)]
+    groups = range(len(sizes))[start:stop]
+    number, end = sum(sizes[:start]), sum(sizes[: groups.stop])
+    bad = _no_strings(table.schema_arrow, column, end - number)
+    if bad is not None:
+        if number < end:
+            yield Record(number, f"row {number}", bad, refused)
+        return
+    try:
+        for batch in table.iter_batches(ROWS_AT_ONCE, row_groups=[*groups], columns=[column], use_threads=False):
+            for value in _values(batch.column(0)):
+                yield Record(number, f"row {number}", value, decoded)
+                number += 1
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # the disk, and not the file
+            raise
+        yield Record(number, f"row {number}", _damaged(error, end - number), refused)
+
+
+def row_group_ranges(file: IO[bytes], column: str, size: int) -> list[tuple[int, int | None]]:
+    """Half-open ranges of row groups of Parquet, each with about ``size`` bytes of the column."""
+    pyarrow = needed("pyarrow")
+    try:
+        metadata = _parquet(file).metadata
+    except pyarrow.ArrowInvalid:  # who reads it will count it
+        return [(0, None)]
+    ranges: list[tuple[int, int | None]] = []
+    begin, held = 0, 0
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        columns = (group.column(i) for i in range(group.num_columns))
+        held += sum(own.total_uncompressed_size for own in columns if own.path_in_schema == column)
+        if held >= size or number == metadata.num_row_groups - 1:
+            ranges.append((begin, number + 1))
+            begin, held = number + 1, 0
+    return ranges
+
+
+def _field(place: int, width: int) -> Callable[[list[str]], str]:
+    """The text of a row."""
+
+    def text(row: list[str]) -> str:
+        if len(row) != width:
+            expected = f"must have {width} fields in every row"
+            raise BadRecord("another number of fields", expected, f"has {len(row)}", "put commas into quotes")
+        return decoded(row[place])
+
+    return text
+
+
+def _parquet(file: IO[bytes]) -> Any:
+    return needed("pyarrow.parquet").ParquetFile(file, buffer_size=BUFFER, pre_buffer=False)
+
+
+def _no_strings(schema: Any, column: str, rows: int) -> BadRecord | None:
+    """What is wrong with the column of a table, if anything is."""
+    types = needed("pyarrow.types")
+    if column not in schema.names:
+        return without_column(column, schema.names, rows)
+    kind = schema.field(column).type
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    if any(check(kind) for check in (types.is_string, types.is_large_string, types.is_string_view)):
+        return None
+    expected = f'must hold strings in the column "{column}"'
+    return BadRecord("not a string", expected, f"is of type {kind}", "name another column with --column", count=rows)
+
+
+def _values(array: Any) -> Iterator[object]:
+    """The values of a column; one that is not UTF-8 is kept as surrogates."""
+    try:
+        yield from array.to_pylist()
+    except UnicodeDecodeError:
+        for value in array.cast("binary").to_pylist():
+            yield None if value is None else value.decode("utf-8", "surrogateescape")
+
+
+def _damaged(error: Exception, count: int = 1) -> BadRecord:
+    why = " ".join(str(error).split())[:120]
+    return BadRecord("damaged", "must be a whole Parquet file", f"is damaged ({why})", "copy it again", count=count)
