@@ -20,6 +20,8 @@ from massieu.inspection.quantities import QUANTITIES, describe
 if TYPE_CHECKING:
     import pandas
 
+    from massieu.inspection.parts import Part
+
 __all__ = ["SCHEMA", "Inspection", "check_writable", "read_inspection", "records", "written_together"]
 
 SCHEMA = "massieu.inspection/1"
@@ -35,6 +37,7 @@ class Inspection:
         experiments: the tests of the theory in long form, with control and prediction.
         facts: model, text, what was heard, versions, options.
         notes: sentences on what was left out and what does not apply.
+        part: the sums behind the tables, which merge with those of other texts; None if they are not at hand.
     """
 
     heads: pandas.DataFrame
@@ -42,6 +45,7 @@ class Inspection:
     experiments: pandas.DataFrame
     facts: dict[str, Any]
     notes: list[str] = field(default_factory=list)
+    part: Part | None = field(default=None, repr=False)
 
     @property
     def findings(self) -> list[Finding]:
