@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from massieu.inspection.counts import SKETCHED, Counts
 from massieu.inspection.files import load_part
 from massieu.inspection.finishing import finish
-from massieu.inspection.loading import Loaded, load
+from massieu.inspection.loading import DTYPES, load
 from massieu.inspection.parts import Identity, Part
 from massieu.inspection.result import Inspection
 
@@ -20,7 +22,7 @@ SAME = 0.5
 """From this share of common documents on, two runs have read the same text."""
 
 
-def merge_runs(runs: Sequence[str | Path], *, model: str | None = None, **loading: Any) -> Inspection:
+def merge_runs(runs: Sequence[str | Path], *, model: nn.Module | str | None = None, **loading: Any) -> Inspection:
     """One inspection of all the texts that several have read.
 
     Means, standard errors and fits are those of one run over all the texts. The experiments with derivatives and the
@@ -28,7 +30,7 @@ def merge_runs(runs: Sequence[str | Path], *, model: str | None = None, **loadin
 
     Args:
         runs: folders that ``massieu inspect --out`` wrote, or their ``part.safetensors``.
-        model: where the model is now; None if it is where one of the runs had it.
+        model: the model, or where it is now; None if it is where one of the runs had it.
         **loading: as in :func:`massieu.inspection.loading.load`.
 
     Raises:
@@ -57,7 +59,7 @@ def merge_runs(runs: Sequence[str | Path], *, model: str | None = None, **loadin
         identities.append(part.identity)
         merged.merge(part)
     assert merged is not None
-    found = finish(merged, _loaded(identities, model, loading).model)
+    found = finish(merged, _loaded(identities, model, loading))
     found.notes.append(_note(len(runs), twice, [counts for _, counts in seen]))
     found.facts |= {"runs": len(runs), "seconds": time.perf_counter() - begin}
     return found
@@ -79,30 +81,29 @@ def _note(runs: int, twice: float, counts: Sequence[Counts]) -> str:
     how = f", by a sample of {SKETCHED} documents of each" if sampled else ""
     if twice:
         return (
-            f"Merged from {runs} runs; two of them share up to {twice:.1%} of their documents, which count twice{how}."
+            f"Merged from {runs} runs; up to {twice:.1%} of the documents of one are in another and count twice{how}."
         )
     return f"Merged from {runs} runs; no document was found in two of them{how}."
 
 
-def _loaded(identities: Sequence[Identity], model: str | None, loading: dict[str, Any]) -> Loaded:
+def _loaded(identities: Sequence[Identity], model: nn.Module | str | None, loading: dict[str, Any]) -> nn.Module:
     """The model from where it is said to be, or from the first place of a run where it still is."""
+    if isinstance(model, nn.Module):
+        return model
+    given = {name: value for name, value in loading.items() if value is not None and (name, value) != ("dtype", "auto")}
+    recorded = {"dtype": identities[0].dtype} if identities[0].dtype in DTYPES else {}
     if model is not None:
-        return load(model, **loading)
-    known = {identity.name: identity for identity in identities if identity.name}
-    if not known:
+        return load(model, **{**recorded, **given}).model
+    places = {identity.name: identity.revision for identity in identities if identity.name}
+    if not places:
         raise ValueError("these runs do not know where their model is, it was made in Python; name it with --model")
-    problem = ValueError()
-    for name, identity in known.items():
-        recorded = {"revision": identity.revision} if identity.revision and not loading.get("revision") else {}
-        if loading.get("dtype", "auto") == "auto" and identity.dtype:
-            recorded["dtype"] = identity.dtype
+    problems = []
+    for name, revision in places.items():
         try:
-            return load(_place(name), **{**loading, **recorded})
+            return load(_place(name), **{**recorded, "revision": revision, **given}).model
         except ValueError as error:
-            problem = error
-    raise ValueError(
-        f"the model of these runs cannot be loaded ({problem}); say where it is now with --model"
-    ) from None
+            problems.append(str(error))
+    raise ValueError(f"the model of these runs cannot be loaded ({problems[0]}); say where it is with --model")
 
 
 def _place(name: str) -> str:

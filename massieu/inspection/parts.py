@@ -113,7 +113,7 @@ class Part:
         difference = self.identity.difference(other.identity)
         if difference is not None:
             raise ValueError(
-                f"parts must come from one model read in one way, but {difference}; merge those that agree"
+                f"parts must come from one model that reads in one way, but {difference}; merge those that agree"
             )
         self.counts.merge(other.counts)
         self.heard.merge(other.heard)
