@@ -61,6 +61,8 @@ class Reader:
         options: how the text is read.
         name: what the model is called.
         revision: of the model.
+        source: what :func:`~massieu.inspection.loading.load` was given, so that an engine can load the model
+            elsewhere; None if the model was handed over.
     """
 
     def __init__(
@@ -71,9 +73,10 @@ class Reader:
         *,
         name: str | None = None,
         revision: str | None = None,
+        source: tuple[str, dict[str, Any]] | None = None,
     ) -> None:
         self.model, self.tokenizer, self.options = model, tokenizer, options or Options()
-        self.name, self.revision = name, revision
+        self.name, self.revision, self.source = name, revision, source
         self._layers: LayerObserver | None = None
         self._ready = False
         self._fallback = True

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sized
 from typing import Any, Literal
 
 from torch import nn
 
 from massieu.engine import Engine, Local
+from massieu.inspection.corpus import Corpus
 from massieu.inspection.finishing import finish
 from massieu.inspection.loading import load
 from massieu.inspection.options import Options
@@ -27,7 +28,7 @@ LOADING = ("dtype", "device", "revision", "trust_remote_code", "offline")
 
 def inspect_model(
     model: nn.Module | str | None = None,
-    texts: Iterable[str] | None = None,
+    texts: Iterable[str] | Corpus | None = None,
     *,
     tokenizer: Any | None = None,
     inputs: Iterable[Mapping[str, Any]] | None = None,
@@ -49,7 +50,8 @@ def inspect_model(
 
     Args:
         model: a model, or what :func:`massieu.inspection.loading.load` understands; None for the embedded one.
-        texts: the documents, in a list or in anything that gives them one by one; None for the embedded ones.
+        texts: the documents: a list, anything that gives them one by one, or a :class:`~massieu.inspection.Corpus` of
+            files; None for the embedded ones.
         tokenizer: of the model, if it is handed over as a module.
         inputs: for a model without tokenizer, batches as dicts of tensors instead of ``texts``.
         batch_size: number of passages that the model reads at once; figures do not depend on it.
@@ -77,7 +79,7 @@ def inspect_model(
     if unknown or (loading and isinstance(model, nn.Module)):
         names = ", ".join(unknown or loading)
         raise TypeError(f"inspect_model does not know {names}; {', '.join(LOADING)} are for a model by name")
-    name, revision = None, None
+    name, revision, origin = None, None, None
     if model is None:
         from massieu import assets
 
@@ -88,10 +90,10 @@ def inspect_model(
         texts, source = assets.documents(), source or "embedded text"
     check_texts(texts, inputs)
     if isinstance(model, str):
-        loaded = load(model, **loading)
+        loaded, origin = load(model, **loading), (model, loading)
         model, tokenizer, revision = loaded.model, tokenizer or loaded.tokenizer, loaded.revision
         name = name or loaded.name
-    reader = Reader(model, tokenizer, options, name=name, revision=revision)
+    reader = Reader(model, tokenizer, options, name=name, revision=revision, source=origin)
     total = len(texts) if isinstance(texts, Sized) else 0
 
     def report(done: int) -> None:
@@ -106,6 +108,8 @@ def inspect_model(
         assert texts is not None
         splits, many = _splits(texts)
         part = (engine or Local()).read(reader, splits, many=many, progress=report)
+        if isinstance(texts, Corpus):
+            texts.check(part.counts.documents, part.faults)
     part.sources = {source} if source else set()
     if progress is not None and experiments == "default":
         progress("experiments", 0, 0)
@@ -118,10 +122,10 @@ def inspect_model(
     return found
 
 
-def _splits(texts: Iterable[str]) -> tuple[Iterable[Piece], bool]:
+def _splits(texts: Iterable[str] | Corpus) -> tuple[Iterable[Piece], bool]:
     """The pieces of a text, and whether its first ones show that there are enough documents for standard errors."""
-    if hasattr(texts, "splits"):
-        pieces: Sequence[Piece] = texts.splits()
+    if isinstance(texts, Corpus):
+        pieces = texts.splits()
         some = itertools.islice((document for piece in pieces for document in piece.read()), FEWEST_DOCUMENTS)
         return pieces, len(list(some)) == FEWEST_DOCUMENTS
     cut = text_splits(texts)

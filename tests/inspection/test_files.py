@@ -16,9 +16,10 @@ from taps.families import build
 
 from massieu import assets
 from massieu.inspection import files, inspect_model
+from massieu.inspection.corpus import Fault, Faults
 from massieu.inspection.files import load_checkpoint, load_part, save_checkpoint, save_part
 from massieu.inspection.loading import load
-from massieu.inspection.packing import Unpackable, pack, unpack
+from massieu.inspection.packing import STATE, Unpackable, pack, unpack
 from massieu.inspection.parts import Part
 from massieu.inspection.reader import Reader
 from massieu.inspection.splits import TextSplit
@@ -50,6 +51,31 @@ def test_a_part_is_read_as_it_was_written(part, tmp_path):
     header = json.loads(safe_open(path, "pt").metadata()["massieu"])
     assert header["schema"] == "massieu.part/1"
     assert [file.name for file in tmp_path.iterdir()] == ["part.safetensors"]
+
+
+def test_nothing_of_a_part_is_forgotten(part):
+    seen = set()
+
+    def look(value):
+        kind = type(value)
+        if kind in STATE:
+            seen.add(kind)
+            own = value._asdict() if issubclass(kind, tuple) else vars(value)
+            assert {*own} == {*STATE[kind]}, kind
+            for each in own.values():
+                look(each)
+        elif isinstance(value, dict):
+            for each in value.values():
+                look(each)
+        elif isinstance(value, (list, tuple, set)):
+            for each in value:
+                look(each)
+        else:
+            assert value is None or isinstance(value, (bool, int, float, str, torch.Tensor)), kind
+
+    look(part)
+    look(Faults({"not JSON": 1}, [Fault("a", 0, "a:1", "not JSON", "a sentence")]))
+    assert seen == {*STATE}
 
 
 def test_what_is_read_goes_on_like_what_was_written(part, tmp_path):
