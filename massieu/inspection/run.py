@@ -19,7 +19,7 @@ from massieu.inspection.parts import FEWEST_DOCUMENTS
 from massieu.inspection.reader import NotObservable, Reader
 from massieu.inspection.reading import check_texts
 from massieu.inspection.result import Inspection
-from massieu.inspection.splits import Piece, TextSplit, text_splits
+from massieu.inspection.splits import Piece, TextSplit, grouped, text_splits
 
 __all__ = ["NotObservable", "inspect_model"]
 
@@ -125,7 +125,7 @@ def inspect_model(
 def _splits(texts: Iterable[str] | Corpus) -> tuple[Iterable[Piece], bool]:
     """The pieces of a text, and whether its first ones show that there are enough documents for standard errors."""
     if isinstance(texts, Corpus):
-        pieces = texts.splits()
+        pieces = grouped(texts.splits())
         some = itertools.islice((document for piece in pieces for document in piece.read()), FEWEST_DOCUMENTS)
         return pieces, len(list(some)) == FEWEST_DOCUMENTS
     cut = text_splits(texts)
