@@ -218,6 +218,26 @@ def test_texts_come_one_by_one_and_no_further_than_needed():
         inspect_model(loaded().model, iter(["a", 3]), tokenizer=loaded().tokenizer)
 
 
+def test_another_engine_may_read_in_another_order():
+    class Backwards:
+        def read(self, reader, splits, *, many=False, progress=None):
+            parts = [reader.read(split, many=many, progress=progress) for split in reversed(list(splits))]
+            return merge_parts(parts)
+
+    seen = []
+    texts = [text[:60] for text in TEXTS] * 60  # more than one piece
+    options = {"tokenizer": loaded().tokenizer, "experiments": "heads", "batch_size": 64}
+    one = inspect_model(loaded().model, texts, **options, progress=lambda *place: seen.append(place))
+    other = inspect_model(loaded().model, texts, **options, engine=Backwards())
+    numbers = one.heads.select_dtypes("number").columns
+    a, b = (torch.tensor(found.heads[numbers].to_numpy(dtype=float)) for found in (one, other))
+    torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9, equal_nan=True)
+    assert one.facts["text"] == other.facts["text"]
+    done = [count for _, count, _ in seen]
+    assert done == sorted(done)
+    assert seen[-1] == ("reading", 600, 600)
+
+
 def test_the_digest_of_a_text_does_not_depend_on_its_order(tmp_path):
     one, other = (merge_parts(parts).counts.sha256 for parts in (pieces(), pieces(4)[::-1]))
     assert one == other
