@@ -45,6 +45,9 @@ def test_out_writes_all_files_and_says_where(tmp_path, capsys):
     names = {path.name for path in (tmp_path / "report").iterdir()}
     assert names >= {"report.html", "inspection.json", "heads.parquet", "heads.csv", "layers.parquet", "figures"}
     assert "</html>" in (tmp_path / "report" / "report.html").read_text()
+    assert "part.safetensors" in names
+    assert cli.main(["inspect", "-q", "--no-part", "--out", str(tmp_path / "report"), *FAST]) == 0
+    assert "part.safetensors" not in {path.name for path in (tmp_path / "report").iterdir()}
 
 
 def test_a_text_file_and_a_package_can_be_named(tmp_path, capsys):

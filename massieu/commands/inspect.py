@@ -52,6 +52,7 @@ def add(command: Command) -> None:
     add_loading(parser)
     results = parser.add_argument_group("results")
     results.add_argument("--out", metavar="DIR", help="write report.html, tables, JSON and figures there")
+    results.add_argument("--no-part", action="store_true", help="do not write what massieu merge needs")
     results.add_argument(
         "--fail-on",
         action="append",
@@ -87,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
             **loading(options),
         )
     crossed = thresholds.crossings(found, conditions)
-    report = found.save(options.out) if options.out else None
+    report = found.save(options.out, part=not options.no_part) if options.out else None
     if options.json:
         print(json.dumps(found.to_dict(), allow_nan=False))
     elif not options.quiet:

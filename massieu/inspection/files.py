@@ -88,7 +88,7 @@ def _save(path: Path, part: Part, header: dict[str, Any], tensors: dict[str, Ten
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
     try:
         save_file(tensors, temporary, metadata={"massieu": text})
-        with open(temporary, "rb") as written:
+        with open(temporary, "r+b") as written:
             os.fsync(written.fileno())
         os.replace(temporary, path)
     except BaseException:

@@ -110,6 +110,7 @@ def inspect_model(
         part = (engine or Local()).read(reader, splits, many=many, progress=report)
         if isinstance(texts, Corpus):
             texts.check(part.counts.documents, part.faults)
+            source = source or texts.name
     part.sources = {source} if source else set()
     if progress is not None and experiments == "default":
         progress("experiments", 0, 0)
