@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from dataclasses import replace
 
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 
 pytest.importorskip("transformers")
 from taps.families import build
@@ -17,7 +18,7 @@ from taps.families import build
 from massieu import assets
 from massieu.inspection import files, inspect_model
 from massieu.inspection.corpus import Fault, Faults
-from massieu.inspection.files import load_checkpoint, load_part, save_checkpoint, save_part
+from massieu.inspection.files import load_checkpoint, load_part, part_from_bytes, save_checkpoint, save_part
 from massieu.inspection.loading import load
 from massieu.inspection.packing import STATE, Unpackable, pack, unpack
 from massieu.inspection.parts import Part
@@ -51,6 +52,14 @@ def test_a_part_is_read_as_it_was_written(part, tmp_path):
     header = json.loads(safe_open(path, "pt").metadata()["massieu"])
     assert header["schema"] == "massieu.part/1"
     assert [file.name for file in tmp_path.iterdir()] == ["part.safetensors"]
+
+
+def test_a_part_travels_in_the_bytes_of_its_file(part, tmp_path):
+    sent = pickle.dumps(part)
+    assert_same(pickle.loads(sent), part)
+    assert len(sent) < 1.01 * save_part(part, tmp_path / "p").stat().st_size + 1000
+    with pytest.raises(ValueError, match="the part must have the schema massieu.part/1, got massieu.part/2"):
+        part_from_bytes(save({}, metadata={"massieu": '{"schema": "massieu.part/2"}'}))
 
 
 def test_nothing_of_a_part_is_forgotten(part):
