@@ -52,6 +52,7 @@ def add(command: Command) -> None:
     add_loading(parser)
     results = parser.add_argument_group("results")
     results.add_argument("--out", metavar="DIR", help="write report.html, tables, JSON and figures there")
+    results.add_argument("--no-part", action="store_true", help="do not write what massieu merge needs")
     results.add_argument(
         "--fail-on",
         action="append",
@@ -66,21 +67,17 @@ def run(options: argparse.Namespace) -> int:
     """Inspect a model, write and print what was found."""
     need("transformers", "pandas", "rich", "fsspec")
     from massieu.inspection import inspect_model, result, thresholds
-    from massieu.inspection.corpus import Faults
 
     conditions = [thresholds.parse_threshold(expression) for expression in options.fail_on]
     if options.heads_only:
         thresholds.check_heads_only(conditions)
-    corpus, faults = _corpus(options), Faults()
+    corpus = _corpus(options)
     if options.out:
         result.check_writable(Path(options.out))
-    # Here all documents are in memory at once.
-    documents = [document.text for split in corpus.splits() for document in split.read(faults)]
-    corpus.check(len(documents), faults)
     with progress_shown(options.quiet or options.json) as progress:
         found = inspect_model(
             options.model,
-            documents,
+            corpus,
             batch_size=options.batch_size,
             max_length=options.max_length,
             experiments="heads" if options.heads_only else "default",
@@ -90,10 +87,8 @@ def run(options: argparse.Namespace) -> int:
             progress=progress,
             **loading(options),
         )
-    found.facts["text"]["bad_records"] = faults.to_dict()
-    found.notes += faults.notes()
     crossed = thresholds.crossings(found, conditions)
-    report = found.save(options.out) if options.out else None
+    report = found.save(options.out, part=not options.no_part) if options.out else None
     if options.json:
         print(json.dumps(found.to_dict(), allow_nan=False))
     elif not options.quiet:
