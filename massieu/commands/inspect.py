@@ -6,11 +6,15 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from massieu.commands import Command
-from massieu.commands.arguments import add_loading, loading, positive
+from massieu.commands.arguments import add_loading, loading, number, positive, seed
 from massieu.commands.packages import need
 from massieu.commands.progress import progress_shown
+
+if TYPE_CHECKING:
+    from massieu.inspection.corpus import Corpus
 
 __all__ = ["add", "run"]
 
@@ -29,12 +33,16 @@ def add(command: Command) -> None:
         "--text",
         action="extend",
         nargs="+",
-        metavar="FILE",
-        help="documents between blank lines, or one a line in .jsonl; - is standard input; none: the embedded text",
+        metavar="PATH",
+        help="files, folders, wildcards or URLs of .txt, .jsonl, .csv, .tsv and .parquet, compressed or not;"
+        " - is standard input; none: the embedded text",
     )
     text.add_argument("--dataset", metavar="NAME[:CONFIG[:SPLIT]]", help="documents of a Hugging Face dataset")
-    text.add_argument("--column", metavar="NAME", help="of a dataset or .jsonl, what holds the text; none: text")
+    text.add_argument("--column", metavar="NAME", help="field or column that holds the text; none: text")
     text.add_argument("--limit", type=positive, metavar="N", help="use the first N documents")
+    text.add_argument("--sample", type=number, metavar="SHARE", help="use a share of the documents, such as 0.01")
+    text.add_argument("--seed", type=seed, default=0, metavar="N", help="another seed takes another sample")
+    text.add_argument("--strict", action="store_true", help="fail at the first record that cannot be read")
     text.add_argument("--max-length", type=positive, metavar="T", help="cut documents into passages of T tokens")
     text.add_argument("--special-tokens", action="store_true", help="count special tokens as well")
     how = parser.add_argument_group("how")
@@ -56,42 +64,34 @@ def add(command: Command) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Inspect a model, write and print what was found."""
-    need("transformers", "pandas", "rich")
-    from massieu.inspection import inspect_model, result, texts, thresholds
+    need("transformers", "pandas", "rich", "fsspec")
+    from massieu.inspection import inspect_model, result, thresholds
+    from massieu.inspection.corpus import Faults
 
     conditions = [thresholds.parse_threshold(expression) for expression in options.fail_on]
     if options.heads_only:
         thresholds.check_heads_only(conditions)
-    if options.text and options.dataset:
-        raise ValueError("text comes from --text or from --dataset, got both; choose one")
-    if options.column and not options.dataset and not any(path.endswith(".jsonl") for path in options.text or ()):
-        raise ValueError("--column names a column of --dataset or a field of .jsonl, got neither; leave it out")
-    documents, source = None, None
-    if options.text:
-        documents = texts.read_documents(options.text, options.column or "text")
-        source = ", ".join(Path(path).name for path in options.text)
-    elif options.dataset:
-        documents = texts.read_dataset(options.dataset, column=options.column or "text", limit=options.limit)
-        source = options.dataset
-    elif options.limit:
-        from massieu import assets
-
-        documents, source = assets.documents(), "embedded text"
+    corpus, faults = _corpus(options), Faults()
     if options.out:
         result.check_writable(Path(options.out))
+    # Here all documents are in memory at once.
+    documents = [document.text for split in corpus.splits() for document in split.read(faults)]
+    corpus.check(len(documents), faults)
     with progress_shown(options.quiet or options.json) as progress:
         found = inspect_model(
             options.model,
-            documents[: options.limit] if documents is not None else None,
+            documents,
             batch_size=options.batch_size,
             max_length=options.max_length,
             experiments="heads" if options.heads_only else "default",
             rows=options.rows,
             special_tokens=options.special_tokens,
-            source=source,
+            source=_source(options),
             progress=progress,
             **loading(options),
         )
+    found.facts["text"]["bad_records"] = faults.to_dict()
+    found.notes += faults.notes()
     crossed = thresholds.crossings(found, conditions)
     report = found.save(options.out) if options.out else None
     if options.json:
@@ -109,6 +109,34 @@ def run(options: argparse.Namespace) -> int:
     for sentence in crossed:
         print(f"massieu: {sentence}", file=sys.stderr)
     return 1 if crossed else 0
+
+
+def _corpus(options: argparse.Namespace) -> Corpus:
+    """The documents that the options name."""
+    from massieu.inspection.corpus import Corpus
+
+    if options.text and options.dataset:
+        raise ValueError("text comes from --text or from --dataset, got both; choose one")
+    column, few = options.column or "text", {name: getattr(options, name) for name in ("limit", "sample", "seed")}
+    if options.dataset:
+        from massieu.inspection.texts import read_dataset
+
+        return Corpus.from_texts(read_dataset(options.dataset, column=column), options.dataset, **few)
+    if options.text:
+        corpus = Corpus(options.text, column, strict=options.strict, **few)
+        if not options.column or any(file.format != "text" for file in corpus.files):
+            return corpus
+    if options.column:
+        raise ValueError("--column names a column of --dataset, .csv or .parquet or a field of .jsonl; leave it out")
+    from massieu import assets
+
+    return Corpus.from_texts(assets.documents(), "embedded text", **few)
+
+
+def _source(options: argparse.Namespace) -> str:
+    """What the text is called in the report."""
+    names = [Path(path).name for path in options.text or ()]
+    return ", ".join(names) or options.dataset or "embedded text"
 
 
 def _rows(text: str) -> int | None:

@@ -82,8 +82,8 @@ def _named(path: str) -> list[File]:
     if listed is None:
         return [_file(system, info, path)]
     shown = [name for name in sorted(listed) if not name.removeprefix(base).count("/.")]
-    found = [_file(system, listed[name], path) for name in shown if _extensions(name)[0] in FORMATS]
-    found = [file for file in found if not file.pipe]
+    known = [name for name in shown if _extensions(name)[0] and _format(*_extensions(name))]
+    found = [file for file in (_file(system, listed[name], path) for name in known) if not file.pipe]
     if not found:
         raise ValueError(f"{path} must hold a file that can be read, and there is none; {KNOWN}")
     return found
@@ -91,15 +91,20 @@ def _named(path: str) -> list[File]:
 
 def _file(system: Any, info: dict[str, Any], path: str) -> File:
     extension, compression = _extensions(info["name"])
-    format = FORMATS.get(extension or ".txt")
-    if format is None or (compression and format == "parquet"):
-        raise ValueError(
-            f"{path} must have an extension that says what it holds, got {extension}{compression}; {KNOWN}"
-        )
+    format = _format(extension, compression)
+    if format is None:
+        got = f"{extension}{compression}"
+        raise ValueError(f"{path} must have an extension that says what it holds, got {got}; {KNOWN}")
     local = is_local(system)
     place = info["name"] if local else system.unstrip_protocol(info["name"])
     size = info.get("size") if info.get("partial", True) else None
     return File(place, place, size, format, compression, pipe=local and not os.path.isfile(place))
+
+
+def _format(extension: str, compression: str) -> str | None:
+    """What a file holds; one without extension is taken for text, and Parquet compresses by itself."""
+    format = FORMATS.get(extension or ".txt")
+    return None if compression and format == "parquet" else format
 
 
 def _extensions(path: str) -> tuple[str, str]:

@@ -5,21 +5,20 @@ from __future__ import annotations
 import bz2
 import contextlib
 import gzip
+import importlib
 import io
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
 from typing import IO, Any, cast
 
-__all__ = ["COMPRESSIONS", "damage", "file_system", "is_local", "opened", "unreadable"]
+__all__ = ["COMPRESSIONS", "damage", "file_system", "is_local", "needed", "opened", "unreadable"]
 
 BLOCK = 1 << 18  # bytes that are asked for at once from a file that is not on this machine
 
 
 def _open_zstandard(file: IO[bytes]) -> Any:
-    import pyarrow
-
-    return io.BufferedReader(pyarrow.CompressedInputStream(file, "zstd"), BLOCK)
+    return io.BufferedReader(needed("pyarrow").CompressedInputStream(file, "zstd"), BLOCK)
 
 
 COMPRESSIONS: dict[str, Callable[..., Any]] = {
@@ -52,15 +51,21 @@ def damage(error: Exception) -> str | None:
 
 def file_system(path: str) -> tuple[Any, str]:
     """The file system of a path, and what the path is called there."""
+    core = needed("fsspec.core")
     try:
-        import fsspec.core
-    except ImportError:
-        raise ValueError("files are read with fsspec, which is not installed; pip install 'massieu[inspect]'") from None
-    try:
-        system, place = fsspec.core.url_to_fs(path)
+        system, place = core.url_to_fs(path)
     except Exception as error:  # a protocol that is not known, or that needs another package
         raise unreadable(path, error) from error
     return system, str(place)
+
+
+def needed(module: str) -> Any:
+    """A module, or one sentence on how it is installed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        package = module.partition(".")[0]
+        raise ValueError(f"reading this needs {package}, not installed; pip install 'massieu[inspect]'") from None
 
 
 def is_local(system: Any) -> bool:
@@ -78,11 +83,11 @@ def _stored(path: str) -> IO[bytes]:
     """A file as it is stored."""
     system, place = file_system(path)
     try:
-        file = open(place, "rb") if is_local(system) else system.open(place, "rb", block_size=BLOCK)
+        if is_local(system):
+            return open(place, "rb")
+        file = system.open(place, "rb", block_size=BLOCK)
     except Exception as error:  # whatever the place raises
         raise unreadable(path, error) from error
-    if is_local(system):
-        return cast(IO[bytes], file)
     if isinstance(file, io.BytesIO):  # in memory, where all who open it share one position
         return io.BytesIO(file.getvalue())
     return cast(IO[bytes], io.BufferedReader(file, BLOCK))  # its own lines are slow

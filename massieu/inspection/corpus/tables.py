@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 from massieu.inspection.corpus.faults import BadRecord
+from massieu.inspection.corpus.opening import needed
 from massieu.inspection.corpus.records import Record, decoded, refused, without_column
 
 __all__ = ["csv_rows", "parquet_rows", "row_group_ranges", "tab_rows"]
@@ -30,35 +31,27 @@ def csv_rows(
     """
     csv.field_size_limit(max(FIELD_LIMIT, csv.field_size_limit()))  # the usual limit refuses documents of 128 kB
     # Bytes that are not UTF-8 become surrogates, which spoil their own row only.
-    rows = csv.reader(
-        io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline=""), delimiter=delimiter
-    )
-    header = next(rows, None)
-    if header is None:
-        return
-    if column not in header:
-        yield Record(1, "line 1", without_column(column, header), refused)
-        return
-    width, place = len(header), header.index(column)
-
-    def text(row: list[str]) -> str:
-        if len(row) != width:
-            got = f"has {len(row)}"
-            raise BadRecord("another number of fields", f"must have {width} fields in every row", got, "put quotes")
-        return decoded(row[place])
-
-    while True:
-        line = rows.line_num + 1
-        try:
-            row = next(rows, None)
-        except csv.Error as error:
-            bad = BadRecord("not CSV", "must be CSV", f"is not ({error})")
-            yield Record(line, f"line {line}", bad, refused)
-            continue
-        if row is None:
+    with io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
+        rows = csv.reader(text, delimiter=delimiter)
+        header = next(rows, None)
+        if header is None:
             return
-        if row:
-            yield Record(line, f"line {line}", row, text)
+        if column not in header:
+            yield Record(1, "line 1", without_column(column, header), refused)
+            return
+        field = _field(header.index(column), len(header))
+        while True:
+            line = rows.line_num + 1
+            try:
+                row = next(rows, None)
+            except csv.Error as error:
+                bad = BadRecord("not CSV", "must be CSV", f"is not ({error})")
+                yield Record(line, f"line {line}", bad, refused)
+                continue
+            if row is None:
+                return
+            if row:
+                yield Record(line, f"line {line}", row, field)
 
 
 def tab_rows(file: IO[bytes], column: str, start: int = 0, stop: int | None = None) -> Iterator[Record]:
@@ -68,8 +61,7 @@ def tab_rows(file: IO[bytes], column: str, start: int = 0, stop: int | None = No
 
 def parquet_rows(file: IO[bytes], column: str, start: int = 0, stop: int | None = None) -> Iterator[Record]:
     """Rows of the row groups from ``start`` until before ``stop``; they count from 0 in the whole file."""
-    import pyarrow
-
+    pyarrow = needed("pyarrow")
     try:
         table = _parquet(file)
     except pyarrow.ArrowInvalid as error:
@@ -96,8 +88,7 @@ def parquet_rows(file: IO[bytes], column: str, start: int = 0, stop: int | None 
 
 def row_group_ranges(file: IO[bytes], column: str, size: int) -> list[tuple[int, int | None]]:
     """Half-open ranges of row groups of Parquet, each with about ``size`` bytes of the column."""
-    import pyarrow
-
+    pyarrow = needed("pyarrow")
     try:
         metadata = _parquet(file).metadata
     except pyarrow.ArrowInvalid:  # who reads it will count it
@@ -114,16 +105,25 @@ def row_group_ranges(file: IO[bytes], column: str, size: int) -> list[tuple[int,
     return ranges
 
 
-def _parquet(file: IO[bytes]) -> Any:
-    from pyarrow import parquet
+def _field(place: int, width: int) -> Callable[[list[str]], str]:
+    """The text of a row."""
 
-    return parquet.ParquetFile(file, buffer_size=BUFFER, pre_buffer=False)
+    def text(row: list[str]) -> str:
+        if len(row) != width:
+            expected = f"must have {width} fields in every row"
+            raise BadRecord("another number of fields", expected, f"has {len(row)}", "put commas into quotes")
+        return decoded(row[place])
+
+    return text
+
+
+def _parquet(file: IO[bytes]) -> Any:
+    return needed("pyarrow.parquet").ParquetFile(file, buffer_size=BUFFER, pre_buffer=False)
 
 
 def _no_strings(schema: Any, column: str, rows: int) -> BadRecord | None:
     """What is wrong with the column of a table, if anything is."""
-    from pyarrow import types
-
+    types = needed("pyarrow.types")
     if column not in schema.names:
         return without_column(column, schema.names, rows)
     kind = schema.field(column).type

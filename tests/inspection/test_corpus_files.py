@@ -1,0 +1,179 @@
+"""Which files a corpus has: folders, wildcards, places elsewhere; what cannot be found is one sentence."""
+
+import io
+import os
+import sys
+import threading
+
+import fsspec
+import pytest
+
+from massieu.inspection.corpus import Corpus, Faults
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in (
+        "b.txt",
+        "a.jsonl",
+        "deep/er/c.csv",
+        "deep/d.md",
+        ".hidden.txt",
+        ".git/e.txt",
+        "image.png",
+        "LICENSE",
+        "f.gz",
+    ):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("text\n1\n" if name.endswith("csv") else '"1"\n')
+    return tmp_path
+
+
+@pytest.fixture
+def memory():
+    system = fsspec.filesystem("memory")
+    yield system
+    system.store.clear()
+    system.pseudo_dirs[:] = [""]
+
+
+def names(*paths):
+    return [file.name for file in Corpus(paths).files]
+
+
+def texts(corpus, faults=None):
+    return [document.text for split in corpus.splits() for document in split.read(faults)]
+
+
+def test_a_folder_gives_all_files_below_it_with_known_extensions(folder):
+    assert names(folder) == ["a.jsonl", "b.txt", "deep/d.md", "deep/er/c.csv"]
+    assert names(f"{folder}/") == names(folder)
+
+
+def test_wildcards_give_files_and_what_is_below_folders(folder):
+    assert names(f"{folder}/*.txt") == ["b.txt"]
+    assert names(f"{folder}/?.*") == ["a.jsonl", "b.txt"]
+    assert names(f"{folder}/**/*.[cm]*") == ["d.md", "er/c.csv"]
+    assert names(f"{folder}/d*") == ["d.md", "er/c.csv"]
+    (folder / ".git" / "x[1].txt").write_text("x")
+    assert names(f"{folder}/.git/x[1].txt") == ["x[1].txt"]
+    assert names(f"{folder}/.git/*.txt") == ["e.txt", "x[1].txt"]
+
+
+def test_a_file_counts_once_however_it_is_named(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    (folder / "link.txt").symlink_to(folder / "b.txt")
+    assert names("b.txt", folder / "b.txt", "./deep/../b.txt", f"file://{folder}/b.txt", "link.txt", "*.txt") == [
+        "b.txt"
+    ]
+    assert names("b.txt", "a.jsonl") == ["b.txt", "a.jsonl"]
+    assert names("b.txt", ".") == ["b.txt", "a.jsonl", "deep/d.md", "deep/er/c.csv"]
+
+
+def test_a_file_without_extension_is_text_if_it_is_named(folder):
+    assert texts(Corpus(folder / "LICENSE")) == ['"1"']
+
+
+def test_files_may_lie_elsewhere(memory):
+    for number in range(3):
+        with memory.open(f"/books/part-{number}.txt", "wb") as file:
+            file.write(f"one of {number}\n\ntwo of {number}".encode())
+    everything = [f"{word} of {number}" for number in range(3) for word in ("one", "two")]
+    assert names("memory://books") == ["part-0.txt", "part-1.txt", "part-2.txt"]
+    for path in ("memory://books", "memory://books/*.txt", "memory://*/part*"):
+        assert texts(Corpus(path, split_bytes=5)) == everything
+    assert [file.path for file in Corpus("memory://books/*-1.txt").files] == ["memory:///books/part-1.txt"]
+
+
+def test_two_readers_of_one_place_do_not_disturb_each_other(memory):
+    with memory.open("/a.jsonl", "wb") as file:
+        file.write(b"".join(b'"%d"\n' % i for i in range(20)))
+    (split,) = Corpus("memory://a.jsonl").splits()
+    assert all(one.text == other.text for one, other in zip(split.read(), split.read(), strict=True))
+
+
+def test_files_without_fast_lines_are_read_through_a_buffer(memory, monkeypatch):
+    """As those of a store that is not on this machine: fsspec fetches their blocks."""
+    content = b"".join(b'"number %d"\n' % i for i in range(100))
+
+    class Far(fsspec.spec.AbstractBufferedFile):
+        def _fetch_range(self, start, end):
+            return content[start:end]
+
+    with memory.open("/a.jsonl", "wb") as file:
+        file.write(content)
+    monkeypatch.setattr(type(memory), "open", lambda self, path, mode, block_size: Far(self, path, mode, block_size))
+    found = texts(Corpus("memory://a.jsonl", split_bytes=100))
+    assert found == [f"number {i}" for i in range(100)]
+
+
+def test_standard_input_is_read_once_and_its_splits_hold_it(monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\nb\n\nc \xff\n\nd")))
+    faults = Faults()
+    corpus = Corpus(["-", "-"], split_bytes=2)
+    assert texts(corpus, faults) == ["a\nb", "d"]
+    assert texts(corpus) == ["a\nb", "d"]
+    assert [(fault.place, fault.reason) for fault in faults.first] == [("-:document 2", "not UTF-8")]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\xff")))
+    with pytest.raises(ValueError, match="- must be a text file in UTF-8, and document 1 is not; convert it"):
+        texts(Corpus("-", strict=True))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no named pipes")
+def test_a_pipe_is_read_like_standard_input(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=("one\n\ntwo",))
+    writer.start()
+    corpus = Corpus(pipe)
+    assert texts(corpus) == ["one", "two"]
+    assert texts(corpus) == ["one", "two"]
+    writer.join()
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("none.txt", "none.txt cannot be read: No such file or directory; check the path and its permissions"),
+        ("empty", "empty must hold a file that can be read, and there is none; known are .txt, .md, .jsonl"),
+        ("*.jsonl", "jsonl must hold a file that can be read, and there is none; known are"),
+        ("a.pdf", "a.pdf must have an extension that says what it holds, got .pdf; known are .txt"),
+        ("a.parquet.gz", "a.parquet.gz must have an extension that says what it holds, got .parquet.gz; known are"),
+    ],
+)
+def test_what_cannot_be_found_is_one_sentence(path, message, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for name in ("a.pdf", "a.parquet.gz"):
+        (tmp_path / name).write_text("a")
+    with pytest.raises(ValueError, match=message) as caught:
+        Corpus(f"{tmp_path}/{path}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_place_that_needs_another_package_or_that_nobody_knows_is_one_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(ValueError, match="s3://bucket/a.txt cannot be read: Install s3fs to access S3; check"):
+        Corpus("s3://bucket/a.txt")
+    with pytest.raises(ValueError, match="nowhere://a.txt cannot be read: Protocol not known: nowhere; check"):
+        Corpus("nowhere://a.txt")
+
+
+@pytest.mark.parametrize(("name", "package"), [("a.txt", "fsspec"), ("a.parquet", "pyarrow"), ("a.txt.zst", "pyarrow")])
+def test_without_a_package_a_sentence_names_the_extra(name, package, tmp_path, monkeypatch):
+    (tmp_path / name).write_text("a")
+    for module in (package, "fsspec.core" if package == "fsspec" else "pyarrow.parquet"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(
+        ValueError, match=rf"reading this needs {package}, not installed; pip install 'massieu\[inspect\]'"
+    ):
+        texts(Corpus(tmp_path / name))
+
+
+def test_a_file_that_vanishes_is_one_sentence(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("one")
+    corpus = Corpus(path)
+    path.unlink()
+    with pytest.raises(ValueError, match="a.txt cannot be read: No such file or directory"):
+        texts(corpus)
