@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import NoReturn
 
 import massieu
-from massieu.commands import INTERRUPTED, Run, bench, compare, doctor, inspect, learn, verify, watch
+from massieu.commands import INTERRUPTED, Run, bench, compare, doctor, inspect, learn, merge, verify, watch
 
 __all__ = ["main"]
 
-COMMANDS = (inspect, compare, verify, watch, learn, doctor, bench)
+COMMANDS = (inspect, compare, merge, verify, watch, learn, doctor, bench)
 CLOSED = 141  # as shells call a process that ended because nobody read on
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from massieu.inspection.packing import pack, unpack
 from massieu.inspection.parts import SCHEMA, Identity, Part
+from massieu.inspection.result import PART
 
 __all__ = ["load_checkpoint", "load_part", "save_checkpoint", "save_part"]
 
@@ -76,7 +76,7 @@ def load_checkpoint(path: str | Path, identity: Identity, corpus: str) -> tuple[
 
 def _file(path: str | Path) -> Path:
     place = Path(path)
-    return place / "part.safetensors" if place.is_dir() else place
+    return place / PART if place.is_dir() else place
 
 
 def _save(path: Path, part: Part, header: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
@@ -85,15 +85,14 @@ def _save(path: Path, part: Part, header: dict[str, Any], tensors: dict[str, Ten
     tensors = dict(tensors)
     packed = pack(part, "part", tensors)
     text = json.dumps({"schema": SCHEMA, **header, "part": packed}, separators=(",", ":"))
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    os.close(handle)
+    temporary = path.with_name(f".{path.name}-{os.getpid()}")
     try:
         save_file(tensors, temporary, metadata={"massieu": text})
         with open(temporary, "rb") as written:
             os.fsync(written.fileno())
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     return path
 

@@ -11,8 +11,16 @@ from torch import Tensor, nn
 
 __all__ = ["model_fingerprint", "tokenizer_fingerprint"]
 
-ELSEWHERE = ("_name_or_path", "name_or_path", "_commit_hash", "transformers_version", "torch_dtype", "dtype")
-"""Entries of a configuration that say where a model comes from; its dtype is that of the weights."""
+ELSEWHERE = (
+    "_name_or_path",
+    "name_or_path",
+    "_commit_hash",
+    "transformers_version",
+    "torch_dtype",
+    "dtype",
+    "architectures",
+)
+"""Entries of a configuration that say where a model comes from; dtypes and classes are those of what was loaded."""
 
 
 def model_fingerprint(model: nn.Module) -> str:

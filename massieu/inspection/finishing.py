@@ -139,7 +139,6 @@ def _model_facts(part: Part, model: nn.Module) -> dict[str, Any]:
     def known(*names: str) -> Any:
         return next((getattr(config, each) for each in names if getattr(config, each, None) is not None), None)
 
-    first = next(model.parameters(), None)
     short = Path(name).name if name and Path(name).is_dir() else name
     return {
         "name": short or known("name_or_path") or type(model).__name__,
@@ -149,7 +148,7 @@ def _model_facts(part: Part, model: nn.Module) -> dict[str, Any]:
         "layers": known("num_hidden_layers", "n_layer", "num_layers"),
         "heads": known("num_attention_heads", "n_head", "num_heads"),
         "hidden": known("hidden_size", "d_model", "n_embd"),
-        "dtype": None if first is None else str(first.dtype).removeprefix("torch."),
+        "dtype": part.identity.dtype,
         "attention": known("_attn_implementation"),
         "revision": part.identity.revision,
         "fingerprint": part.identity.model,

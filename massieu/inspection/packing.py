@@ -39,7 +39,7 @@ STATE: dict[type, tuple[str, ...]] = {
     PassageSample: ("count", "_kept"),
     Counts: ("documents", "blank", "passages", "tokens", "counted", "digest", "sketch"),
     Heard: ("expected", "heard", "ran", "linear", "notes"),
-    Identity: ("model", "tokenizer", "options", "schema", "name", "revision"),
+    Identity: ("model", "tokenizer", "options", "schema", "name", "revision", "dtype"),
     Fault: ("name", "position", "place", "reason", "sentence"),
     Faults: ("counts", "first"),
     Part: (
@@ -51,7 +51,7 @@ STATE: dict[type, tuple[str, ...]] = {
 
 CLASSES = {kind.__name__: kind for kind in STATE}
 LONG = 1024
-"""From this length on, tensors are stored without the zeros at both ends of their last axis: histograms are wide."""
+"""From this length on, tensors are kept without the zeros at both ends of their last axis: histograms are wide."""
 
 
 class Unpackable(TypeError):  # noqa: N818  # said of the value, not a mistake in itself
@@ -72,9 +72,8 @@ def pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Tensor):
-        kept, place = _trimmed(value)
-        tensors[path] = kept
-        return {"tensor": [path, *place]}
+        tensors[path], how = _smaller(value.detach().cpu())
+        return {"tensor": [path, *how]}
     kind = type(value)
     if kind in STATE:
         return {kind.__name__: {name: pack(getattr(value, name), f"{path}.{name}", tensors) for name in STATE[kind]}}
@@ -94,7 +93,7 @@ def unpack(packed: Any, tensors: Mapping[str, Tensor]) -> Any:
         return packed
     ((name, own),) = packed.items()
     if name == "tensor":
-        return _padded(tensors[own[0]], *own[1:])
+        return _larger(tensors[own[0]], *own[1:])
     if name == "dict":
         return {unpack(key, tensors): unpack(value, tensors) for key, value in own}
     if name in CONTAINERS:
@@ -115,22 +114,27 @@ def _label(key: Any) -> str:
     return "-".join(str(each) for each in key) if isinstance(key, tuple) else str(key)
 
 
-def _trimmed(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """Memory of its own for a file; without the zeros at both ends, and then where it began and how long it was."""
-    place: tuple[int, ...] = ()
-    x = x.detach().cpu()
+def _smaller(x: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
+    """What a file keeps of a tensor, in memory of its own, and how to undo it."""
+    if x.dim() == 2 and 1 < len(x) == x.shape[1] and torch.equal(x, x.mT):
+        rows, columns = torch.triu_indices(len(x), len(x))
+        return x[rows, columns], ("symmetric", len(x))
     if x.dim() and x.shape[-1] >= LONG and x.is_floating_point():
         filled = (x != 0).reshape(-1, x.shape[-1]).any(0).nonzero()[:, 0]
         begin, end = (int(filled[0]), int(filled[-1]) + 1) if len(filled) else (0, 0)
-        place, x = (begin, x.shape[-1]), x[..., begin:end]
-    # The file format wants every tensor whole and alone in its memory.
-    whole = x.is_contiguous() and x.untyped_storage().nbytes() == x.numel() * x.element_size()
-    return x if whole else x.clone(memory_format=torch.contiguous_format), place
+        return x[..., begin:end].clone(memory_format=torch.contiguous_format), ("padded", x.shape[-1], begin)
+    return x.clone(memory_format=torch.contiguous_format), ()
 
 
-def _padded(x: Tensor, begin: int = 0, length: int | None = None) -> Tensor:
-    if length is None:
-        return x
-    full = x.new_zeros(*x.shape[:-1], length)
-    full[..., begin : begin + x.shape[-1]] = x
-    return full
+def _larger(x: Tensor, how: str = "", length: int = 0, begin: int = 0) -> Tensor:
+    """What :func:`_smaller` was given."""
+    if how == "symmetric":
+        full = x.new_zeros(length, length)
+        rows, columns = torch.triu_indices(length, length)
+        full[rows, columns] = full[columns, rows] = x
+        return full
+    if how == "padded":
+        full = x.new_zeros(*x.shape[:-1], length)
+        full[..., begin : begin + x.shape[-1]] = x
+        return full
+    return x

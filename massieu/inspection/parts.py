@@ -29,6 +29,7 @@ class Identity:
         schema: what a part consists of.
         name: what the model was called; it may differ, as do the folders of two machines.
         revision: of the model, if it has one.
+        dtype: of its weights, to load it again.
     """
 
     model: str
@@ -37,6 +38,7 @@ class Identity:
     schema: str = SCHEMA
     name: str | None = field(default=None, compare=False)
     revision: str | None = field(default=None, compare=False)
+    dtype: str | None = field(default=None, compare=False)
 
     def difference(self, other: Identity) -> str | None:
         """In what another one differs, as the end of a sentence; None if in nothing.
@@ -111,7 +113,7 @@ class Part:
         difference = self.identity.difference(other.identity)
         if difference is not None:
             raise ValueError(
-                f"parts must come from one model read in one way, but {difference}; merge those that agree"
+                f"parts must come from one model that reads in one way, but {difference}; merge those that agree"
             )
         self.counts.merge(other.counts)
         self.heard.merge(other.heard)

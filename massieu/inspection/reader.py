@@ -136,7 +136,10 @@ class Reader:
         return part
 
     def _identity(self, options: dict[str, Any], tokenizer: str | None) -> Identity:
-        return Identity(model_fingerprint(self.model), tokenizer, options, name=self.name, revision=self.revision)
+        first = next(self.model.parameters(), None)
+        dtype = None if first is None else str(first.dtype).removeprefix("torch.")
+        weights = model_fingerprint(self.model)
+        return Identity(weights, tokenizer, options, name=self.name, revision=self.revision, dtype=dtype)
 
     def _empty(self, identity: Identity) -> Part:
         part = Part.empty(identity)

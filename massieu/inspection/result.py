@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["SCHEMA", "Inspection", "check_writable", "read_inspection", "records", "written_together"]
 
 SCHEMA = "massieu.inspection/1"
+PART = "part.safetensors"
 
 
 @dataclass
@@ -81,7 +82,7 @@ class Inspection:
         pyarrow.parquet.write_table(table.replace_schema_metadata({**table.schema.metadata, **facts}), path)
 
     def save(self, folder: str | Path, *, figures: bool = True) -> Path:
-        """Write report, tables, JSON and figures into a folder; all of them or none.
+        """Write report, tables, JSON, figures and the part that merges into a folder; all of them or none.
 
         Returns:
             The path of the report.
@@ -98,7 +99,22 @@ class Inspection:
                 from massieu import figures as drawing
 
                 drawing.save_figures(self.to_dict(), place / "figures")
+            mergeable = self._save_part(place)
+        if not mergeable:  # an older one would belong to other tables
+            (Path(folder) / PART).unlink(missing_ok=True)
         return Path(folder) / "report.html"
+
+    def _save_part(self, place: Path) -> bool:
+        from massieu.inspection.files import save_part
+        from massieu.inspection.packing import Unpackable
+
+        if self.part is None:
+            return False
+        try:
+            save_part(self.part, place / PART)
+        except Unpackable:  # arguments of a model can be anything
+            return False
+        return True
 
     def compare(self, *others: Inspection) -> pandas.DataFrame:
         """This inspection and others side by side: one row per head and quantity, one column per inspection."""

@@ -101,8 +101,7 @@ class PassageSample:
         return Fields(by_layer.mean().join(by_layer.sem().add_suffix("_se")).reset_index(), notes)
 
     def _forget(self) -> None:
-        for hashed in sorted(self._kept)[self.count :]:
-            del self._kept[hashed]
+        self._kept = dict(sorted(self._kept.items())[: self.count])
 
 
 def _cut(inputs: Mapping[str, Any], content: Mapping[str, Tensor], row: int, rows: int, key: object) -> KeptPassage:

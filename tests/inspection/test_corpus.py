@@ -104,6 +104,17 @@ def test_a_line_longer_than_many_splits_is_read_once_and_skipped_cheaply(tmp_pat
     splits = Corpus(path, split_bytes=1000).splits()
     found = [[len(document.text) for document in split.read()] for split in splits]
     assert found == [[100_000], *[[]] * (len(splits) - 2), [4]]
+    with path.open("rb") as file:
+        assert list(json_lines(file, "text", 1000, 2000)) == []
+        assert file.tell() <= 2000
+
+
+def test_a_document_longer_than_many_splits_is_skipped_cheaply(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("a line\n" * 10_000)
+    with path.open("rb") as file:
+        assert list(paragraphs(file, "", 1000, 2000)) == []
+        assert file.tell() < 2020
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path):
@@ -175,7 +186,12 @@ def test_a_fingerprint_names_what_is_read_and_not_where(tmp_path):
     others = [{"column": "body"}, {"limit": 1}, {"sample": 0.5}, {"strict": True}, {"split_bytes": 2}]
     assert first not in [Corpus(tmp_path / "here", **other).fingerprint() for other in others]
     (tmp_path / "there" / "a.txt").write_text("one\n\ntwo\n\nthree")
+    seen = [first]
     assert first != Corpus(tmp_path / "there").fingerprint()
+    for content in ("one", "one and more"):
+        (tmp_path / "here" / "b.csv").write_text(content)
+        assert Corpus(tmp_path / "here").fingerprint() not in seen
+        seen.append(Corpus(tmp_path / "here").fingerprint())
     assert Corpus.from_texts(["a", "b"]).fingerprint() != Corpus.from_texts(["ab"]).fingerprint()
 
 

@@ -100,7 +100,7 @@ def _lines(file: IO[bytes], start: int, end: float) -> Iterator[tuple[int, int, 
         while piece and not piece.endswith(b"\n"):
             if offset >= end:
                 return
-            piece = file.readline(PIECE)
+            piece = file.readline(int(min(PIECE, end - offset)))
             offset += len(piece)
     for line in file:
         yield offset, number, line
