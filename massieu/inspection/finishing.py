@@ -129,7 +129,7 @@ def _text_facts(part: Part) -> dict[str, Any]:
         "excluded": "padding" if options["special_tokens"] or not text else "padding and special tokens",
         "max_length": options["max_length"],
         "unit": "passage" if part.by_passage else "document",
-        **({"faults": part.faults.to_dict()} if part.faults.total else {}),
+        "bad_records": part.faults.to_dict(),
     }
 
 

@@ -231,5 +231,5 @@ def test_what_cannot_be_read_is_carried_by_the_part(tmp_path):
         loaded().model, Corpus([path], split_bytes=400), tokenizer=loaded().tokenizer, experiments="heads"
     )
     assert found.facts["text"]["documents"] == 3
-    assert found.facts["text"]["faults"]["total"] == 1
+    assert found.facts["text"]["bad_records"]["total"] == 1
     assert any("1 record of the text could not be read" in note for note in found.notes)
