@@ -19,7 +19,7 @@ __all__ = ["NO_TEXT", "Reading", "check_texts", "reads_shifted"]
 NO_TEXT = "texts must hold at least one document with some text, and all are empty; pass more text"
 
 
-def check_texts(texts: Iterable[str] | None, inputs: Iterable[Mapping[str, Any]] | None) -> None:
+def check_texts(texts: object, inputs: Iterable[Mapping[str, Any]] | None) -> None:
     """Refuse what is no list of texts, or both texts and inputs, as far as that is known before anything is read."""
     if (texts is None) == (inputs is None):
         raise ValueError("pass texts, or inputs for a model without tokenizer, and not both")

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from torch import nn
 
 from massieu.engine import Checkpoint, Engine, Origin, engine_named
+from massieu.inspection.corpus import Corpus
 from massieu.inspection.finishing import finish
 from massieu.inspection.loading import load
 from massieu.inspection.options import Options
@@ -32,7 +33,7 @@ LOADING = ("dtype", "device", "revision", "trust_remote_code", "offline")
 
 def inspect_model(
     model: nn.Module | str | None = None,
-    texts: Iterable[str] | None = None,
+    texts: Iterable[str] | Corpus | None = None,
     *,
     tokenizer: Any | None = None,
     inputs: Iterable[Mapping[str, Any]] | None = None,
@@ -56,7 +57,8 @@ def inspect_model(
 
     Args:
         model: a model, or what :func:`massieu.inspection.loading.load` understands; None for the embedded one.
-        texts: the documents, in a list or in anything that gives them one by one; None for the embedded ones.
+        texts: the documents, in a list or in anything that gives them one by one, or a
+            :class:`~massieu.inspection.corpus.Corpus`; None for the embedded ones.
         tokenizer: of the model, if it is handed over as a module.
         inputs: for a model without tokenizer, batches as dicts of tensors instead of ``texts``.
         batch_size: number of passages that the model reads at once; figures do not depend on it.
@@ -126,7 +128,7 @@ def inspect_model(
         finally:
             if chosen is not engine:
                 chosen.close()
-        if hasattr(texts, "check"):
+        if isinstance(texts, Corpus):
             texts.check(part.counts.documents, part.faults)
     part.sources = {source} if source else set()
     if progress is not None and experiments == "default":
@@ -156,9 +158,9 @@ def _teller(progress: Callable[[str, int, int], object] | None, total: int | Non
     return tell
 
 
-def _splits(texts: Iterable[str], *, fine: bool) -> tuple[Iterable[Piece], bool]:
+def _splits(texts: Iterable[str] | Corpus, *, fine: bool) -> tuple[Iterable[Piece], bool]:
     """The pieces of a text, and whether its first ones show that there are enough documents for standard errors."""
-    if hasattr(texts, "splits"):
+    if isinstance(texts, Corpus):
         pieces: Sequence[Piece] = texts.splits()
         some = itertools.islice((document for piece in pieces for document in piece.read()), FEWEST_DOCUMENTS)
         return pieces, len(list(some)) == FEWEST_DOCUMENTS
