@@ -34,8 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with interruptible():
             code: int = options.run(options)
             sys.stdout.flush()
-    except KeyboardInterrupt:
-        print("massieu: interrupted; nothing was written", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:  # who kept something says what
+        print(f"massieu: interrupted; {interrupt or 'nothing was written'}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # who read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

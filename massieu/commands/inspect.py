@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from massieu.commands import Command
-from massieu.commands.arguments import add_loading, loading, number, positive, seed
+from massieu.commands.arguments import add_engine, add_loading, engine, loading, number, positive, seed
 from massieu.commands.packages import need
 from massieu.commands.progress import progress_shown
 
 if TYPE_CHECKING:
+    from massieu.engine import Checkpoint
     from massieu.inspection.corpus import Corpus
 
 __all__ = ["add", "run"]
+
+CHECKPOINT = "checkpoint.safetensors"
 
 
 def add(command: Command) -> None:
@@ -50,6 +54,12 @@ def add(command: Command) -> None:
     how.add_argument("--rows", type=_rows, default=32, metavar="N|all", help="rows of a passage looked at whole")
     how.add_argument("--heads-only", action="store_true", help="statistics of attention alone: the fastest")
     add_loading(parser)
+    where = add_engine(parser)
+    where.add_argument("--workers", type=positive, metavar="N", help="processes of a cluster on this machine")
+    where.add_argument("--resume", action="store_true", help="go on where the same command was broken off")
+    where.add_argument("--checkpoint", metavar="FILE", help="how far the run has come; none: a file in --out")
+    where.add_argument("--checkpoint-every", type=number, default=30, metavar="S", help="seconds between two of them")
+    where.add_argument("--split-bytes", type=positive, metavar="N", help="text that is read as one piece")
     results = parser.add_argument_group("results")
     results.add_argument("--out", metavar="DIR", help="write report.html, tables, JSON and figures there")
     results.add_argument("--no-part", action="store_true", help="do not write what massieu merge needs")
@@ -74,7 +84,9 @@ def run(options: argparse.Namespace) -> int:
     corpus = _corpus(options)
     if options.out:
         result.check_writable(Path(options.out))
-    with progress_shown(options.quiet or options.json) as progress:
+    checkpoint = _checkpoint(options)
+    chosen = engine(options, options.workers)
+    with contextlib.closing(chosen), progress_shown(options.quiet or options.json) as progress:
         found = inspect_model(
             options.model,
             corpus,
@@ -85,10 +97,14 @@ def run(options: argparse.Namespace) -> int:
             special_tokens=options.special_tokens,
             source=_source(options),
             progress=progress,
+            engine=chosen,
+            checkpoint=checkpoint,
             **loading(options),
         )
     crossed = thresholds.crossings(found, conditions)
     report = found.save(options.out, part=not options.no_part) if options.out else None
+    if checkpoint is not None:
+        checkpoint.remove()
     if options.json:
         print(json.dumps(found.to_dict(), allow_nan=False))
     elif not options.quiet:
@@ -118,7 +134,7 @@ def _corpus(options: argparse.Namespace) -> Corpus:
 
         return Corpus.from_texts(read_dataset(options.dataset, column=column), options.dataset, **few)
     if options.text:
-        corpus = Corpus(options.text, column, strict=options.strict, **few)
+        corpus = Corpus(options.text, column, strict=options.strict, split_bytes=options.split_bytes, **few)
         if not options.column or any(file.format != "text" for file in corpus.files):
             return corpus
     if options.column:
@@ -126,6 +142,16 @@ def _corpus(options: argparse.Namespace) -> Corpus:
     from massieu import assets
 
     return Corpus.from_texts(assets.documents(), "embedded text", **few)
+
+
+def _checkpoint(options: argparse.Namespace) -> Checkpoint | None:
+    """Where the run writes how far it has come, if it has a place to write."""
+    from massieu.engine import Checkpoint
+
+    path = options.checkpoint or (Path(options.out) / CHECKPOINT if options.out else None)
+    if path is None and options.resume:
+        raise ValueError("--resume goes on from a checkpoint, got no place; pass --out or --checkpoint as before")
+    return None if path is None else Checkpoint(Path(path), options.resume, options.checkpoint_every)
 
 
 def _source(options: argparse.Namespace) -> str:

@@ -61,8 +61,6 @@ class Reader:
         options: how the text is read.
         name: what the model is called.
         revision: of the model.
-        source: what :func:`~massieu.inspection.loading.load` was given, so that an engine can load the model
-            elsewhere; None if the model was handed over.
     """
 
     def __init__(
@@ -73,10 +71,9 @@ class Reader:
         *,
         name: str | None = None,
         revision: str | None = None,
-        source: tuple[str, dict[str, Any]] | None = None,
     ) -> None:
         self.model, self.tokenizer, self.options = model, tokenizer, options or Options()
-        self.name, self.revision, self.source = name, revision, source
+        self.name, self.revision = name, revision
         self._layers: LayerObserver | None = None
         self._ready = False
         self._fallback = True
@@ -92,14 +89,14 @@ class Reader:
         options = {**self.options.of_figures(), "max_length": self.reading.longest, "reads": "text"}
         return self._identity(options, tokenizer_fingerprint(self.tokenizer))
 
-    def read(self, split: Piece, *, many: bool = False, progress: Callable[[int], object] | None = None) -> Part:
+    def read(self, split: Piece, *, many: bool = False, progress: Callable[[int, int], object] | None = None) -> Part:
         """What one piece of a text gives.
 
         Args:
             split: the piece.
             many: whether the whole text is known to have enough documents for standard errors by document; then
                 nothing is kept for those by passage, which saves work for pieces of a few long documents.
-            progress: called with the number of documents that were seen so far.
+            progress: called with the numbers of documents and tokens that were seen so far.
         """
         part = self._empty(self.identity)
         documents = split.read(part.faults)
@@ -109,12 +106,13 @@ class Reader:
         with evaluating(self.model):
             if first and not self._ready:
                 self._look(next(self.reading.batches([ANY_TEXT], cut=True), None))
-            done = 0
+            done = tokens = 0
             for batch in self.reading.batches(_unless_blank(itertools.chain(first, documents), part), part.counts):
                 self._take(batch, part)
                 done = max(done, max(batch.documents) + 1)
                 if progress is not None:
-                    progress(done)
+                    tokens += max((int(there.sum()) for there in batch.present.values()), default=0)
+                    progress(done, tokens)
         part.heads.close()
         return part
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from pathlib import Path
 from typing import Any, Literal
 
 from torch import nn
 
-from massieu.engine import Engine, Local
+from massieu.engine import Checkpoint, Engine, Origin, engine_named
 from massieu.inspection.corpus import Corpus
 from massieu.inspection.finishing import finish
 from massieu.inspection.loading import load
@@ -19,10 +20,14 @@ from massieu.inspection.parts import FEWEST_DOCUMENTS
 from massieu.inspection.reader import NotObservable, Reader
 from massieu.inspection.reading import check_texts
 from massieu.inspection.result import Inspection
-from massieu.inspection.splits import Piece, TextSplit, grouped, text_splits
+from massieu.inspection.splits import TOGETHER, Piece, TextSplit, grouped, text_splits
 
 __all__ = ["NotObservable", "inspect_model"]
 
+PIECES = 32
+"""Into how many a text in memory is cut for several workers, if these are not too small or too large."""
+
+FEWEST_TOGETHER = 32
 LOADING = ("dtype", "device", "revision", "trust_remote_code", "offline")
 
 
@@ -40,7 +45,9 @@ def inspect_model(
     padding: Literal["right", "left"] = "right",
     source: str | None = None,
     progress: Callable[[str, int, int], object] | None = None,
-    engine: Engine | None = None,
+    engine: Engine | Literal["local", "dask"] | None = None,
+    checkpoint: Checkpoint | str | Path | None = None,
+    resume: bool = False,
     **loading: Any,
 ) -> Inspection:
     """Measure every attention head and every layer of a transformer on a text.
@@ -61,8 +68,13 @@ def inspect_model(
         special_tokens: whether special tokens count as well.
         padding: the side on which shorter passages are filled up.
         source: what the text is called in the report.
-        progress: called with what is being done, how much of it is done, and of how much (0 if that is not known).
-        engine: where the text is read; None for this process.
+        progress: called with what is being done, how much of it is done, and of how much (0 if that is not known):
+            "reading" counts documents, "tokens" the tokens in them, "experiments" comes last.
+        engine: where the text is read: None or "local" in this process, "dask" by processes of this machine, or such as
+            a :class:`massieu.engine.Dask`, which joins a cluster. Others than this process need a model by its name.
+        checkpoint: a file that says how far the reading has come while it lasts; None for no such file. A
+            :class:`~massieu.engine.Checkpoint` is left there at the end.
+        resume: go on from that file, if it is there.
         **loading: ``dtype``, ``device``, ``revision``, ``trust_remote_code``, ``offline``, for a model by name.
 
     Returns:
@@ -80,6 +92,7 @@ def inspect_model(
         names = ", ".join(unknown or loading)
         raise TypeError(f"inspect_model does not know {names}; {', '.join(LOADING)} are for a model by name")
     name, revision, origin = None, None, None
+    asked = model
     if model is None:
         from massieu import assets
 
@@ -90,24 +103,31 @@ def inspect_model(
         texts, source = assets.documents(), source or "embedded text"
     check_texts(texts, inputs)
     if isinstance(model, str):
-        loaded, origin = load(model, **loading), (model, loading)
+        loaded = load(model, **loading)
+        if tokenizer is None:  # another one would not come along
+            origin = Origin.of(None if asked is None else model, loading, loaded.revision)
         model, tokenizer, revision = loaded.model, tokenizer or loaded.tokenizer, loaded.revision
         name = name or loaded.name
-    reader = Reader(model, tokenizer, options, name=name, revision=revision, source=origin)
-    total = len(texts) if isinstance(texts, Sized) else 0
-
-    def report(done: int) -> None:
-        if progress is not None:
-            progress("reading", done, max(total, done) if inputs is not None else total)
-
+    reader = Reader(model, tokenizer, options, name=name, revision=revision)
+    kept = Checkpoint(Path(checkpoint), resume) if isinstance(checkpoint, (str, Path)) else checkpoint
+    if resume and kept is None:
+        raise ValueError("resume goes on from a checkpoint, got none; pass checkpoint=, or --out or --checkpoint")
     if inputs is not None:
-        part = reader.read_tensors(inputs, progress=report)
+        if engine is not None or kept is not None:
+            raise ValueError("an engine or a checkpoint needs texts, got inputs; leave it out, or pass texts")
+        part = reader.read_tensors(inputs, progress=_teller(progress, None))
         if not part.counts.documents:
             raise ValueError("inputs must hold at least one batch, got none; pass [{name of an argument: tensor}]")
     else:
         assert texts is not None
-        splits, many = _splits(texts)
-        part = (engine or Local()).read(reader, splits, many=many, progress=report)
+        report = _teller(progress, len(texts) if isinstance(texts, Sized) else None)
+        splits, many = _splits(texts, fine=engine not in (None, "local") or kept is not None)
+        chosen = engine_named(engine or "local") if engine is None or isinstance(engine, str) else engine
+        try:
+            part = chosen.read(reader, splits, many=many, origin=origin, checkpoint=kept, progress=report)
+        finally:
+            if chosen is not engine:
+                chosen.close()
         if isinstance(texts, Corpus):
             texts.check(part.counts.documents, part.faults)
             source = source or texts.name
@@ -120,15 +140,36 @@ def inspect_model(
         "seconds": time.perf_counter() - begin,
         "peak_memory_mb": _peak_memory(),
     }
+    if kept is not None and kept is not checkpoint:
+        kept.remove()
     return found
 
 
-def _splits(texts: Iterable[str] | Corpus) -> tuple[Iterable[Piece], bool]:
+def _teller(progress: Callable[[str, int, int], object] | None, total: int | None) -> Callable[..., None] | None:
+    """Tells how far the reading is: documents of how many, or of about how many, and tokens."""
+    if progress is None:
+        return None
+
+    def tell(documents: int, tokens: int = 0, share: float | None = None) -> None:
+        about = round(documents / share) if share else 0
+        progress("reading", documents, about if total is None else total)
+        if tokens:
+            progress("tokens", tokens, 0)
+
+    return tell
+
+
+def _splits(texts: Iterable[str] | Corpus, *, fine: bool) -> tuple[Iterable[Piece], bool]:
     """The pieces of a text, and whether its first ones show that there are enough documents for standard errors."""
     if isinstance(texts, Corpus):
-        pieces = grouped(texts.splits())
+        pieces: Sequence[Piece] = grouped(texts.splits())
         some = itertools.islice((document for piece in pieces for document in piece.read()), FEWEST_DOCUMENTS)
         return pieces, len(list(some)) == FEWEST_DOCUMENTS
+    if fine and isinstance(texts, Sequence):
+        # Small enough for several workers, and for a checkpoint now and then; by the text alone, so that it is
+        # the same when the run is resumed.
+        size = min(TOGETHER, max(FEWEST_TOGETHER, len(texts) // PIECES))
+        return list(text_splits(texts, size)), len(texts) >= FEWEST_DOCUMENTS
     cut = text_splits(texts)
     first = next(cut, TextSplit(()))
     return itertools.chain([first], cut), len(first.texts) >= FEWEST_DOCUMENTS

@@ -19,6 +19,9 @@ from massieu.inspection.corpus.tables import row_group_ranges
 __all__ = ["Corpus"]
 
 SPLIT_BYTES = 1 << 20
+FEWEST_BYTES = 1 << 15
+PIECES = 64
+"""Into how many a small corpus is cut, so that several workers share it."""
 
 
 class Corpus:
@@ -39,7 +42,7 @@ class Corpus:
         sample: use this share of the documents, chosen by a hash of the seed and of the place of each.
         seed: another one gives another sample.
         strict: raise at the first record that cannot be read, rather than count and skip it.
-        split_bytes: size of a split.
+        split_bytes: size of a split; None for what suits the size of the corpus.
 
     Example:
         >>> import fsspec
@@ -62,12 +65,15 @@ class Corpus:
         sample: float | None = None,
         seed: int = 0,
         strict: bool = False,
-        split_bytes: int = SPLIT_BYTES,
+        split_bytes: int | None = None,
     ) -> None:
-        self._want(Wanted(column, sample, seed, strict), limit, split_bytes)
+        self._want(Wanted(column, sample, seed, strict), limit, SPLIT_BYTES if split_bytes is None else split_bytes)
         self.files = find_files([paths] if isinstance(paths, (str, Path)) else paths)
         if not self.files:
             raise ValueError("a corpus needs at least one path, got none; pass files or folders")
+        if split_bytes is None:
+            share = sum(file.size or 0 for file in self.files) // PIECES
+            self.split_bytes = min(SPLIT_BYTES, max(FEWEST_BYTES, share))
         self.name = ", ".join(sorted({file.name for file in self.files[:4]})) + ", ..." * (len(self.files) > 4)
 
     @classmethod

@@ -1,0 +1,179 @@
+"""The engine of a Dask cluster: workers read and merge, the driver keeps one part and says how far it is."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from massieu.engine.checkpoints import Checkpoint, Ledger
+from massieu.engine.driving import Drive, LostCluster
+from massieu.engine.engines import Origin, Progress
+from massieu.engine.workers import Recipe
+from massieu.inspection.parts import Part
+from massieu.inspection.reader import Reader
+from massieu.inspection.splits import Piece
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+__all__ = ["Dask", "LostCluster"]
+
+LOOPBACK = "127.0.0.1"
+PATIENCE = 60.0  # seconds for a scheduler to answer and for its first worker to come
+
+Given = TypeVar("Given")
+Found = TypeVar("Found")
+
+
+class Dask:
+    """Reads on the workers of a Dask cluster: one that is there already, or processes of this machine.
+
+    Every worker loads the model once and reads with as many threads as the worker has; what pieces of the text give
+    is merged on the workers, by a tree, and the driver merges about one part for every checkpoint. A worker that is
+    lost costs what it was reading and nothing else. Servers that are started here listen on loopback only.
+
+    Args:
+        address: of a scheduler, or a ``distributed.Client``; None for a cluster of this machine's own processes.
+        scheduler_file: what ``dask scheduler --scheduler-file`` wrote, instead of an address.
+        workers: processes of a cluster that is started here, one thread each; None for one per core.
+        announce: called with a sentence that says where the dashboard is.
+
+    Example:
+        >>> with Dask(workers=1) as engine:  # doctest: +SKIP
+        ...     massieu.inspect_model("gpt2", ["Call me Ishmael."], engine=engine)
+    """
+
+    def __init__(
+        self,
+        address: str | Client | None = None,
+        *,
+        scheduler_file: str | Path | None = None,
+        workers: int | None = None,
+        announce: Callable[[str], object] | None = None,
+    ) -> None:
+        if missing := [name for name in ("dask", "distributed") if importlib.util.find_spec(name) is None]:
+            raise ValueError(f"the engine dask needs {', '.join(missing)}, not installed; pip install 'massieu[dask]'")
+        if address is not None and scheduler_file is not None:
+            raise ValueError("a cluster has an address or a scheduler file, got both; choose one")
+        if workers is not None and (address is not None or scheduler_file is not None):
+            raise ValueError("workers are for a cluster that is started here, and this one is there; leave them out")
+        if workers is not None and workers < 1:
+            raise ValueError(f"workers must be a positive whole number, got {workers}; leave it out for one per core")
+        if scheduler_file is not None and not Path(scheduler_file).is_file():
+            raise ValueError(f"there is no scheduler file {scheduler_file}; dask scheduler --scheduler-file writes it")
+        self._address, self._file, self._workers = address, scheduler_file, workers
+        self._announce = announce
+        self._client: Client | None = None
+        self._open = contextlib.ExitStack()
+
+    def read(
+        self,
+        reader: Reader,
+        splits: Iterable[Piece],
+        *,
+        many: bool = False,
+        origin: Origin | None = None,
+        checkpoint: Checkpoint | None = None,
+        progress: Progress | None = None,
+    ) -> Part:
+        """What all pieces give together; see :class:`~massieu.engine.Engine`."""
+        if origin is None:
+            raise ValueError(
+                "the engine dask needs a model that its workers can load by name, got one in memory or with a tokenizer"
+                " of its own; save both to a folder and pass its name"
+            )
+        ledger = Ledger(reader.identity, splits, checkpoint)
+        recipe = Recipe(os.urandom(4).hex(), origin, reader.options, reader.identity, many)
+        with ledger.kept():
+            Drive(self.client, recipe, ledger, progress).run()
+        return ledger.part
+
+    def map(self, function: Callable[[Given], Found], given: Iterable[Given]) -> Iterator[Found]:
+        """A function of each, in any order of computing and in the order given, by joblib's backend for Dask.
+
+        Example:
+            >>> with Dask(workers=1) as engine:  # doctest: +SKIP
+            ...     list(engine.map(math.sqrt, [1, 4]))
+            [1.0, 2.0]
+        """
+        import joblib
+
+        with joblib.parallel_config("dask", client=self.client, wait_for_workers_timeout=PATIENCE):
+            yield from joblib.Parallel(return_as="generator")(joblib.delayed(function)(each) for each in given)
+
+    @property
+    def client(self) -> Client:
+        """The connection to the scheduler, made when it is first asked for."""
+        if self._client is None:
+            self._client = self._connected()
+            if self._announce is not None and (link := self._client.dashboard_link):
+                more = "" if importlib.util.find_spec("bokeh") else " (pip install bokeh shows more there)"
+                self._announce(f"dashboard: {link}{more}")
+        return self._client
+
+    def close(self) -> None:
+        """Leave the cluster, and end it if it was started here."""
+        self._client = None
+        self._open.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _connected(self) -> Client:
+        from distributed import Client
+
+        if isinstance(self._address, Client):
+            return self._address
+        _hush(self._open)
+        if self._address is None and self._file is None:
+            return self._started()
+        where = self._address or f"in {self._file}"
+        options = {"address": self._address} if self._file is None else {"scheduler_file": str(self._file)}
+        try:
+            client = Client(**options, timeout=PATIENCE / 4, set_as_default=False)
+        except (OSError, ValueError) as error:
+            text = " ".join(str(error).split())[:120]
+            raise ValueError(f"no scheduler answers at {where} ({text}); start one with dask scheduler") from None
+        self._open.callback(client.close, timeout=2)
+        try:
+            client.wait_for_workers(1, timeout=PATIENCE)
+        except TimeoutError:
+            raise ValueError(
+                f"no worker has come to the scheduler at {where} within {PATIENCE:.0f} s; start some with dask worker"
+            ) from None
+        return client
+
+    def _started(self) -> Client:
+        """A cluster of processes of this machine."""
+        from distributed import Client, LocalCluster
+
+        workers = self._workers or os.cpu_count() or 1
+        cluster = self._open.enter_context(
+            LocalCluster(
+                n_workers=workers,
+                threads_per_worker=1,
+                processes=True,
+                host=LOOPBACK,
+                dashboard_address=f"{LOOPBACK}:0",
+                silence_logs=logging.CRITICAL,
+                preload=["massieu.engine.workers"],
+            )
+        )
+        client: Client = self._open.enter_context(Client(cluster, set_as_default=False))
+        return client
+
+
+def _hush(stack: contextlib.ExitStack) -> None:
+    """Without the library's own words about what we say in a sentence, as long as the stack is open."""
+    names = [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "distributed"]
+    for logger in map(logging.getLogger, names):  # each of them has a level of its own
+        stack.callback(logger.setLevel, logger.level)
+        logger.setLevel(logging.CRITICAL + 1)

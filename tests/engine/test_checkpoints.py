@@ -1,0 +1,189 @@
+"""What was read is in the checkpoint, once, and goes on from there."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from clusters import Processes, pieces_done, wait_until, write_text
+
+from massieu import assets, cli
+from massieu.engine import Checkpoint, Local, Origin
+from massieu.engine.workers import Failure, Parcel, Recipe, merge_parcels, read_stretch
+from massieu.inspection import inspect_model
+from massieu.inspection.corpus import Corpus
+from massieu.inspection.loading import load
+from massieu.inspection.options import Options
+from massieu.inspection.parts import merge_parts
+from massieu.inspection.reader import Reader
+from massieu.inspection.splits import text_splits
+
+TEXTS = [f"Some years ago, never mind how long precisely, {i} whales." for i in range(40)]
+
+
+@pytest.fixture(scope="module")
+def reader():
+    loaded = load(str(assets.MODEL))
+    return Reader(loaded.model, loaded.tokenizer, Options(experiments="heads"), name="embedded")
+
+
+class Stop(Exception):  # noqa: N818  # it is what the test does
+    """The process ends here."""
+
+
+class Stopping:
+    """A reader that stops before one of its pieces, as a process that ends."""
+
+    def __init__(self, reader, pieces, error=Stop):
+        self.reader, self.pieces, self.error = reader, pieces, error
+        self.identity, self.read_now = reader.identity, 0
+
+    def read(self, split, **options):
+        if self.read_now == self.pieces:
+            raise self.error
+        self.read_now += 1
+        return self.reader.read(split, **options)
+
+
+def test_a_run_that_was_broken_off_goes_on_and_counts_each_document_once(reader, tmp_path):
+    splits = list(text_splits(TEXTS, 4))
+    path = tmp_path / "new" / "checkpoint"
+    with pytest.raises(Stop):
+        Local().read(Stopping(reader, 6), splits, checkpoint=Checkpoint(path, seconds=0))
+    assert pieces_done(path) == 6
+    rest = Stopping(reader, 100)
+    found = Local().read(rest, splits, checkpoint=Checkpoint(path, resume=True))
+    whole = Local().read(reader, splits)
+    assert rest.read_now == 4
+    assert found.counts == whole.counts
+    assert found.heads.table().entropy.to_numpy() == pytest.approx(whole.heads.table().entropy.to_numpy(), rel=1e-12)
+
+
+def test_an_interrupt_keeps_what_was_read_and_says_so(reader, tmp_path):
+    splits, path = list(text_splits(TEXTS, 4)), tmp_path / "checkpoint"
+    with pytest.raises(KeyboardInterrupt, match=f"what was read is in {path}; the same command with --resume goes on"):
+        Local().read(Stopping(reader, 3, KeyboardInterrupt), splits, checkpoint=Checkpoint(path, seconds=1e9))
+    assert pieces_done(path) == 3
+
+
+def test_before_the_first_checkpoint_resuming_begins_at_the_beginning(reader, tmp_path):
+    found = Local().read(reader, list(text_splits(TEXTS, 4)), checkpoint=Checkpoint(tmp_path / "none", resume=True))
+    assert found.counts.documents == len(TEXTS)
+    assert list(tmp_path.iterdir()) == []  # a short run writes none
+
+
+def broken_off(reader, path):
+    with pytest.raises(Stop):
+        Local().read(Stopping(reader, 2), list(text_splits(TEXTS, 4)), checkpoint=Checkpoint(path, seconds=0))
+    return path
+
+
+def test_a_checkpoint_of_the_same_run_is_not_written_over(reader, tmp_path):
+    path = broken_off(reader, tmp_path / "checkpoint")
+    with pytest.raises(
+        ValueError, match="says how far an unfinished run of the same has come; go on from it with --res"
+    ):
+        Local().read(reader, list(text_splits(TEXTS, 4)), checkpoint=Checkpoint(path))
+
+
+def test_a_checkpoint_of_another_run_is_refused_or_written_over(reader, tmp_path):
+    path = broken_off(reader, tmp_path / "checkpoint")
+    other = Reader(reader.model, reader.tokenizer, Options(experiments="heads", rows=8))
+    with pytest.raises(ValueError, match="was made by another run: the option rows is 32 in one and 8 in the other"):
+        Local().read(other, list(text_splits(TEXTS, 4)), checkpoint=Checkpoint(path, resume=True))
+    with pytest.raises(ValueError, match="was made for another text"):
+        Local().read(reader, list(text_splits(TEXTS[1:], 4)), checkpoint=Checkpoint(path, resume=True))
+    assert Local().read(other, list(text_splits(TEXTS, 4)), checkpoint=Checkpoint(path)).counts.documents == len(TEXTS)
+
+
+def test_a_text_that_comes_one_by_one_has_no_checkpoint(tmp_path):
+    with pytest.raises(TypeError, match="a checkpoint needs a text that can be read again"):
+        inspect_model(texts=iter(TEXTS), experiments="heads", checkpoint=tmp_path / "checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"resume": True}, "resume goes on from a checkpoint, got none"),
+        ({"checkpoint": Path()}, "a checkpoint must be a file, got the folder"),
+    ],
+)
+def test_a_checkpoint_needs_a_place(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        inspect_model(texts=TEXTS, experiments="heads", **options)
+
+
+def test_time_between_checkpoints_is_not_negative():
+    with pytest.raises(ValueError, match="seconds between checkpoints must not be negative, got -1; 30 is usual"):
+        Checkpoint(Path("a"), seconds=-1)
+
+
+def test_tensors_have_neither_engine_nor_checkpoint(reader):
+    with pytest.raises(ValueError, match="an engine or a checkpoint needs texts, got inputs"):
+        inspect_model(reader.model, inputs=[], engine="local")
+
+
+def test_resume_without_a_place_is_refused(capsys):
+    assert cli.main(["inspect", "--resume"]) == 2
+    assert "--resume goes on from a checkpoint, got no place" in capsys.readouterr().err
+
+
+def test_a_finished_run_leaves_no_checkpoint(tmp_path):
+    path = tmp_path / "checkpoint"
+    corpus = Corpus.from_texts(TEXTS, split_bytes=100)
+    inspect_model(texts=corpus, experiments="heads", checkpoint=path)
+    assert not path.exists()
+    kept = Checkpoint(path, seconds=0)
+    inspect_model(texts=corpus, experiments="heads", checkpoint=kept)
+    assert pieces_done(path) == len(corpus.splits())  # who made it removes it
+    kept.remove()
+    assert not path.exists()
+
+
+def test_parcels_hold_parts_and_merge(reader):
+    splits = list(enumerate(text_splits(TEXTS, 10)))
+    recipe = Recipe("run", Origin(None), reader.options, reader.identity, many=True)
+    first, second = read_stretch(recipe, splits[:2]), read_stretch(recipe, splits[2:])
+    assert isinstance(first, Parcel)
+    merged = merge_parcels([first, second])
+    assert sys.getsizeof(merged) > len(merged.data)
+    expected = merge_parts(reader.read(split, many=True) for _, split in splits)
+    assert merged.open().counts == expected.counts
+    failure = Failure("ValueError", "a sentence", "")
+    assert merge_parcels([first, failure, second]) is failure
+
+
+@pytest.mark.parametrize("engine", ["local", "dask"])
+def test_an_interrupt_from_the_keyboard_ends_everything_and_keeps_a_checkpoint(engine, tmp_path):
+    text = write_text(tmp_path / "text.jsonl", 20_000)
+    out = tmp_path / "out"
+    options = ["--heads-only", "--batch-size", "4", "--split-bytes", "1000", "--checkpoint-every", "0.2"]
+    options += ["--engine", engine, *(["--workers", "2"] if engine == "dask" else [])]
+    command = [sys.executable, "-m", "massieu", "inspect", "--text", str(text), "--out", str(out), *options]
+    # A group of its own, to which a terminal would send the signal.
+    running = subprocess.Popen(
+        command,
+        env=Processes().environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        text=True,
+    )
+    try:
+        wait_until((out / "checkpoint.safetensors").exists)
+        family = psutil.Process(running.pid).children(recursive=True)
+        os.killpg(running.pid, signal.SIGINT)
+        _, err = running.communicate(timeout=60)
+    finally:
+        running.kill()
+    assert running.returncode == 130
+    said = f"massieu: interrupted; what was read is in {out / 'checkpoint.safetensors'}; the same command with --resume"
+    assert err.splitlines()[-1].startswith(said)
+    assert "Traceback" not in err
+    assert [path.name for path in out.iterdir()] == ["checkpoint.safetensors"]
+    assert len(family) >= (2 if engine == "dask" else 0)
+    assert psutil.wait_procs(family, timeout=10)[1] == []
