@@ -84,6 +84,7 @@ def test_a_corpus_gives_the_same_figures_in_any_format(tmp_path, capsys):
         found.append((document["facts"]["text"]["sha256"], pandas.DataFrame(document["heads"])))
     for digest, heads in found[1:]:
         assert digest == found[0][0]
+        # Two files are two batches of float32.
         pandas.testing.assert_frame_equal(heads, found[0][1], rtol=1e-6, atol=1e-6)
 
 

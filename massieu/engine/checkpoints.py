@@ -120,9 +120,10 @@ class Ledger:
         """Inside, an interrupt writes the file first and says so; at the end it is complete if it was begun."""
         try:
             yield
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
             self.save()
-            raise KeyboardInterrupt(self.remedy) from None
+            interrupt.args = (self.remedy,)
+            raise
         if self._saved:
             self.save()
 

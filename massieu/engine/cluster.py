@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import importlib.util
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import CancelledError
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from massieu.engine.checkpoints import Checkpoint, Ledger
 from massieu.engine.driving import Drive, LostCluster
@@ -25,9 +27,6 @@ __all__ = ["Dask", "LostCluster"]
 
 LOOPBACK = "127.0.0.1"
 PATIENCE = 60.0  # seconds for a scheduler to answer and for its first worker to come
-
-Given = TypeVar("Given")
-Found = TypeVar("Found")
 
 
 class Dask:
@@ -93,18 +92,34 @@ class Dask:
             Drive(self.client, recipe, ledger, progress).run()
         return ledger.part
 
-    def map(self, function: Callable[[Given], Found], given: Iterable[Given]) -> Iterator[Found]:
-        """A function of each, in any order of computing and in the order given, by joblib's backend for Dask.
+    def map(self, function: Callable[[Any], Any], given: Iterable[Any], /) -> Iterator[Any]:
+        """The function of each, in the order given, each on some worker.
+
+        Futures rather than joblib's backend for Dask: that one waits for ever for a task that ends its workers, and
+        computes in the driver if the cluster has a single thread.
 
         Example:
             >>> with Dask(workers=1) as engine:  # doctest: +SKIP
             ...     list(engine.map(math.sqrt, [1, 4]))
             [1.0, 2.0]
         """
-        import joblib
+        from distributed import KilledWorker
+        from distributed.client import ClosedClientError
 
-        with joblib.parallel_config("dask", client=self.client, wait_for_workers_timeout=PATIENCE):
-            yield from joblib.Parallel(return_as="generator")(joblib.delayed(function)(each) for each in given)
+        client, address = self.client, getattr(self.client.scheduler, "address", "an unknown address")
+        waiting = collections.deque(client.map(function, list(given), pure=False))
+        try:
+            while waiting:
+                yield waiting[0].result()
+                waiting.popleft()
+        except (CancelledError, ClosedClientError):
+            raise LostCluster(f"the scheduler at {address} is lost; start again") from None
+        except KilledWorker as error:
+            count, last = error.allowed_failures + 1, error.last_worker.address
+            raise LostCluster(f"a task has ended {count} workers, the last at {last}; is memory short?") from None
+        finally:
+            if waiting and client.status == "running":
+                client.cancel(list(waiting))
 
     @property
     def client(self) -> Client:

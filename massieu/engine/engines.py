@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -80,6 +80,9 @@ class Engine(Protocol):
             checkpoint: where to write how far the reading has come; None for nowhere.
             progress: called while the text is read.
         """
+
+    def map(self, function: Callable[[Any], Any], given: Iterable[Any], /) -> Iterator[Any]:
+        """The function of each, in the order given."""
 
     def close(self) -> None:
         """Give back what was taken for it, such as worker processes."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from massieu.engine.checkpoints import Checkpoint, Ledger
 from massieu.engine.engines import Origin, Progress
@@ -51,6 +52,10 @@ class Local:
                 ledger.add(reader.read(split, many=many, progress=report), [number])
                 report()
         return ledger.part
+
+    def map(self, function: Callable[[Any], Any], given: Iterable[Any], /) -> Iterator[Any]:
+        """The function of each, in the order given."""
+        return map(function, given)
 
     def close(self) -> None:
         """Nothing was taken."""

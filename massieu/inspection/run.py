@@ -162,7 +162,7 @@ def _teller(progress: Callable[[str, int, int], object] | None, total: int | Non
 def _splits(texts: Iterable[str] | Corpus, *, fine: bool) -> tuple[Iterable[Piece], bool]:
     """The pieces of a text, and whether its first ones show that there are enough documents for standard errors."""
     if isinstance(texts, Corpus):
-        pieces: Sequence[Piece] = grouped(texts.splits())
+        pieces: Sequence[Piece] = grouped(texts.splits(), texts.split_bytes)
         some = itertools.islice((document for piece in pieces for document in piece.read()), FEWEST_DOCUMENTS)
         return pieces, len(list(some)) == FEWEST_DOCUMENTS
     if fine and isinstance(texts, Sequence):

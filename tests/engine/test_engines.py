@@ -100,9 +100,9 @@ def test_errors_of_workers_arrive(engine, embedded, by, error):
 
 
 def test_a_piece_that_ends_every_worker_is_named(embedded):
-    with dask.config.set({"distributed.scheduler.allowed-failures": 0}), Dask(workers=1) as engine:
-        with pytest.raises(LostCluster) as error:
-            engine.read(embedded, [Ending("kill")], origin=Origin(None))
+    once = dask.config.set({"distributed.scheduler.allowed-failures": 0})
+    with once, Dask(workers=1) as engine, pytest.raises(LostCluster) as error:
+        engine.read(embedded, [Ending("kill")], origin=Origin(None))
     assert str(error.value).startswith("reading piece 1 of the text has ended 1 workers, the last at tcp://127.0.0.1:")
     assert "is memory short?" in str(error.value)
     assert str(error.value).endswith("nothing was kept; next time --out DIR or --checkpoint FILE keeps what was read")
@@ -129,9 +129,9 @@ def test_an_address_where_nobody_answers_is_one_sentence(monkeypatch):
 def test_a_scheduler_without_workers_is_one_sentence(processes, tmp_path, monkeypatch):
     monkeypatch.setattr(clusters, "PATIENCE", 2.0)
     processes.scheduler(tmp_path / "scheduler.json")
-    with Dask(scheduler_file=tmp_path / "scheduler.json") as engine:
-        with pytest.raises(ValueError, match="no worker has come to the scheduler at .* within 2 s; start some"):
-            inspect_model(texts=TEXTS, engine=engine, experiments="heads")
+    sentence = "no worker has come to the scheduler at .* within 2 s; start some"
+    with Dask(scheduler_file=tmp_path / "scheduler.json") as engine, pytest.raises(ValueError, match=sentence):
+        inspect_model(texts=TEXTS, engine=engine, experiments="heads")
 
 
 def test_a_model_in_memory_is_refused_by_a_cluster(embedded):

@@ -222,7 +222,7 @@ def test_texts_come_one_by_one_and_no_further_than_needed():
 
 def test_another_engine_may_read_in_another_order():
     class Backwards:
-        def read(self, reader, splits, *, many=False, progress=None):
+        def read(self, reader, splits, *, many=False, progress=None, **_):
             parts = [reader.read(split, many=many, progress=progress) for split in reversed(list(splits))]
             return merge_parts(parts)
 

