@@ -78,6 +78,8 @@ def _opened(log: Any, per_head: bool) -> Receiver:
 class JsonLines:
     """One line of JSON for each reading, with every head: :meth:`Reading.to_dict`; an existing file is continued.
 
+    The first line of a run that continues a file says ``"restart": true``, since flags are then raised anew.
+
     Example:
         >>> import tempfile, pathlib
         >>> path = pathlib.Path(tempfile.mkdtemp()) / "run.jsonl"
@@ -90,9 +92,12 @@ class JsonLines:
 
     def __init__(self, path: Path | str) -> None:
         self._lines = Lines(Path(path))
+        self._continues = self._lines.whole > 0
 
     def __call__(self, reading: Reading) -> None:
-        self._lines.write(json.dumps(reading.to_dict(), separators=(",", ":"), allow_nan=False))
+        values = reading.to_dict() | ({"restart": True} if self._continues else {})
+        if self._lines.write(json.dumps(values, separators=(",", ":"), allow_nan=False)):
+            self._continues = False
 
     def close(self) -> None:
         """Close the file."""
@@ -102,17 +107,19 @@ class JsonLines:
 class CsvLog:
     """One row for each reading: its step, :meth:`Reading.series`, and its flags as JSON; an existing file is continued.
 
-    The columns are those of the first reading; a file with other ones is left alone.
+    The columns are those of the first reading; a file with other ones is left alone. Where a run continues a file, an
+    empty line stands before its first row, since flags are then raised anew.
     """
 
     def __init__(self, path: Path | str, *, per_head: bool = False) -> None:
         self._lines, self._per_head = Lines(Path(path)), per_head
         self._columns: list[str] | None = None
+        self._begun = False
 
     def __call__(self, reading: Reading) -> None:
         series = reading.series(self._per_head)
         if self._columns is None:
-            self._columns = self._begin(["step", *series, "flags"])
+            self._columns = self._chosen(["step", *series, "flags"])
         more = [name for name in series if name not in self._columns]
         if more:
             warnings.warn(
@@ -122,17 +129,16 @@ class CsvLog:
             )
         flags = json.dumps(reading.to_dict()["flags"]) if reading.flags else ""
         row: dict[str, Any] = {**{name: _cell(value) for name, value in series.items()}, "flags": flags}
-        self._lines.write(_joined([str(reading.step), *(row.get(name, "") for name in self._columns[1:])]))
+        line = _joined([str(reading.step), *(row.get(name, "") for name in self._columns[1:])])
+        before = "" if self._begun else "\n" if self._lines.whole else f"{_joined(self._columns)}\n"
+        self._begun |= self._lines.write(before + line)
 
     def close(self) -> None:
         """Close the file."""
         self._lines.close()
 
-    def _begin(self, columns: list[str]) -> list[str]:
-        if not self._lines.whole:
-            self._lines.write(_joined(columns))
-            return columns
-        known = next(csv.reader([self._lines.first()]), [])
+    def _chosen(self, columns: list[str]) -> list[str]:
+        known = next(csv.reader([self._lines.first()]), []) if self._lines.whole else columns
         if known != columns:
             only = [name for name in columns if name not in known] or [name for name in known if name not in columns]
             what = f"{only[0]!r} is only in one of them" if only else "their order differs"

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import types
+import warnings
 from pathlib import Path
 
 import pytest
@@ -157,8 +158,7 @@ def test_a_process_killed_while_writing_leaves_whole_lines_and_its_successor_app
             assert log.broken == 0
         # The second log of a list may lack the last reading; the next run then writes it to the first once more.
         assert 0 <= len(found[0].steps) - len(found[1].steps) <= 1
-        assert found[0].restarts <= 1
-        assert found[1].restarts == 0
+        assert [log.restarts for log in found] == [int(bool(before))] * 2
         before = found[1].steps
 
 
@@ -240,6 +240,21 @@ def test_half_a_line_that_the_disk_took_is_taken_back(tmp_path, monkeypatch, end
     assert (log.steps, log.broken) == ([0, 10], 0)
 
 
+def test_a_header_that_found_no_room_is_written_with_the_next_reading(tmp_path, monkeypatch):
+    def full(file, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    sink = open_sink(tmp_path / "run.csv")
+    monkeypatch.setattr(os, "write", full)
+    with pytest.warns(UserWarning, match="No space left on device"):
+        sink(reading(0))
+    monkeypatch.undo()
+    sink(reading(5))
+    sink(reading(10))
+    log = read_log(tmp_path / "run.csv")
+    assert (log.steps, log.broken) == ([5, 10], 0)
+
+
 def test_a_full_disk_costs_readings_but_not_the_training():
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
@@ -293,7 +308,8 @@ def test_a_log_that_raises_costs_one_warning_and_is_tried_again():
 
     model = massieu.nn.Transformer(8, 1, 2, vocabulary=10)
     watched = massieu.watch(model, every=5, log=Network())
-    with pytest.warns(UserWarning) as warned:
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
         for _ in range(16):
             model(torch.tensor([[1, 2, 3]]))
             watched.step()
@@ -325,6 +341,43 @@ def test_a_run_that_begins_anew_supersedes_what_follows_its_first_step(tmp_path,
     assert [row["entropy/layer00/min"] for row in log.rows] == [1.0, 2.0, 2.0]
     assert log.flags == []
     assert log.restarts == 1
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_flags_of_before_a_restart_count_no_more_unless_they_are_raised_anew(tmp_path, ending):
+    path, other = tmp_path / f"run.{ending}", Flag(**{**vars(FLAG), "head": 1})
+    write(path, [reading(0, [FLAG, other]), reading(5)])
+    write(path, [reading(10, [other]), reading(15)])
+    log = read_log(path)
+    assert log.steps == [0, 5, 10, 15]
+    assert [(flag["step"], flag["head"]) for flag in log.flags] == [(0, 2), (0, 1), (10, 1)]
+    assert [(flag["step"], flag["head"]) for flag in log.raised] == [(10, 1)]
+    assert (log.restarts, log.broken) == (1, 0)
+    write(path, [reading(5)])
+    assert (read_log(path).raised, read_log(path).restarts) == ([], 2)
+
+
+def test_a_run_that_was_restarted_and_is_well_shows_no_flag(tmp_path):
+    path, words = tmp_path / "run.jsonl", torch.tensor([[1, 2, 3, 4]])
+    rules = [massieu.monitor.Rule("warm", "entropy", ">", bound, bound, "it is warm", "") for bound in (0.1, 99.0)]
+    model = massieu.nn.Transformer(8, 1, 2, vocabulary=10)
+    for start, rule in zip((0, 3), rules, strict=True):
+        with massieu.watch(model, every=1, log=path, start=start, rules=[rule]) as watched:
+            for _ in range(3):
+                model(words)
+                watched.step()
+        assert bool(watched.flags) == (start == 0)
+    log = read_log(path)
+    assert log.steps == [0, 1, 2, 3, 4, 5]
+    assert log.raised == []
+    assert log.flags != []
+
+
+def test_a_csv_of_two_runs_is_a_table(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    for step in (0, 5):
+        write(tmp_path / "run.csv", [reading(step)])
+    assert list(pandas.read_csv(tmp_path / "run.csv")["step"]) == [0, 5]
 
 
 def test_a_growing_log_is_followed_line_by_line(tmp_path):
@@ -372,6 +425,11 @@ def test_stacks_are_told_apart(tmp_path):
             "run.csv",
             "a,b\n1,2\n",
             "run.csv must begin with the columns of massieu.watch, step first and flags last, got 'a,b'",
+        ),
+        (
+            "run.csv",
+            "step,a,flags\n0,1,\n",
+            "run.csv must begin with the columns of massieu.watch.* got 'step,a,flags'",
         ),
         ("run.csv", "step,entropy/layer00/min,flags\nx,1,\n0,1\n", "holds no reading in its 2 lines"),
         ("run.txt", "", "a log ends in .jsonl or .csv, got .*run.txt"),
