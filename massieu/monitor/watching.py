@@ -69,7 +69,7 @@ def watch(
         heads: whether :attr:`Watch.history` and logs of single numbers have a series for each head, too.
         quantities: "all", or some names of :data:`massieu.monitor.WATCHED`, such as ``("log_normalizer", "entropy")``.
         start: number of the first step, for a run that is continued.
-        rules: when to raise flags.
+        rules: when to raise flags; of the usual ones, those for quantities that are not computed are left out.
         gather: called with the sums of each reading before they become figures: merges those of several processes.
 
     Returns:
@@ -124,7 +124,11 @@ class Watch:
         self.readings: list[Reading] = []
         self.notes: list[str] = []
         self._model, self._plain, self._every, self._per_head = model, plain, every, heads
-        self._wanted, self._flags, self._gather = chosen(quantities), Flags(rules), gather
+        self._wanted, self._gather = chosen(quantities), gather
+        self._flags = Flags(rules, self._wanted)
+        if self._flags.left_out:
+            names = ", ".join(f"{rule.name} ({rule.quantity})" for rule in self._flags.left_out)
+            self.notes.append(f"not flagged, since the quantity is not computed: {names}")
         self._receivers = [] if log is None else [open_sink(log, per_head=heads)]
         self._shadow = is_compiled(model)
         if self._shadow:
