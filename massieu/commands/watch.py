@@ -27,10 +27,11 @@ def run(options: argparse.Namespace) -> int:
 
     from massieu.monitor.logs import read_log
     from massieu.report import watching
+    from massieu.report.watch_page import save_watch
 
     log, console = read_log(options.log), Console()
     if options.html:
-        watching.save_watch(log.to_dict(), Path(options.html))
+        save_watch(log.to_dict(), Path(options.html))
     if options.json:
         print(json.dumps(log.to_dict(), allow_nan=False))
     elif options.html:

@@ -22,7 +22,8 @@ from rich.console import Console
 
 from massieu import cli
 from massieu.monitor import Flag, Place, Reading, open_sink, read_log
-from massieu.report.watching import LARGEST_PAGE, render_watch, sparkline, terminal_view
+from massieu.report.watch_page import LARGEST_PAGE, render_watch
+from massieu.report.watching import sparkline, terminal_view
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAG = Flag("logit growth", "decoder", 1, 2, 120.0, 100.0, "scores saturate", "Dehghani et al. 2023")
