@@ -18,7 +18,8 @@ from massieu.report.pages import brief, inline_json, page
 __all__ = ["render_watch", "save_watch"]
 
 LARGEST_PAGE = 40_000  # points drawn, over all charts
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 300, 138, 52, 20, 10
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 300, 138, 70, 20, 10
+RIGHT = WIDTH - 8
 
 
 def render_watch(document: Document) -> str:
@@ -40,6 +41,7 @@ def render_watch(document: Document) -> str:
         for name, layers in thinned.items()
     ]
     data = {
+        "edges": [LEFT, RIGHT],
         "steps": steps,
         "curves": {
             f"{name}/{label}": {key: [_short(value) for value in values] for key, values in own.items()}
@@ -94,7 +96,7 @@ def _charts(name: str, steps: Sequence[int], layers: dict[str, Curves], document
         and max(known) > 8 * min(known)
     )
     up = _axis(known, HEIGHT - BOTTOM, TOP, logarithmic)
-    across = _axis([float(step) for step in steps], LEFT, WIDTH - 8, False)
+    across = _axis([float(step) for step in steps], LEFT, RIGHT, False)
     return [
         _chart(name, label, own, steps, across, up, [flag for flag in document["flags"] if flag["label"] == label])
         for label, own in layers.items()
@@ -102,7 +104,9 @@ def _charts(name: str, steps: Sequence[int], layers: dict[str, Curves], document
 
 
 def _axis(values: Sequence[float], first: float, last: float, logarithmic: bool) -> Any:
-    place = math.log10 if logarithmic else float
+    def place(value: float) -> float:
+        return math.log10(value) if logarithmic else value / 2  # halves, since the span of the largest would overflow
+
     low, high = place(min(values)), place(max(values))
 
     def at(value: float) -> float:
@@ -117,8 +121,8 @@ def _chart(
 ) -> Markup:
     parts = []
     for value in up.ends:
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - 8}" y1="{up(value):.1f}" y2="{up(value):.1f}"/>')
-        parts.append(f'<text x="{LEFT - 5}" y="{up(value) + 4:.1f}" text-anchor="end">{brief(value)}</text>')
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{RIGHT}" y1="{up(value):.1f}" y2="{up(value):.1f}"/>')
+        parts.append(f'<text x="{LEFT - 5}" y="{up(value) + 4:.1f}" text-anchor="end">{_label(value)}</text>')
     for step, anchor in zip(across.ends, ("start", "end"), strict=False):
         parts.append(f'<text x="{across(step):.1f}" y="{HEIGHT - 5}" text-anchor="{anchor}">{_spaced(step)}</text>')
     for low, high in _runs(own.get("min", ()), own.get("max", ()), steps):
@@ -170,7 +174,16 @@ def _points(run: Sequence[tuple[int, float]], across: Any, up: Any) -> str:
 
 
 def _short(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.4g}")
+    if value is None:
+        return None
+    rounded = float(f"{value:.4g}")
+    return rounded if math.isfinite(rounded) else value
+
+
+def _label(value: float) -> str:
+    """A figure at an axis, as short as it can be: 1.39e3, −2.5e−7."""
+    number, _, exponent = brief(value).partition("e")
+    return f"{number}e{exponent[:1].strip('+')}{exponent[1:].lstrip('0')}" if exponent else number
 
 
 def _spaced(step: float) -> str:

@@ -35,6 +35,9 @@ def terminal_view(document: Document, *, width: int = 100, rows: int | None = No
     curves, raised = courses(document), document["raised"]
     chosen = [found for names in (SHARP, LARGE) if (found := next((x for x in names if x in curves), None))]
     chosen = chosen or list(curves)[:1]
+    title = Text.assemble((document["log"], "bold"), f"  {lead(document)}")
+    if not chosen:
+        return Group(title, Text("no figure is known so far", style="dim"))
     labels = list(dict.fromkeys(label for name in chosen for label in curves[name]))
     least = None if rows is None else max(1, rows - 4 - 4 * len(grouped(raised)))
     shown = labels[:least]
@@ -61,7 +64,7 @@ def terminal_view(document: Document, *, width: int = 100, rows: int | None = No
             own = curves[name].get(label, {})
             cells += [sparkline(own.get("median") or own.get("value") or [], max(room, 1)), figures[name][i]]
         table.add_row(label, *cells, Text(beside[i], style="bold red"))
-    lines: list[Any] = [Text.assemble((document["log"], "bold"), f"  {lead(document)}"), table]
+    lines: list[Any] = [title, table]
     if least is not None and len(labels) > least:
         lines.append(Text(f"and {len(labels) - least} more layers; --html PAGE shows all of them", style="dim"))
     for flag in grouped(raised):
@@ -74,20 +77,25 @@ def terminal_view(document: Document, *, width: int = 100, rows: int | None = No
 def follow(log: Any, console: Any, interval: float = 1.0) -> None:
     """Show a log on a rich console and again whenever it has grown, until somebody presses Ctrl-C.
 
+    A log without a reading is waited for.
+
     Args:
-        log: with ``update``, which says whether there is more, and ``to_dict``; a :class:`massieu.monitor.Log`.
+        log: a :class:`massieu.monitor.Log`.
         console: of rich.
         interval: seconds between two looks at the file.
     """
     from rich.live import Live
+    from rich.text import Text
 
     def view() -> Any:
+        if not log.steps:
+            return Text.assemble((log.path.name, "bold"), "  waits for the first reading; Ctrl-C ends it")
         return terminal_view(log.to_dict(), width=console.width, rows=console.height)
 
     with contextlib.suppress(KeyboardInterrupt), Live(view(), console=console, auto_refresh=False) as live:
         while True:
             time.sleep(interval)
-            if log.update() and log.steps:
+            if log.update():
                 live.update(view(), refresh=True)
 
 
@@ -105,8 +113,9 @@ def sparkline(values: Sequence[float | None], width: int) -> str:
     known = [value for value in kept if value is not None]
     if not known:
         return " " * count
-    low, span = min(known), (max(known) - min(known)) or 1.0
-    return "".join(" " if value is None else BARS[int((value - low) / span * 7.999)] for value in kept)
+    # Halves, since the span of the largest numbers would overflow.
+    low, span = min(known) / 2, (max(known) / 2 - min(known) / 2) or 1.0
+    return "".join(" " if value is None else BARS[int((value / 2 - low) / span * 7.999)] for value in kept)
 
 
 def _title(document: Document, name: str) -> str:
