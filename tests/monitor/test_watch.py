@@ -208,6 +208,21 @@ def test_singular_values_are_those_of_the_differentiated_weights(name):
         assert_close(reading.heads["qk_size"][row], size, rtol=2e-3, atol=1e-4)
 
 
+def test_singular_values_follow_weights_that_turn_between_readings():
+    torch.manual_seed(0)
+    model, tokens = massieu.nn.MeasureAttention(16, num_heads=2), torch.randn(2, 6, 16)
+    with massieu.watch(model, every=1) as watched:
+        for _ in range(3):
+            with torch.no_grad():
+                for projection in (model.q_proj, model.k_proj):
+                    one = torch.randn(2, 8, 1) * torch.randn(2, 1, 16)  # which dominates
+                    projection.weight.copy_((torch.randn(2, 8, 16) + 5 * one).flatten(0, 1))
+            model(tokens)
+            query, key = (each.weight.detach().double().unflatten(0, (2, 8)) for each in (model.q_proj, model.k_proj))
+            true = torch.linalg.matrix_norm(query.mT @ key, 2) / 8**0.5
+            assert_close(watched.readings[-1].heads["qk_norm"][0], true, rtol=1e-3, atol=1e-5)
+
+
 def test_weights_behind_a_norm_are_not_told():
     model, inputs = quiet("qwen3")
     assert bool(read(model, **inputs).heads["qk_norm"].isnan().all())
