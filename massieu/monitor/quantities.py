@@ -83,10 +83,10 @@ def chosen(quantities: Iterable[str] | str) -> frozenset[str]:
         >>> sorted(chosen(("entropy", "log_normalizer")))
         ['entropy', 'log_normalizer']
     """
-    if quantities == "all":
+    if isinstance(quantities, str) and quantities == "all":
         return frozenset(WATCHED)
-    names = [quantities] if isinstance(quantities, str) else list(quantities)
-    unknown = [name for name in names if name not in WATCHED]
+    names = list(quantities) if isinstance(quantities, Iterable) and not isinstance(quantities, str) else [quantities]
+    unknown = [name for name in names if not isinstance(name, str) or name not in WATCHED]
     if unknown or not names:
         got = ", ".join(map(repr, unknown)) or "none"
         raise ValueError(f'quantities must be "all" or some of {", ".join(WATCHED)}, got {got}; "all" costs little')

@@ -47,6 +47,8 @@ def collect(model: nn.Module) -> Iterator[Collected]:
         <2 attention calls, 8 heads>
         >>> massieu.monitor.z_loss(attention).backward()
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch module, got {type(model).__name__}; pass the model that you train")
     collected = Collected()
     with tap(model, collected._receive, gradients=True):
         yield collected

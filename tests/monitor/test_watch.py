@@ -480,7 +480,7 @@ def test_a_model_is_watched_once():
     massieu.watch(model).close()
 
 
-@pytest.mark.parametrize("names", [("entropy", "entropie"), (), "entropie"])
+@pytest.mark.parametrize("names", [("entropy", "entropie"), (), "entropie", 3, None, [["entropy"]]])
 def test_quantities_have_names(names):
     with pytest.raises(ValueError, match='quantities must be "all" or some of log_normalizer, entropy'):
         massieu.watch(small(), quantities=names)
