@@ -165,6 +165,11 @@ class Watch:
         self._steps.update()
 
     @property
+    def number(self) -> int:
+        """Number of the step that training is in; one less than ``start`` before the first pass."""
+        return self._steps.number
+
+    @property
     def flags(self) -> tuple[Flag, ...]:
         """The flags that are raised now."""
         return self._flags.active

@@ -462,6 +462,16 @@ def test_a_run_that_is_continued_keeps_its_numbers(tmp_path):
     assert [reading.step for reading in lines] == [0, 2, 4]
 
 
+def test_the_number_of_the_step_is_told():
+    model = small()
+    with massieu.watch(model, every=10, start=7) as watched:
+        assert watched.number == 6
+        for _ in range(3):
+            model(WORDS)
+            watched.step()
+        assert watched.number == 9
+
+
 @pytest.mark.parametrize("start", [-1, 0.5, True])
 def test_start_is_a_number_of_a_step(start):
     with pytest.raises(ValueError, match="start must be the number of the first step, got"):
