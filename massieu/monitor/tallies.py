@@ -134,8 +134,8 @@ def _likeness(product: Tensor) -> Tensor:
     """The largest cosine of each head with another one; nan for a head alone."""
     size = product.diagonal().sqrt()
     cosine = product / (size[:, None] * size)
-    others = cosine.masked_fill(torch.eye(len(size), dtype=torch.bool), -torch.inf).nan_to_num(nan=-torch.inf)
-    best = others.amax(-1)
+    own = torch.eye(len(size), dtype=torch.bool)
+    best = cosine.masked_fill(own | cosine.isnan(), -torch.inf).amax(-1)
     return best.masked_fill(best == -torch.inf, torch.nan)
 
 
