@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ class Listening:
         model: the model.
         wanted: names of quantities.
         vectors: where power iterations of earlier readings ended, by place; those of this one are put there.
+        places: those of earlier readings. They stay what they were: scores that are nan do not tell a decoder.
         fallback: whether to listen outside of attention interfaces too, as in :func:`massieu.taps.tap`.
     """
 
@@ -39,11 +40,12 @@ class Listening:
         model: nn.Module,
         wanted: frozenset[str],
         vectors: dict[tuple[str, int], Tensor],
+        places: Iterable[Place] = (),
         *,
         fallback: bool = True,
     ) -> None:
         self.tallies: dict[tuple[str, int], Tally] = {}
-        self._wanted, self._vectors = wanted, vectors
+        self._wanted, self._vectors, self._places = wanted, vectors, {place.name: place for place in places}
         self._seen: dict[nn.Module, list[Seen]] = {}
         self._ended: dict[nn.Module, list[tuple[Tally, Tensor]]] = {}
         self._blocks: dict[str, nn.Module] = {}
@@ -73,15 +75,18 @@ class Listening:
         self._ended.clear()
 
     def _receive(self, call: AttentionCall) -> None:
-        key = (call.stack, call.layer)
         name = f"{call.name}[{call.number}]" if call.number else call.name
-        tally = self.tallies.setdefault(key, Tally(Place(call.stack, call.layer, name, call.shape[1])))
+        place = self._places.get(name, Place(call.stack, call.layer, name, call.shape[1]))
+        key = (place.stack, place.layer)
+        tally = self.tallies.setdefault(key, Tally(place))
         add_call(tally, call, self._wanted)
         if self._wanted & WEIGHTS:
             found, vector = score_sizes(call, self._seen.pop(call.module, []), self._vectors.get(key))
             tally.known |= found
             if vector is not None:
                 self._vectors[key] = vector
+            elif found:  # weights with nan: the next reading begins anew
+                self._vectors.pop(key, None)
         block = self._blocks.get(call.name)
         if block is not None:
             self._ended.setdefault(block, []).append((tally, present_rows(call)))

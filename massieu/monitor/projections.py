@@ -53,7 +53,7 @@ def score_sizes(call: AttentionCall, seen: list[Seen], start: Tensor | None) -> 
         start: vectors of the last reading, or None.
 
     Returns:
-        The two by name, nothing if the weights were not found, and vectors for the next reading.
+        The two by name, nothing if the weights were not found, and vectors for the next reading if they are numbers.
     """
     weights = _weights(call, seen)
     if weights is None:
@@ -70,7 +70,8 @@ def score_sizes(call: AttentionCall, seen: list[Seen], start: Tensor | None) -> 
     square = torch.einsum("hi,hij,hj->h", image, right, image) / (vector * image).sum(-1).clamp_min(FEW)
     size = (left * right.mT).sum((-2, -1))
     found = {"qk_norm": square, "qk_size": size}
-    return {name: scale * value.clamp_min(0).sqrt().double().cpu() for name, value in found.items()}, vector
+    sizes = {name: scale * value.clamp_min(0).sqrt().double().cpu() for name, value in found.items()}
+    return sizes, vector if bool(vector.isfinite().all()) else None
 
 
 def _weights(call: AttentionCall, seen: list[Seen]) -> tuple[Tensor, Tensor] | None:

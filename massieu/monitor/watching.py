@@ -193,7 +193,8 @@ class Watch:
             self._updates.remember()
 
     def _listen(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._open = Listening(self._model, self._wanted, self._vectors, fallback=self._fallback)
+        places = self._places.values()
+        self._open = Listening(self._model, self._wanted, self._vectors, places, fallback=self._fallback)
         if not self._shadow:
             self._open.begin(module, args, kwargs)
             return
