@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from massieu.taps import AttentionCall, Tap, tap
 from massieu.taps.passes import recomputes
 from massieu.taps.structure import attention_modules, named
 
-__all__ = ["Listening", "unnoticed"]
+__all__ = ["Listening"]
 
 WEIGHTS = frozenset({"qk_norm", "qk_size"})
 STREAM = frozenset({"token_cosine", "effective_rank"})
@@ -111,27 +110,6 @@ class Listening:
                 # Models of images may go from windows to images in between: then nothing says which token is whose.
                 if tokens.dim() == 3 and present.shape == tokens.shape[:2]:
                     add_tokens(tally, tokens, present, self._wanted)
-
-
-@contextlib.contextmanager
-def unnoticed(model: nn.Module) -> Iterator[None]:
-    """What runs inside leaves random numbers, buffers and the casts of autocast as they were."""
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
-    numbers, cached = random.getstate(), torch.is_autocast_cache_enabled()
-    # Some versions of torch keep a cast that was made without gradients, and use it in the pass that needs them.
-    torch.set_autocast_cache_enabled(False)
-    try:
-        with torch.random.fork_rng(devices=devices), torch.no_grad():
-            yield
-    finally:
-        torch.set_autocast_cache_enabled(cached)
-        random.setstate(numbers)
-        with torch.no_grad():
-            for buffer, value in buffers:
-                # By value: batch norms write without a new version, and what was not written may be part of a graph.
-                if not torch.equal(buffer, value):
-                    buffer.copy_(value)
 
 
 def _block(path: str, modules: Mapping[str, nn.Module]) -> str:

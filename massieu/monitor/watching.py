@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from massieu.inspection.run import NotObservable
 from massieu.kernels.graphs import call_eagerly
 from massieu.monitor.flags import RULES, Flags, Rule
-from massieu.monitor.listening import Listening, unnoticed
+from massieu.monitor.listening import Listening
 from massieu.monitor.quantities import HEADS, LAYERS, chosen
 from massieu.monitor.reading import Flag, Place, Reading
 from massieu.monitor.sinks import open_sink
 from massieu.monitor.steps import Steps, Updates
 from massieu.monitor.tallies import Tally
+from massieu.monitor.unnoticed import unnoticed
 from massieu.taps.passes import recomputes
 from massieu.taps.structure import is_compiled
 
@@ -58,8 +59,10 @@ def watch(
     place; in other loops, and where you want to count yourself, call :meth:`Watch.step` behind each update. Of several
     passes of one step the first is read.
 
-    A compiled model is read in a pass of its own that runs uncompiled, with random numbers and buffers put back, before
-    the compiled one: a reading then costs a forward pass more. Pass what ``torch.compile`` returned.
+    A compiled model is read in a pass of its own that runs uncompiled, before the compiled one: a reading then costs a
+    forward pass more. Random numbers, buffers, and tensors, numbers and generators that modules hold as attributes are
+    put back; what a forward pass changes elsewhere, such as lists that it appends to, changes twice at a reading. Pass
+    what ``torch.compile`` returned.
 
     Args:
         model: any module with attention that :func:`massieu.taps.tap` can hear.
