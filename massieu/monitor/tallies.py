@@ -73,7 +73,7 @@ def add_call(tally: Tally, call: AttentionCall, wanted: frozenset[str]) -> None:
     present = present_rows(call)
     if wanted & {*EXACT, "score_max"}:
         rows = exact_rows(call)
-        broken = rows["log_normalizer"].isnan()
+        broken = rows["log_normalizer"].isnan() & (rows["atoms"] > 0)
         for name in EXACT:
             if name in wanted and name in rows:
                 _add_rows(tally, name, rows[name], present, broken)
@@ -90,9 +90,8 @@ def add_call(tally: Tally, call: AttentionCall, wanted: frozenset[str]) -> None:
         position = position.clamp_min(0)
         if "score_range" in wanted:
             rows = sampled_rows(call, position)
-            _add_rows(
-                tally, "score_range", rows["score_range"], taken, rows["score_range"].isnan() & (rows["atoms"] > 0)
-            )
+            broken = rows["score_range"].isnan() & (rows["atoms"] > int(call.sink is not None))
+            _add_rows(tally, "score_range", rows["score_range"], taken, broken)
         if "likeness" in wanted:
             _add_departures(tally, call, position, taken, present)
 
