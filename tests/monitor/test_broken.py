@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import massieu
 from massieu.inspection.rows import call_statistics, sampled_rows
-from massieu.monitor import Reading
+from massieu.monitor import Reading, collect, entropy_floor, logit_bound, z_loss
 from massieu.taps import ears
 
 WORDS = torch.randint(10, (2, 8), generator=torch.Generator().manual_seed(0))
@@ -167,3 +167,36 @@ def test_rows_with_a_bad_log_weight_are_nan_and_the_others_are_not(value):
     for name in ("mass90", "score_range"):
         assert torch.equal(found[name].isnan(), where)
         assert torch.equal(found[name][~where], expected[name][~where])
+
+
+PENALTIES = {
+    "floor": lambda attention: entropy_floor(attention, 1.0),
+    "normalized floor": lambda attention: entropy_floor(attention, 0.5, normalized=True),
+    "z": z_loss,
+    "bound": lambda attention: logit_bound(attention, 5.0),
+}
+
+
+@pytest.mark.parametrize("penalty", PENALTIES)
+@pytest.mark.parametrize("name", ["gpt2", "t5", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("how", ["nan weights", "one nan weight"])
+def test_penalties_of_attention_with_nan_are_nan(name, how, penalty):
+    model, inputs = build(name, padding="right" if name == "gpt2" else "none")
+    own = next(
+        key for key, weight in model.named_parameters() if ".c_attn.w" in key or "q_proj.w" in key or ".q.w" in key
+    )
+    spoil(model, how, own)
+    with collect(model) as attention:
+        model(**inputs)
+    assert bool(PENALTIES[penalty](attention).isnan())
+
+
+def test_rows_without_atoms_are_not_rows_with_nan():
+    torch.manual_seed(0)
+    attention = massieu.nn.MeasureAttention(8, num_heads=2)
+    mask = torch.ones(5, 5, dtype=torch.bool)
+    mask[1] = False
+    with massieu.watch(attention, every=1) as watched, collect(attention) as collected:
+        attention(torch.randn(2, 5, 8), log_weight=mask)
+    assert all(bool(values.isfinite().all()) for values in watched.readings[0].heads.values())
+    assert all(bool(penalty(collected).isfinite()) for penalty in PENALTIES.values())
