@@ -3,8 +3,9 @@ r"""The weights behind queries and keys, found in a running model by what they c
 A projection of an attention module is recognised by its output: blocks of it have the norms of the queries (or keys)
 that were heard, token by token, up to one factor. Rotary positions turn queries and keep their norms, so fused,
 interleaved, grouped, scaled and rotated projections are all the same; where a norm or another nonlinearity stands
-between, nothing is found. :func:`massieu.inspection.weights.head_weights` finds more, by differentiation, at a price
-that a training loop cannot pay.
+between, or where the tokens of the first sequence are one or all the same, nothing is found.
+:func:`massieu.inspection.weights.head_weights` finds more, by differentiation, at a price that a training loop cannot
+pay.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ __all__ = ["Seen", "is_projection", "score_sizes"]
 
 TOKENS = 8  # compared
 TOLERANCE = 0.02  # relative, of a norm: bfloat16 has eight bits
+ROUNDING = 1e-5  # of a ratio of norms
 FIRST, LATER = 64, 8  # steps of the power iteration
 FEW = 1e-30  # nothing is as small
 
@@ -109,7 +111,7 @@ def _match(heard: Tensor, seen: list[Seen]) -> Tensor | None:
         weight = module.get_parameter("weight").detach()
         blocks += (weight if isinstance(module, nn.Linear) else weight.mT).unflatten(0, (-1, dim)).unbind(0)
         sizes.append(rows[at].float().unflatten(-1, (-1, dim)).norm(dim=-1).mT)
-    if not blocks:
+    if not blocks or tokens == 1:
         return None
     ratio = norms[:, None] / torch.cat(sizes)[None]  # (heads, blocks, some tokens)
     factor = ratio.mean(-1)
@@ -117,6 +119,10 @@ def _match(heard: Tensor, seen: list[Seen]) -> Tensor | None:
     best, place = spread.min(-1)
     if not bool((best < TOLERANCE).all()):
         return None
+    # Tokens of one norm tell no block from another: only blocks that are the same may fit as well.
+    for head, block in (spread <= 2 * best[:, None] + ROUNDING).nonzero().tolist():
+        if not torch.equal(blocks[block], blocks[int(place[head])]):
+            return None
     chosen = [factor[head, int(block)] * blocks[int(block)].float() for head, block in enumerate(place)]
     return torch.stack(chosen)
 
