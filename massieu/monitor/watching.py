@@ -57,7 +57,8 @@ def watch(
     A step is what happens between two changes of the weights, so that accumulated gradients count as one step and
     evaluation as none. Changes are seen where an optimizer of torch makes them, or anything that writes parameters in
     place; in other loops, and where you want to count yourself, call :meth:`Watch.step` behind each update. Of several
-    passes of one step the first is read.
+    passes of one step the first is read. A pass in eval mode or without gradients counts as evaluation: call the
+    model's ``train()`` before the loop. A warning says so where weights change and nothing was ever read.
 
     A compiled model is read in a pass of its own that runs uncompiled, before the compiled one: a reading then costs a
     forward pass more. Random numbers, buffers, and tensors, numbers and generators that modules hold as attributes are
@@ -183,7 +184,10 @@ class Watch:
         if self._busy or recomputes():
             return
         self._abandon()  # a pass that did not end
-        if not (module.training and torch.is_grad_enabled()) or not self._steps.advance():
+        if not (module.training and torch.is_grad_enabled()):
+            self._steps.overlook(module.training)
+            return
+        if not self._steps.advance():
             return
         step = self._steps.number
         if step % self._every == 0:
