@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from massieu.inspection.run import NotObservable
 from massieu.kernels.graphs import call_eagerly
 from massieu.monitor.flags import RULES, Flags, Rule
-from massieu.monitor.listening import Listening, unnoticed
+from massieu.monitor.listening import Listening
 from massieu.monitor.quantities import HEADS, LAYERS, chosen
 from massieu.monitor.reading import Flag, Place, Reading
 from massieu.monitor.sinks import open_sink
 from massieu.monitor.steps import Steps, Updates
 from massieu.monitor.tallies import Tally
+from massieu.monitor.unnoticed import unnoticed
 from massieu.taps.passes import recomputes
 from massieu.taps.structure import is_compiled
 
@@ -56,10 +57,13 @@ def watch(
     A step is what happens between two changes of the weights, so that accumulated gradients count as one step and
     evaluation as none. Changes are seen where an optimizer of torch makes them, or anything that writes parameters in
     place; in other loops, and where you want to count yourself, call :meth:`Watch.step` behind each update. Of several
-    passes of one step the first is read.
+    passes of one step the first is read. A pass in eval mode or without gradients counts as evaluation: call the
+    model's ``train()`` before the loop. A warning says so where weights change and nothing was ever read.
 
-    A compiled model is read in a pass of its own that runs uncompiled, with random numbers and buffers put back, before
-    the compiled one: a reading then costs a forward pass more. Pass what ``torch.compile`` returned.
+    A compiled model is read in a pass of its own that runs uncompiled, before the compiled one: a reading then costs a
+    forward pass more. Random numbers, buffers, and tensors, numbers and generators that modules hold as attributes are
+    put back; what a forward pass changes elsewhere, such as lists that it appends to, changes twice at a reading. Pass
+    what ``torch.compile`` returned.
 
     Args:
         model: any module with attention that :func:`massieu.taps.tap` can hear.
@@ -189,7 +193,10 @@ class Watch:
         if self._busy or recomputes():
             return
         self._abandon()  # a pass that did not end
-        if not (module.training and torch.is_grad_enabled()) or not self._steps.advance():
+        if not (module.training and torch.is_grad_enabled()):
+            self._steps.overlook(module.training)
+            return
+        if not self._steps.advance():
             return
         step = self._steps.number
         if step % self._every == 0:
@@ -202,7 +209,8 @@ class Watch:
             self._updates.remember()
 
     def _listen(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._open = Listening(self._model, self._wanted, self._vectors, fallback=self._fallback)
+        places = self._places.values()
+        self._open = Listening(self._model, self._wanted, self._vectors, places, fallback=self._fallback)
         if not self._shadow:
             self._open.begin(module, args, kwargs)
             return
