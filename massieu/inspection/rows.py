@@ -22,7 +22,7 @@ def exact_rows(call: AttentionCall) -> dict[str, Tensor]:
     Beside the row statistics: ``score_max`` :math:`= \log Z + \log \max_j p_j`, ``normalized_entropy``
     :math:`= H / \log N` with N the row's own number of atoms, and the mass on three named atoms,
     :math:`p_j = e^{s_j - \log Z}`: the first one of the sequence (for rows behind it), the row's own and the one
-    before. ``atoms`` is N, and broadcasts.
+    before.
     """
     statistics = call_statistics(call)
     log_z, entropy = statistics.log_normalizer, statistics.entropy
@@ -38,7 +38,6 @@ def exact_rows(call: AttentionCall) -> dict[str, Tensor]:
         "score_mean": statistics.score_mean,
         "score_variance": statistics.score_variance,
         "score_max": log_z + statistics.peak.log(),
-        "atoms": atoms,
     }
     if call.stack != "cross":
         found |= {name: (score - log_z).exp() for name, score in _named_scores(call).items()}
