@@ -123,11 +123,8 @@ def _title(document: Document, name: str) -> str:
 
 
 def _now(own: Curves, keys: Sequence[str] = ("min", "median", "max")) -> str:
-    """The last figures of a course."""
-    shown = []
-    for key in keys if "median" in own else ("value",):
-        shown.append(brief(next((value for value in reversed(own.get(key, [])) if value is not None), None)))
-    return " ".join(shown)
+    """What the last reading found; a dash where that was no number, whatever was there before."""
+    return " ".join(brief(own[key][-1] if own.get(key) else None) for key in (keys if "median" in own else ("value",)))
 
 
 def _header(figures: Sequence[str]) -> str:

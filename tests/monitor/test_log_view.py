@@ -93,6 +93,14 @@ def test_a_low_terminal_shows_what_fits_and_says_so(tmp_path):
     assert len(shown(document).splitlines()) > 40
 
 
+def test_what_is_no_number_any_more_is_not_shown_as_it_was(tmp_path):
+    path = write(tmp_path / "run.jsonl")
+    sink, place = open_sink(path), Place("decoder", 0, "decoder.0", 3)
+    sink(Reading(500, (place,), {"entropy": torch.full((1, 3), torch.nan, dtype=torch.float64)}))
+    sink.close()
+    assert re.search(r"layer00 +█\S+ +– – –", shown(read_log(path).to_dict()))
+
+
 def test_a_narrow_terminal_shows_less_of_everything_and_cuts_nothing_off(tmp_path):
     document = read_log(write(tmp_path / "run.jsonl", steps=300, flags={2: [FLAG]})).to_dict()
     wide, usual, narrow = (shown(document, width=width).splitlines()[1:4] for width in (80, 75, 58))
