@@ -69,6 +69,15 @@ class Rule:
 
 RULES: tuple[Rule, ...] = (
     Rule(
+        "not finite",
+        "broken_rows",
+        ">",
+        1e-9,  # less than one row
+        1e-10,
+        "scores are nan or infinite, so the loss is no number either; the cause lies at an earlier step",
+        "Micikevicius et al. 2018, arXiv 1710.03740, section 3.2",
+    ),
+    Rule(
         "entropy collapse",
         "normalized_entropy",
         "<",

@@ -71,11 +71,13 @@ class Tally:
 def add_call(tally: Tally, call: AttentionCall, wanted: frozenset[str]) -> None:
     """Add the rows of one attention call; padded queries do not count."""
     present = present_rows(call)
-    if wanted & {*EXACT, "score_max"}:
+    if wanted & {*EXACT, "score_max", "broken_rows"}:
         rows = exact_rows(call)
         broken = rows["log_normalizer"].isnan()
         if bool(broken.any()):  # rows without atoms are none of them
             broken = broken & (num_atoms(call) > 0).to(broken.device)
+        if "broken_rows" in wanted:
+            _add_rows(tally, "broken_rows", broken.double(), present, broken)
         for name in EXACT:
             if name in wanted and name in rows:
                 _add_rows(tally, name, rows[name], present, broken)

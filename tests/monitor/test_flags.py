@@ -212,8 +212,8 @@ def test_a_rule_for_what_is_not_computed_is_refused():
 def test_usual_rules_for_what_is_not_computed_are_named():
     with massieu.watch(small(), quantities=("score_max", "entropy")) as watched:
         assert watched.notes == [
-            "not flagged, since the quantity is not computed: entropy collapse (normalized_entropy), rank collapse"
-            " (token_cosine), dead head (output_share), duplicate head (likeness)"
+            "not flagged, since the quantity is not computed: not finite (broken_rows), entropy collapse"
+            " (normalized_entropy), rank collapse (token_cosine), dead head (output_share), duplicate head (likeness)"
         ]
     with massieu.watch(small(), quantities=("score_max",), rules=[]) as watched:
         assert watched.notes == []
