@@ -225,7 +225,14 @@ def test_a_terminal_follows_the_log_until_ctrl_c(tmp_path, steps):
     ours, theirs = pty.openpty()
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
     command = [sys.executable, "-m", "massieu", "watch", str(path)]
-    process = subprocess.Popen(command, env=environment, stdin=theirs, stdout=theirs, stderr=theirs)
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # background jobs begin with it ignored
+    )
     os.close(theirs)
     seen = b""
 
@@ -237,13 +244,17 @@ def test_a_terminal_follows_the_log_until_ctrl_c(tmp_path, steps):
             if select.select([ours], [], [], 0.2)[0]:
                 seen += os.read(ours, 65536)
 
-    until(b"steps 0 to 100" if steps else b"waits for the first reading")
-    sink = open_sink(path)
-    sink(Reading(700, (Place("decoder", 0, "decoder.0", 3),), {"entropy": torch.ones(1, 3)}))
-    until(b"steps 0 to 700" if steps else b"step 700")
-    process.send_signal(signal.SIGINT)
-    assert process.wait(20) == 0
-    os.close(ours)
+    try:
+        until(b"steps 0 to 100" if steps else b"waits for the first reading")
+        sink = open_sink(path)
+        sink(Reading(700, (Place("decoder", 0, "decoder.0", 3),), {"entropy": torch.ones(1, 3)}))
+        until(b"steps 0 to 700" if steps else b"step 700")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
 
 
 def test_peaks_survive_the_thinning_of_a_long_run(tmp_path):
