@@ -25,18 +25,24 @@ def run(options: argparse.Namespace) -> int:
     need("rich", "jinja2")
     from rich.console import Console
 
-    from massieu.monitor.logs import read_log
+    from massieu.monitor.logs import Log, read_log
     from massieu.report import watching
+    from massieu.report.watch_page import save_watch
 
-    log, console = read_log(options.log), Console()
+    console = Console()
+    if console.is_terminal and not (options.once or options.html or options.json):
+        live = Log(options.log)
+        live.update()
+        if live.steps or not live.broken:
+            watching.follow(live, console)
+            return 0
+    log = read_log(options.log)
     if options.html:
-        watching.save_watch(log.to_dict(), Path(options.html))
+        save_watch(log.to_dict(), Path(options.html))
     if options.json:
         print(json.dumps(log.to_dict(), allow_nan=False))
     elif options.html:
         print(f"page: {options.html}")
-    elif options.once or not console.is_terminal:
-        console.print(watching.terminal_view(log.to_dict(), width=console.width))
     else:
-        watching.follow(log, console)
+        console.print(watching.terminal_view(log.to_dict(), width=console.width))
     return 0

@@ -60,7 +60,8 @@ def call_statistics(call: AttentionCall) -> RowStatistics:
     r"""The statistics of all rows of a call, each field ``(batch, heads, queries)``, without a matrix of weights.
 
     Those of the weights :math:`p_{ij} \propto e^{s_{ij} + \log h_{ij}}` that the model computes before dropout: mask,
-    bias, window, softcap and sink are part of them. Differentiable where the call is part of a graph.
+    bias, window, softcap and sink are part of them. Differentiable where the call is part of a graph. A row with a
+    score that is nan or plus infinity has statistics of nan.
 
     Example:
         >>> model, calls = massieu.nn.Transformer(16, num_layers=1, num_heads=4, vocabulary=10), []
@@ -72,21 +73,14 @@ def call_statistics(call: AttentionCall) -> RowStatistics:
     if call.scores is None and call.softcap is None:
         assert call.query is not None
         assert call.key is not None
+        query, weight, sink = _with_numbers(call.query, call.log_weight, call.sink)
         return row_statistics(
-            call.query,
-            call.key,
-            call.log_weight,
-            scale=call.scale,
-            causal=call.causal,
-            window=call.window,
-            sink=call.sink,
+            query, call.key, weight, scale=call.scale, causal=call.causal, window=call.window, sink=sink
         )
-    # Scores that are no inner products are log weights of atoms at the origin.
     found = []
     for scores in _score_blocks(call):
-        nothing = scores.new_zeros(1, 1)
-        shape = (*scores.shape[:-1], 1)
-        found.append(row_statistics(nothing.expand(shape), nothing.expand(scores.shape[-1], 1), scores, sink=call.sink))
+        query, key, weight, sink = _at_the_origin(scores, call.sink)
+        found.append(row_statistics(query, key, weight, sink=sink))
     return RowStatistics(*(torch.cat(field, -1) for field in zip(*found, strict=True)))
 
 
@@ -158,18 +152,17 @@ def num_atoms(call: AttentionCall) -> Tensor:
     elif call.scores is None:
         count = _present(call, torch.arange(queries)[None]).sum(-1)
     else:
-        count = torch.cat([(block > -torch.inf).sum(-1) for block in _score_blocks(call)], -1)
+        count = torch.cat([(block != -torch.inf).sum(-1) for block in _score_blocks(call)], -1)
     return count + (call.sink is not None)
 
 
 def _whole_rows(call: AttentionCall, position: Tensor) -> dict[str, Tensor]:
     scores = scores_at(call, position)
     atoms, lowest = _count_and_lowest(scores, call)
-    nothing = scores.new_zeros(1, 1)
-    queries, keys = nothing.expand(*scores.shape[:-1], 1), nothing.expand(scores.shape[-1], 1)
-    count = mass_count(queries, keys, MASS, scores, sink=call.sink)
+    query, key, weight, sink = _at_the_origin(scores, call.sink)
+    count = mass_count(query, key, MASS, weight, sink=sink)
     total = atoms + (call.sink is not None)
-    empty = atoms == 0
+    empty = (atoms == 0) | query[..., 0].isnan()
     return {
         "mass90": count.double().masked_fill(empty, torch.nan),
         "mass90_share": (count / total).masked_fill(empty, torch.nan),
@@ -178,11 +171,31 @@ def _whole_rows(call: AttentionCall, position: Tensor) -> dict[str, Tensor]:
     }
 
 
+def _at_the_origin(scores: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Query, key, log weights and sink for given scores: they are log weights of atoms at the origin."""
+    nothing = scores.new_zeros(1, 1)
+    query, weight, sink = _with_numbers(nothing.expand(*scores.shape[:-1], 1), scores, sink)
+    return query, nothing.expand(scores.shape[-1], 1), weight, sink
+
+
+def _with_numbers(
+    query: Tensor, weight: Tensor | None, sink: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The same rows with log weights that the statistics accept: of a row with nan or infinity, the query is nan."""
+    if weight is not None and weight.is_floating_point() and not bool(weight.detach().amax() < torch.inf):
+        wrong = ~(weight < torch.inf)
+        query, weight = query.masked_fill(wrong.any(-1, keepdim=True), torch.nan), weight.masked_fill(wrong, 0.0)
+    if sink is not None and not bool(sink.detach().amax() < torch.inf):
+        wrong = ~(sink < torch.inf)
+        query, sink = query.masked_fill(wrong[:, None, None], torch.nan), sink.masked_fill(wrong, 0.0)
+    return query, weight, sink
+
+
 def _count_and_lowest(scores: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
     """How many atoms rows see, and the smallest score among them."""
     if not _hides(call):
         return torch.full(scores.shape[:-1], scores.shape[-1], device=scores.device), scores.amin(-1)
-    present = scores > -torch.inf
+    present = scores != -torch.inf
     return present.sum(-1), scores.masked_fill(~present, torch.inf).amin(-1)
 
 
@@ -215,7 +228,7 @@ def _present(call: AttentionCall, position: Tensor) -> Tensor:
         seen = seen & ((atom - own).abs() < call.window)
     if call.log_weight is not None:
         weight = _rows_of(call.log_weight, position.to(call.log_weight.device))
-        own_mask = weight if weight.dtype == torch.bool else weight > -torch.inf
+        own_mask = weight if weight.dtype == torch.bool else weight != -torch.inf
         seen = seen.to(weight.device) & own_mask
     return seen
 

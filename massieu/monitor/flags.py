@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal
 
+from massieu.monitor.quantities import HEADS, WATCHED
 from massieu.monitor.reading import Flag, Place, Reading, summary
 
 __all__ = ["RULES", "Flags", "Rule"]
@@ -18,7 +21,7 @@ class Rule:
 
     Attributes:
         name: of the flag.
-        quantity: which quantity is compared.
+        quantity: which quantity of :data:`massieu.monitor.WATCHED` is compared.
         sign: "<" if small values are bad, ">" if large ones are.
         threshold: beyond this the flag is raised.
         back: beyond this, on the other side, it is cleared again.
@@ -39,6 +42,16 @@ class Rule:
     def __post_init__(self) -> None:
         if self.sign not in ("<", ">"):
             raise ValueError(f'sign must be "<" or ">", got {self.sign!r}; "<" where small values are bad')
+        if not isinstance(self.quantity, str) or self.quantity not in WATCHED:
+            raise ValueError(
+                f"quantity must be one of {', '.join(WATCHED)}, got {self.quantity!r}; massieu.monitor.WATCHED explains"
+                " them"
+            )
+        if self.each not in ("head", "layer"):
+            raise ValueError(f'each must be "head" or "layer", got {self.each!r}; "layer" compares the median head')
+        for name, value in (("threshold", self.threshold), ("back", self.back)):
+            if not isinstance(value, Real) or math.isnan(value):
+                raise ValueError(f"{name} must be a number, got {value!r}; infinity is never crossed")
         if self.crosses(self.back):
             raise ValueError(
                 f"back must lie on the good side of threshold, got {self.back:g} for {self.quantity} {self.sign}"
@@ -55,6 +68,15 @@ class Rule:
 
 
 RULES: tuple[Rule, ...] = (
+    Rule(
+        "not finite",
+        "broken_rows",
+        ">",
+        1e-9,  # less than one row
+        1e-10,
+        "scores are nan or infinite, so the loss is no number either; the cause lies at an earlier step",
+        "Micikevicius et al. 2018, arXiv 1710.03740, section 3.2",
+    ),
     Rule(
         "entropy collapse",
         "normalized_entropy",
@@ -114,6 +136,15 @@ Key = tuple[str, str, int, int | None]
 class Flags:
     """The flags that are raised now.
 
+    Args:
+        rules: when to raise one.
+        computed: the quantities that readings will hold; a rule for another one is refused, one of :data:`RULES` left
+            out.
+
+    Attributes:
+        rules: those that are followed.
+        left_out: those that are not.
+
     Example:
         >>> flags = Flags(RULES)
         >>> place = Place("decoder", 0, "h.0.attn", heads=1)
@@ -126,8 +157,15 @@ class Flags:
         ['cleared'] 0
     """
 
-    def __init__(self, rules: Sequence[Rule] = RULES) -> None:
-        self.rules = tuple(rules)
+    def __init__(self, rules: Sequence[Rule] = RULES, computed: Collection[str] = frozenset(WATCHED)) -> None:
+        given = _checked(rules)
+        self.rules = tuple(rule for rule in given if rule.quantity in computed)
+        self.left_out = tuple(rule for rule in given if rule.quantity not in computed)
+        for rule in self.left_out:
+            if rule not in RULES:
+                raise ValueError(
+                    f"the rule {rule.name!r} compares {rule.quantity}, which is not computed; add it to quantities"
+                )
         self._active: dict[Key, Flag] = {}
 
     @property
@@ -150,6 +188,22 @@ class Flags:
         return tuple(changed)
 
 
+def _checked(rules: Sequence[Rule]) -> tuple[Rule, ...]:
+    """The rules, if that is what they are."""
+    several = isinstance(rules, Sequence) and not isinstance(rules, str)
+    wrong = [type(rule).__name__ for rule in rules if not isinstance(rule, Rule)] if several else []
+    if not several or wrong:
+        got = f"a {type(rules).__name__} with {wrong[0]}" if wrong else type(rules).__name__
+        raise TypeError(
+            f"rules must be a list of Rule, got {got}; massieu.monitor.RULES is what is flagged by default, [] flags"
+            " nothing"
+        )
+    twice = [name for name, count in Counter(rule.name for rule in rules).items() if count > 1]
+    if twice:
+        raise ValueError(f"rules must have names of their own, got {twice[0]!r} twice; a flag is known by its name")
+    return tuple(rules)
+
+
 def _values(rule: Rule, reading: Reading) -> Iterator[tuple[Place, int | None, float]]:
     for i, place in enumerate(reading.places):
         if rule.quantity in reading.layers:
@@ -163,7 +217,7 @@ def _values(rule: Rule, reading: Reading) -> Iterator[tuple[Place, int | None, f
 
 
 def _flag(rule: Rule, place: Place, head: int | None, value: float, state: Literal["raised", "cleared"]) -> Flag:
-    whose = "the median head has" if rule.each == "layer" and rule.quantity == "normalized_entropy" else "it has"
+    whose = "the median head has" if rule.each == "layer" and rule.quantity in HEADS else "it has"
     limit = rule.threshold if state == "raised" else rule.back
     side = {"raised": {"<": "below", ">": "above"}, "cleared": {"<": "above", ">": "below"}}[state][rule.sign]
     words = rule.quantity.replace("_", " ")

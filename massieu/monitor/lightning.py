@@ -102,7 +102,7 @@ class _Events:
         """Count a step if the weights were updated."""
         if self.watched is None or trainer.global_step == self._counted:
             return
-        if self.watched._steps.number < self._start and not self._warned:
+        if self.watched.number < self._start and not self._warned:
             self._warned = True
             warnings.warn(
                 f"a step ended and {self._path or 'the LightningModule'} was not called, so nothing is read; name the"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from massieu.taps import AttentionCall, Tap, tap
 from massieu.taps.passes import recomputes
 from massieu.taps.structure import attention_modules, named
 
-__all__ = ["Listening", "unnoticed"]
+__all__ = ["Listening"]
 
 WEIGHTS = frozenset({"qk_norm", "qk_size"})
 STREAM = frozenset({"token_cosine", "effective_rank"})
@@ -31,6 +30,7 @@ class Listening:
         model: the model.
         wanted: names of quantities.
         vectors: where power iterations of earlier readings ended, by place; those of this one are put there.
+        places: those of earlier readings. They stay what they were: scores that are nan do not tell a decoder.
         fallback: whether to listen outside of attention interfaces too, as in :func:`massieu.taps.tap`.
     """
 
@@ -39,11 +39,12 @@ class Listening:
         model: nn.Module,
         wanted: frozenset[str],
         vectors: dict[tuple[str, int], Tensor],
+        places: Iterable[Place] = (),
         *,
         fallback: bool = True,
     ) -> None:
         self.tallies: dict[tuple[str, int], Tally] = {}
-        self._wanted, self._vectors = wanted, vectors
+        self._wanted, self._vectors, self._places = wanted, vectors, {place.name: place for place in places}
         self._seen: dict[nn.Module, list[Seen]] = {}
         self._ended: dict[nn.Module, list[tuple[Tally, Tensor]]] = {}
         self._blocks: dict[str, nn.Module] = {}
@@ -73,15 +74,18 @@ class Listening:
         self._ended.clear()
 
     def _receive(self, call: AttentionCall) -> None:
-        key = (call.stack, call.layer)
         name = f"{call.name}[{call.number}]" if call.number else call.name
-        tally = self.tallies.setdefault(key, Tally(Place(call.stack, call.layer, name, call.shape[1])))
+        place = self._places.get(name, Place(call.stack, call.layer, name, call.shape[1]))
+        key = (place.stack, place.layer)
+        tally = self.tallies.setdefault(key, Tally(place))
         add_call(tally, call, self._wanted)
         if self._wanted & WEIGHTS:
             found, vector = score_sizes(call, self._seen.pop(call.module, []), self._vectors.get(key))
             tally.known |= found
             if vector is not None:
                 self._vectors[key] = vector
+            elif found:  # weights with nan: the next reading begins anew
+                self._vectors.pop(key, None)
         block = self._blocks.get(call.name)
         if block is not None:
             self._ended.setdefault(block, []).append((tally, present_rows(call)))
@@ -106,27 +110,6 @@ class Listening:
                 # Models of images may go from windows to images in between: then nothing says which token is whose.
                 if tokens.dim() == 3 and present.shape == tokens.shape[:2]:
                     add_tokens(tally, tokens, present, self._wanted)
-
-
-@contextlib.contextmanager
-def unnoticed(model: nn.Module) -> Iterator[None]:
-    """What runs inside leaves random numbers, buffers and the casts of autocast as they were."""
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
-    numbers, cached = random.getstate(), torch.is_autocast_cache_enabled()
-    # Some versions of torch keep a cast that was made without gradients, and use it in the pass that needs them.
-    torch.set_autocast_cache_enabled(False)
-    try:
-        with torch.random.fork_rng(devices=devices), torch.no_grad():
-            yield
-    finally:
-        torch.set_autocast_cache_enabled(cached)
-        random.setstate(numbers)
-        with torch.no_grad():
-            for buffer, value in buffers:
-                # By value: batch norms write without a new version, and what was not written may be part of a graph.
-                if not torch.equal(buffer, value):
-                    buffer.copy_(value)
 
 
 def _block(path: str, modules: Mapping[str, nn.Module]) -> str:

@@ -20,7 +20,8 @@ class Log:
     """The readings of a log file, and with :meth:`update` those that came since.
 
     A run that was restarted goes on from its first new step: readings of that step and later ones, written before, are
-    superseded. They stay in the file. Lines that cannot be read are counted.
+    superseded. They stay in the file. It raises its flags anew, so those of before count no more. Lines that cannot be
+    read are counted.
 
     Attributes:
         path: of the file.
@@ -81,9 +82,9 @@ class Log:
 
     @property
     def raised(self) -> list[dict[str, Any]]:
-        """The flags that were raised and not cleared."""
+        """The flags that were raised and not cleared since the run began, or was restarted."""
         found: dict[tuple[Any, ...], dict[str, Any]] = {}
-        for flag in self.flags:
+        for flag in self.flags[self._before :]:
             key = tuple(flag[name] for name in ("name", "stack", "layer", "head"))
             found.pop(key, None)
             if flag["state"] == "raised":
@@ -95,30 +96,45 @@ class Log:
         self.rows: list[dict[str, float]] = []
         self.flags: list[dict[str, Any]] = []
         self.restarts = self.broken = self._offset = 0
+        self._before = 0  # flags of before the last restart
+        self._restart = False
         self._columns: list[str] = []
 
     def _take(self, line: str) -> None:
         if self.path.suffix == ".csv" and not self._columns:
             self._columns = next(csv.reader([line]), [])
-            if self._columns[:1] != ["step"] or self._columns[-1:] != ["flags"]:
+            names = self._columns[1:-1]
+            if self._columns[:1] != ["step"] or self._columns[-1:] != ["flags"] or not all("/" in x for x in names):
                 raise ValueError(
                     f"{self.path} must begin with the columns of massieu.watch, step first and flags last, got"
                     f" {line[:40]!r}; give the path that watch(log=...) had"
                 )
             return
+        if not line and self.path.suffix == ".csv":
+            self._restart = True
+            return
         try:
-            step, row, flags = self._from_row(line) if self.path.suffix == ".csv" else _from_json(line)
+            step, row, flags = self._from_row(line) if self.path.suffix == ".csv" else self._from_json(line)
         except (ValueError, KeyError, TypeError):
             self.broken += 1
             return
-        if self.steps and step <= self.steps[-1]:
+        if self.steps and (self._restart or step <= self.steps[-1]):
             self.restarts += 1
             kept = sum(each < step for each in self.steps)
             del self.steps[kept:], self.rows[kept:]
             self.flags = [flag for flag in self.flags if flag["step"] < step]
+            self._before = len(self.flags)
+        self._restart = False
         self.steps.append(step)
         self.rows.append(row)
         self.flags += [{"step": step, "label": _label(flag, row), **flag} for flag in flags]
+
+    def _from_json(self, line: str) -> tuple[int, dict[str, float], list[dict[str, Any]]]:
+        values = json.loads(line)
+        reading = Reading.from_dict(values)
+        self._restart |= bool(values.get("restart"))
+        row = {name: value for name, value in reading.series().items() if not math.isnan(value)}
+        return reading.step, row, reading.to_dict()["flags"]
 
     def _from_row(self, line: str) -> tuple[int, dict[str, float], list[dict[str, Any]]]:
         cells = next(csv.reader([line]))
@@ -151,12 +167,6 @@ def read_log(path: Path | str) -> Log:
         what = f"in its {log.broken} line{'s' * (log.broken != 1)}" if log.broken else "so far"
         raise ValueError(f"{log.path} holds no reading {what}; the first one comes with the first training step")
     return log
-
-
-def _from_json(line: str) -> tuple[int, dict[str, float], list[dict[str, Any]]]:
-    reading = Reading.from_dict(json.loads(line))
-    row = {name: value for name, value in reading.series().items() if not math.isnan(value)}
-    return reading.step, row, reading.to_dict()["flags"]
 
 
 def _label(flag: dict[str, Any], names: Sequence[str] | dict[str, float]) -> str:

@@ -3,8 +3,9 @@ r"""The weights behind queries and keys, found in a running model by what they c
 A projection of an attention module is recognised by its output: blocks of it have the norms of the queries (or keys)
 that were heard, token by token, up to one factor. Rotary positions turn queries and keep their norms, so fused,
 interleaved, grouped, scaled and rotated projections are all the same; where a norm or another nonlinearity stands
-between, nothing is found. :func:`massieu.inspection.weights.head_weights` finds more, by differentiation, at a price
-that a training loop cannot pay.
+between, or where the tokens of the first sequence are one or all the same, nothing is found.
+:func:`massieu.inspection.weights.head_weights` finds more, by differentiation, at a price that a training loop cannot
+pay.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ __all__ = ["Seen", "is_projection", "score_sizes"]
 
 TOKENS = 8  # compared
 TOLERANCE = 0.02  # relative, of a norm: bfloat16 has eight bits
+ROUNDING = 1e-5  # of a ratio of norms
 FIRST, LATER = 64, 8  # steps of the power iteration
 FEW = 1e-30  # nothing is as small
 
@@ -53,7 +55,7 @@ def score_sizes(call: AttentionCall, seen: list[Seen], start: Tensor | None) -> 
         start: vectors of the last reading, or None.
 
     Returns:
-        The two by name, nothing if the weights were not found, and vectors for the next reading.
+        The two by name, nothing if the weights were not found, and vectors for the next reading if they are numbers.
     """
     weights = _weights(call, seen)
     if weights is None:
@@ -70,7 +72,8 @@ def score_sizes(call: AttentionCall, seen: list[Seen], start: Tensor | None) -> 
     square = torch.einsum("hi,hij,hj->h", image, right, image) / (vector * image).sum(-1).clamp_min(FEW)
     size = (left * right.mT).sum((-2, -1))
     found = {"qk_norm": square, "qk_size": size}
-    return {name: scale * value.clamp_min(0).sqrt().double().cpu() for name, value in found.items()}, vector
+    sizes = {name: scale * value.clamp_min(0).sqrt().double().cpu() for name, value in found.items()}
+    return sizes, vector if bool(vector.isfinite().all()) else None
 
 
 def _weights(call: AttentionCall, seen: list[Seen]) -> tuple[Tensor, Tensor] | None:
@@ -108,7 +111,7 @@ def _match(heard: Tensor, seen: list[Seen]) -> Tensor | None:
         weight = module.get_parameter("weight").detach()
         blocks += (weight if isinstance(module, nn.Linear) else weight.mT).unflatten(0, (-1, dim)).unbind(0)
         sizes.append(rows[at].float().unflatten(-1, (-1, dim)).norm(dim=-1).mT)
-    if not blocks:
+    if not blocks or tokens == 1:
         return None
     ratio = norms[:, None] / torch.cat(sizes)[None]  # (heads, blocks, some tokens)
     factor = ratio.mean(-1)
@@ -116,6 +119,10 @@ def _match(heard: Tensor, seen: list[Seen]) -> Tensor | None:
     best, place = spread.min(-1)
     if not bool((best < TOLERANCE).all()):
         return None
+    # Tokens of one norm tell no block from another: only blocks that are the same may fit as well.
+    for head, block in (spread <= 2 * best[:, None] + ROUNDING).nonzero().tolist():
+        if not torch.equal(blocks[block], blocks[int(place[head])]):
+            return None
     chosen = [factor[head, int(block)] * blocks[int(block)].float() for head, block in enumerate(place)]
     return torch.stack(chosen)
 

@@ -48,6 +48,16 @@ _OWN = (
         "How much the attention of a head departs from uniform in the same way as that of its most similar neighbour,"
         " over sampled rows. The first token is left out, where idle heads park their attention. One is a copy.",
     ),
+    Quantity(
+        "broken_rows",
+        "heads",
+        "Training",
+        "Rows that are no numbers",
+        "nan",
+        "share of the rows in which a score is nan or infinite",
+        "",
+        "Zero in a healthy model. A pass with such rows is lost, and so is the step if its gradients are used.",
+    ),
     replace(
         QUANTITIES["effective_rank"],
         formula="exp of the entropy of λ_i / Σ λ_i,  λ = eigenvalues of the covariance of x_i / |x_i|",
@@ -63,7 +73,8 @@ _OWN = (
         "|ΔW| / |W|",
         "|W_t − W_{t−1}|_F / |W_{t−1}|_F over the parameters of the attention module",
         "",
-        "How much the last step before the reading changed the weights of attention. About 0.001 is usual.",
+        "How much the last step before the reading changed the weights of attention: about 0.001 in long runs of large"
+        " models, some hundredths in the first steps of small ones.",
         scale="logarithmic",
         digits=5,
     ),
@@ -83,10 +94,10 @@ def chosen(quantities: Iterable[str] | str) -> frozenset[str]:
         >>> sorted(chosen(("entropy", "log_normalizer")))
         ['entropy', 'log_normalizer']
     """
-    if quantities == "all":
+    if isinstance(quantities, str) and quantities == "all":
         return frozenset(WATCHED)
-    names = [quantities] if isinstance(quantities, str) else list(quantities)
-    unknown = [name for name in names if name not in WATCHED]
+    names = list(quantities) if isinstance(quantities, Iterable) and not isinstance(quantities, str) else [quantities]
+    unknown = [name for name in names if not isinstance(name, str) or name not in WATCHED]
     if unknown or not names:
         got = ", ".join(map(repr, unknown)) or "none"
         raise ValueError(f'quantities must be "all" or some of {", ".join(WATCHED)}, got {got}; "all" costs little')

@@ -47,6 +47,8 @@ def collect(model: nn.Module) -> Iterator[Collected]:
         <2 attention calls, 8 heads>
         >>> massieu.monitor.z_loss(attention).backward()
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch module, got {type(model).__name__}; pass the model that you train")
     collected = Collected()
     with tap(model, collected._receive, gradients=True):
         yield collected
@@ -106,7 +108,8 @@ def entropy_floor(attention: Collected | Statistics, floor: float, *, normalized
               \bar H_h = \frac1{|R|} \sum_{i \in R} H(p_{hi})
 
     over all heads of all layers, and for each over its rows: those of padded tokens and those without atoms do not
-    count. A head above the floor is left alone.
+    count. A head above the floor is left alone. If collected scores are nan, so is every penalty; in statistics of
+    your own, nan stands for a row without atoms.
 
     Args:
         attention: what :func:`collect` has collected, or row statistics of your own, with fields
@@ -249,8 +252,10 @@ def _rows(attention: Collected | Statistics, name: str) -> Iterator[tuple[Tensor
 
 
 def _counted(field: Tensor, call: AttentionCall) -> Tensor:
-    """Rows of tokens that see something."""
+    """Rows of tokens that see something; where that makes nan, the penalty is nan."""
     seen = ~field.isnan() & (field > -torch.inf)
+    if not bool(seen.all()):
+        seen = seen | (field.isnan() & (num_atoms(call) > 0).to(field.device))
     return seen if call.present is None else seen & call.present.to(field.device)[:, None]
 
 

@@ -158,6 +158,8 @@ def training_run(
             f"steps must be a whole number above the {setting.warmup} of the warm-up, got {steps!r};"
             f" {setting.steps} are usual"
         )
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
+        raise ValueError(f"seed must be a whole number from 0 below 2**63, got {seed!r}; 0 is usual")
     recipe = Recipe(seed=seed, layers=3, width=64, context=64, batch=4, steps=steps, warmup=setting.warmup)
     model = _model(recipe, setting.norm)
     both = _optimizers(model, recipe, setting)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import importlib
 import io
@@ -12,8 +11,9 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from massieu.monitor.lines import Lines
 from massieu.monitor.reading import Reading
 
 __all__ = ["CsvLog", "JsonLines", "Scalars", "open_sink"]
@@ -23,7 +23,16 @@ TOOLS = ("tensorboard", "wandb", "trackio")
 Receiver = Callable[[Reading], object]
 
 
-def open_sink(log: Any, *, per_head: bool = False) -> Receiver:
+class Sink(Protocol):
+    """What takes readings."""
+
+    def __call__(self, reading: Reading) -> None: ...
+
+    def close(self) -> None:
+        """Say that there is no more to come."""
+
+
+def open_sink(log: Any, *, per_head: bool = False) -> Sink:
     """What takes readings, from what a user writes for ``log=``.
 
     Args:
@@ -32,7 +41,8 @@ def open_sink(log: Any, *, per_head: bool = False) -> Receiver:
         per_head: whether logs of single numbers have a series for each head, too. JSON lines hold every head anyway.
 
     Returns:
-        A callable; where it has ``close``, call that in the end.
+        A callable that raises nothing: a log that fails costs readings and one warning, and is tried again at the next
+        reading. Call its ``close`` in the end.
 
     Example:
         >>> steps = []
@@ -42,7 +52,11 @@ def open_sink(log: Any, *, per_head: bool = False) -> Receiver:
         [100]
     """
     if isinstance(log, (list, tuple)):
-        return _Several([open_sink(each, per_head=per_head) for each in log])
+        return _Several(log, per_head)
+    return _Lenient(_opened(log, per_head), log)
+
+
+def _opened(log: Any, per_head: bool) -> Receiver:
     if hasattr(log, "add_scalar"):  # before callables: a stand-in may be both
         return Scalars(_tensorboard(log), per_head=per_head)
     if callable(log):
@@ -61,64 +75,10 @@ def open_sink(log: Any, *, per_head: bool = False) -> Receiver:
     )
 
 
-class _Lines:
-    """A file that grows by whole lines.
-
-    A line reaches the system in one write, so that of a process that is killed at most the line being written is lost.
-    What such a line left behind is dropped when the file is opened again. (Where the machine itself goes down, so may
-    the lines of the last seconds.)
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        if path.parent != Path() and not path.parent.is_dir():
-            raise ValueError(f"{path} cannot be written: there is no folder {path.parent}; create it first")
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
-        try:
-            self._file = os.open(path, flags, 0o644)
-        except OSError as error:
-            raise ValueError(f"{path} cannot be written: {error.strerror}; choose another path") from error
-        try:
-            _claim(self._file, path)
-            self.whole = _drop_half_line(self._file)
-        except BaseException:
-            os.close(self._file)
-            raise
-        self._open, self._warned = True, False
-
-    def write(self, line: str) -> None:
-        """Add one line."""
-        data = memoryview(line.encode() + b"\n")
-        if not self._open:
-            raise ValueError(f"{self.path} is closed; open another sink to write on")
-        try:
-            while data:
-                data = data[os.write(self._file, data) :]
-            self.whole = os.fstat(self._file).st_size
-        except OSError as error:  # a full disk is no reason to lose the training
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._file, self.whole)
-            if not self._warned:
-                self._warned = True
-                warnings.warn(
-                    f"{self.path} could not be written: {error.strerror}; readings are missing in it", stacklevel=2
-                )
-
-    def first(self) -> str:
-        """The first line, without its end; empty if there is none."""
-        # Not by opening the path once more: closing that would give up the claim on the file.
-        os.lseek(self._file, 0, os.SEEK_SET)
-        with os.fdopen(self._file, "rb", closefd=False) as file:
-            return file.readline().decode(errors="replace").rstrip("\r\n")
-
-    def close(self) -> None:
-        if self._open:
-            self._open = False
-            os.close(self._file)
-
-
 class JsonLines:
     """One line of JSON for each reading, with every head: :meth:`Reading.to_dict`; an existing file is continued.
+
+    The first line of a run that continues a file says ``"restart": true``, since flags are then raised anew.
 
     Example:
         >>> import tempfile, pathlib
@@ -131,10 +91,13 @@ class JsonLines:
     """
 
     def __init__(self, path: Path | str) -> None:
-        self._lines = _Lines(Path(path))
+        self._lines = Lines(Path(path))
+        self._continues = self._lines.whole > 0
 
     def __call__(self, reading: Reading) -> None:
-        self._lines.write(json.dumps(reading.to_dict(), separators=(",", ":"), allow_nan=False))
+        values = reading.to_dict() | ({"restart": True} if self._continues else {})
+        if self._lines.write(json.dumps(values, separators=(",", ":"), allow_nan=False)):
+            self._continues = False
 
     def close(self) -> None:
         """Close the file."""
@@ -144,17 +107,19 @@ class JsonLines:
 class CsvLog:
     """One row for each reading: its step, :meth:`Reading.series`, and its flags as JSON; an existing file is continued.
 
-    The columns are those of the first reading; a file with other ones is left alone.
+    The columns are those of the first reading; a file with other ones is left alone. Where a run continues a file, an
+    empty line stands before its first row, since flags are then raised anew.
     """
 
     def __init__(self, path: Path | str, *, per_head: bool = False) -> None:
-        self._lines, self._per_head = _Lines(Path(path)), per_head
+        self._lines, self._per_head = Lines(Path(path)), per_head
         self._columns: list[str] | None = None
+        self._begun = False
 
     def __call__(self, reading: Reading) -> None:
         series = reading.series(self._per_head)
         if self._columns is None:
-            self._columns = self._begin(["step", *series, "flags"])
+            self._columns = self._chosen(["step", *series, "flags"])
         more = [name for name in series if name not in self._columns]
         if more:
             warnings.warn(
@@ -164,17 +129,16 @@ class CsvLog:
             )
         flags = json.dumps(reading.to_dict()["flags"]) if reading.flags else ""
         row: dict[str, Any] = {**{name: _cell(value) for name, value in series.items()}, "flags": flags}
-        self._lines.write(_joined([str(reading.step), *(row.get(name, "") for name in self._columns[1:])]))
+        line = _joined([str(reading.step), *(row.get(name, "") for name in self._columns[1:])])
+        before = "" if self._begun else "\n" if self._lines.whole else f"{_joined(self._columns)}\n"
+        self._begun |= self._lines.write(before + line)
 
     def close(self) -> None:
         """Close the file."""
         self._lines.close()
 
-    def _begin(self, columns: list[str]) -> list[str]:
-        if not self._lines.whole:
-            self._lines.write(_joined(columns))
-            return columns
-        known = next(csv.reader([self._lines.first()]), [])
+    def _chosen(self, columns: list[str]) -> list[str]:
+        known = next(csv.reader([self._lines.first()]), []) if self._lines.whole else columns
         if known != columns:
             only = [name for name in columns if name not in known] or [name for name in known if name not in columns]
             what = f"{only[0]!r} is only in one of them" if only else "their order differs"
@@ -212,9 +176,43 @@ class Scalars:
         self._close()
 
 
+class _Lenient:
+    """A log whose failures do not end the training."""
+
+    def __init__(self, sink: Receiver, log: Any) -> None:
+        self._sink, self._warned = sink, False
+        self._name = log if isinstance(log, (str, os.PathLike)) else getattr(log, "__name__", type(log).__name__)
+
+    def __call__(self, reading: Reading) -> None:
+        self._try(lambda: self._sink(reading), f"at step {reading.step}")
+
+    def close(self) -> None:
+        self._try(getattr(self._sink, "close", _nothing), "when it was closed")
+
+    def _try(self, call: Callable[[], object], when: str) -> None:
+        try:
+            call()
+        except Exception as error:
+            if self._warned:
+                return
+            self._warned = True
+            what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            warnings.warn(
+                f"log={self._name} failed {when} with {what}; the training goes on, and what this log misses is in"
+                " Watch.readings",
+                stacklevel=3,
+            )
+
+
 class _Several:
-    def __init__(self, sinks: Sequence[Receiver]) -> None:
-        self._sinks = sinks
+    def __init__(self, logs: Sequence[Any], per_head: bool) -> None:
+        self._sinks: list[Sink] = []
+        try:
+            for log in logs:
+                self._sinks.append(open_sink(log, per_head=per_head))
+        except BaseException:
+            self.close()
+            raise
 
     def __call__(self, reading: Reading) -> None:
         for sink in self._sinks:
@@ -222,7 +220,7 @@ class _Several:
 
     def close(self) -> None:
         for sink in self._sinks:
-            getattr(sink, "close", lambda: None)()
+            sink.close()
 
 
 def _open_tool(name: str) -> tuple[Callable[[int, dict[str, float]], object], Callable[[], object]]:
@@ -241,12 +239,12 @@ def _open_tool(name: str) -> tuple[Callable[[int, dict[str, float]], object], Ca
         def write_wandb(step: int, numbers: dict[str, float]) -> None:
             tool.log({"massieu/step": step, **{f"massieu/{key}": value for key, value in numbers.items()}})
 
-        return write_wandb, (lambda: None) if own is None else own.finish
+        return write_wandb, _nothing if own is None else own.finish
 
     def write_trackio(step: int, numbers: dict[str, float]) -> None:
         tool.log({f"massieu/{key}": value for key, value in numbers.items()}, step=step)
 
-    return write_trackio, (lambda: None) if own is None else tool.finish
+    return write_trackio, _nothing if own is None else tool.finish
 
 
 def _tensorboard(writer: Any) -> tuple[Callable[[int, dict[str, float]], object], Callable[[], object]]:
@@ -255,7 +253,11 @@ def _tensorboard(writer: Any) -> tuple[Callable[[int, dict[str, float]], object]
             writer.add_scalar(name, value, step)
         writer.flush()
 
-    return write, lambda: None  # who opened a writer closes it
+    return write, _nothing
+
+
+def _nothing() -> None:
+    """What others opened they close."""
 
 
 def _import(module: str, package: str) -> Any:
@@ -265,36 +267,6 @@ def _import(module: str, package: str) -> Any:
         raise ModuleNotFoundError(
             f'log="{package}" needs {package}, which is not installed; pip install {package}, or log to a .jsonl file'
         ) from None
-
-
-def _claim(file: int, path: Path) -> None:
-    """Refuse a file that another process writes: what looks like half a line may be its next one."""
-    try:
-        import fcntl
-    except ImportError:  # not on Windows
-        return
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        raise ValueError(f"{path} is being written by another process; log to another file") from None
-    except OSError:
-        return  # a file system without locks
-
-
-def _drop_half_line(file: int) -> int:
-    """Cut off what follows the last end of a line; the length of what stays."""
-    size = end = os.fstat(file).st_size
-    while end > 0:
-        begin = max(0, end - 65536)
-        os.lseek(file, begin, os.SEEK_SET)
-        found = os.read(file, end - begin).rfind(b"\n")
-        if found >= 0:
-            end = begin + found + 1
-            break
-        end = begin
-    if end < size:
-        os.ftruncate(file, end)
-    return end
 
 
 def _cell(value: float) -> str:

@@ -17,6 +17,7 @@ from massieu.taps.structure import attention_modules
 __all__ = ["Steps", "Updates"]
 
 PATIENCE = 1000  # training passes without a change of the weights, before somebody is told
+CHANGES = 3  # of the weights before the first training pass, before somebody is told; loading a checkpoint is one
 
 
 class Steps:
@@ -31,18 +32,28 @@ class Steps:
 
     def __init__(self, model: nn.Module, start: int) -> None:
         self.number = start - 1
-        # Parameters that were made in inference mode have no version.
-        self._parameters = [p for p in model.parameters() if not p.is_inference()]
+        # Where parameters are registered: a checkpoint that is assigned puts others there.
+        self._slots = [(own, name) for own in map(_registered, model.modules()) for name in own]
         self._version, self._passes = 0, 0
         self._by_hand, self._updated = False, True
+        self._updates, self._state, self._changes, self._waits = 0, (0, 0), -1, True
+
+    def parameters(self) -> Iterator[Tensor]:
+        """Those that the model has now; what was made in inference mode has no version and does not count."""
+        for registered, name in self._slots:
+            parameter = registered.get(name)
+            if parameter is not None and not parameter.is_inference():
+                yield parameter
 
     def update(self) -> None:
         """Say that the weights were updated; from then on nothing else counts."""
         self._by_hand = self._updated = True
+        self._updates += 1
 
     def advance(self) -> bool:
         """Count a training pass; whether it is the first one of a step."""
-        version = 0 if self._by_hand else sum(p._version for p in self._parameters)
+        self._waits = False
+        version = 0 if self._by_hand else sum(p._version for p in self.parameters())
         advances = self._updated or (not self._by_hand and version != self._version)
         self._version, self._updated = version, False
         self._passes = 0 if advances else self._passes + 1
@@ -55,19 +66,44 @@ class Steps:
             )
         return advances
 
+    def overlook(self, training: bool) -> None:
+        """Count a pass that is none of training, and say so if weights change while there are no others."""
+        if not self._waits:
+            return
+        state = (sum(p._version for p in self.parameters()), self._updates)
+        self._changes += self._changes < 0 or state != self._state
+        self._state = state
+        if self._changes == CHANGES:
+            self._waits = False
+            if training:
+                words = "runs without gradients; let it run with them (checkpoint with use_reentrant=False)"
+            else:
+                words = "is in eval mode; call its train(), and set the rates of dropout to zero to train without it"
+            warnings.warn(f"the weights change, but nothing is read, since the model {words}", stacklevel=2)
+
     def follow_optimizers(self) -> RemovableHandle:
         """Register the hook that sees steps of optimizers."""
         return register_optimizer_step_post_hook(_optimizer_hook(self))
 
 
+def _registered(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    # Modules of TorchScript keep theirs elsewhere, and always the same ones.
+    own = module._parameters
+    return own if isinstance(own, dict) else dict(module.named_parameters(recurse=False))
+
+
 def _optimizer_hook(steps: Steps) -> Callable[..., None]:
     # The registry is global and must not keep a model alive whose watch was forgotten.
-    mine, known = weakref.ref(steps), {id(p) for p in steps._parameters}
+    mine = weakref.ref(steps)
 
     def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         own = mine()
-        if own is not None and not own._by_hand and not own._updated:
-            own._updated = any(id(p) in known for group in optimizer.param_groups for p in group["params"])
+        if own is None or own._by_hand or (own._updated and not own._waits):
+            return
+        known = {id(p) for p in own.parameters()}
+        if any(id(p) in known for group in optimizer.param_groups for p in group["params"]):
+            own._updated = True
+            own._updates += 1
 
     return hook
 

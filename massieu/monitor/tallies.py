@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from massieu.inspection.clouds import effective_rank, mean_cosine
-from massieu.inspection.rows import exact_rows, sampled_positions, sampled_rows, scores_at
+from massieu.inspection.rows import exact_rows, num_atoms, sampled_positions, sampled_rows, scores_at
 from massieu.monitor.reading import Place
 from massieu.statistics import probabilities
 from massieu.taps import AttentionCall
@@ -71,22 +71,31 @@ class Tally:
 def add_call(tally: Tally, call: AttentionCall, wanted: frozenset[str]) -> None:
     """Add the rows of one attention call; padded queries do not count."""
     present = present_rows(call)
-    if wanted & {*EXACT, "score_max"}:
+    if wanted & {*EXACT, "score_max", "broken_rows"}:
         rows = exact_rows(call)
+        broken = rows["log_normalizer"].isnan()
+        if bool(broken.any()):  # rows without atoms are none of them
+            broken = broken & (num_atoms(call) > 0).to(broken.device)
+        if "broken_rows" in wanted:
+            _add_rows(tally, "broken_rows", broken.double(), present, broken)
         for name in EXACT:
             if name in wanted and name in rows:
-                _add_rows(tally, name, rows[name], present)
+                _add_rows(tally, name, rows[name], present, broken)
         if "score_max" in wanted:
-            score = rows["score_max"].masked_fill(~present[:, None] | rows["score_max"].isnan(), -torch.inf)
+            score, undefined = rows["score_max"], rows["score_max"].isnan() & ~broken
+            score = score.masked_fill(~present[:, None] | undefined, -torch.inf)
             tally.largest["score_max"] = score.amax((0, 2)).double().cpu()
     if "output_share" in wanted and call.output is not None:
-        _add_rows(tally, "output_share", call.output.float().square().sum(-1), present)
+        square = call.output.float().square().sum(-1)
+        _add_rows(tally, "output_share", square, present, square.isnan())
     if wanted & {"score_range", "likeness"}:
         position = _positions(present, ROWS)
         taken = position >= 0
         position = position.clamp_min(0)
         if "score_range" in wanted:
-            _add_rows(tally, "score_range", sampled_rows(call, position)["score_range"], taken)
+            rows = sampled_rows(call, position)
+            broken = rows["score_range"].isnan() & (rows["atoms"] > int(call.sink is not None))
+            _add_rows(tally, "score_range", rows["score_range"], taken, broken)
         if "likeness" in wanted:
             _add_departures(tally, call, position, taken, present)
 
@@ -96,22 +105,24 @@ def add_tokens(tally: Tally, tokens: Tensor, present: Tensor, wanted: frozenset[
     if "token_cosine" in wanted:
         sequence = torch.arange(len(present), device=present.device)[:, None].expand_as(present)[present]
         cosine = mean_cosine(tokens[present].float(), sequence, len(present))
-        tally.add("token_cosine", cosine.nansum(), (~cosine.isnan()).sum())
+        total = cosine.nansum() if bool(tokens[present].isfinite().all()) else cosine.new_tensor(torch.nan)
+        tally.add("token_cosine", total, (~cosine.isnan()).sum())
     if "effective_rank" in wanted:
         position = _positions(present, TOKENS)
         for own, at in zip(tokens, position, strict=True):
             some = torch.nn.functional.normalize(own[at[at >= 0]].double(), dim=-1)
             centred = some - some.mean(0)
-            # Tokens that agree to rounding have no direction left, which is a rank of one at most.
-            if len(some) > 1 and bool(centred.isfinite().all()):
+            if len(some) > 1:
                 gram = centred @ centred.mT
+                # Tokens that agree to rounding have no direction left, which is a rank of one at most.
                 rank = effective_rank(gram) if float(gram.trace()) > 1e-12 * len(some) else 1.0
+                rank = rank if bool(centred.isfinite().all()) else torch.nan
                 tally.add("effective_rank", torch.tensor(rank), torch.tensor(1))
 
 
-def _add_rows(tally: Tally, name: str, values: Tensor, counted: Tensor) -> None:
-    """Add ``(batch, heads, rows)`` where ``counted`` ``(batch, rows)``, nan left out."""
-    there = counted[:, None].to(values.device) & ~values.isnan()
+def _add_rows(tally: Tally, name: str, values: Tensor, counted: Tensor, broken: Tensor) -> None:
+    """Add ``(batch, heads, rows)`` where ``counted`` ``(batch, rows)``, nan left out except in rows that are broken."""
+    there = counted[:, None].to(values.device) & (broken | ~values.isnan())
     tally.add(name, values.double().masked_fill(~there, 0.0).sum((0, 2)), there.sum((0, 2)))
 
 
@@ -122,9 +133,9 @@ def _add_departures(tally: Tally, call: AttentionCall, position: Tensor, taken: 
         first = present.to(torch.uint8).argmax(-1)[:, None, None, None].to(scores.device)
         atom = torch.arange(scores.shape[-1], device=scores.device)
         scores = scores.masked_fill(atom == first, -torch.inf)
-    visible = (scores > -torch.inf).to(scores.dtype)
+    visible = (scores != -torch.inf).to(scores.dtype)
     departure = probabilities(scores) - visible / visible.sum(-1, keepdim=True).clamp_min(1)
-    departure = departure * taken[:, None, :, None].to(departure.device)
+    departure = departure.masked_fill(~taken[:, None, :, None].to(departure.device), 0.0)
     flat = departure.transpose(0, 1).flatten(1)
     product = flat @ flat.mT
     tally.add("likeness", product, torch.ones_like(product))
@@ -134,8 +145,8 @@ def _likeness(product: Tensor) -> Tensor:
     """The largest cosine of each head with another one; nan for a head alone."""
     size = product.diagonal().sqrt()
     cosine = product / (size[:, None] * size)
-    others = cosine.masked_fill(torch.eye(len(size), dtype=torch.bool), -torch.inf).nan_to_num(nan=-torch.inf)
-    best = others.amax(-1)
+    own = torch.eye(len(size), dtype=torch.bool)
+    best = cosine.masked_fill(own | cosine.isnan(), -torch.inf).amax(-1)
     return best.masked_fill(best == -torch.inf, torch.nan)
 
 

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from massieu.inspection.run import NotObservable
 from massieu.kernels.graphs import call_eagerly
 from massieu.monitor.flags import RULES, Flags, Rule
-from massieu.monitor.listening import Listening, unnoticed
+from massieu.monitor.listening import Listening
 from massieu.monitor.quantities import HEADS, LAYERS, chosen
 from massieu.monitor.reading import Flag, Place, Reading
 from massieu.monitor.sinks import open_sink
 from massieu.monitor.steps import Steps, Updates
 from massieu.monitor.tallies import Tally
+from massieu.monitor.unnoticed import unnoticed
 from massieu.taps.passes import recomputes
 from massieu.taps.structure import is_compiled
 
@@ -56,10 +57,13 @@ def watch(
     A step is what happens between two changes of the weights, so that accumulated gradients count as one step and
     evaluation as none. Changes are seen where an optimizer of torch makes them, or anything that writes parameters in
     place; in other loops, and where you want to count yourself, call :meth:`Watch.step` behind each update. Of several
-    passes of one step the first is read.
+    passes of one step the first is read. A pass in eval mode or without gradients counts as evaluation: call the
+    model's ``train()`` before the loop. A warning says so where weights change and nothing was ever read.
 
-    A compiled model is read in a pass of its own that runs uncompiled, with random numbers and buffers put back, before
-    the compiled one: a reading then costs a forward pass more. Pass what ``torch.compile`` returned.
+    A compiled model is read in a pass of its own that runs uncompiled, before the compiled one: a reading then costs a
+    forward pass more. Random numbers, buffers, and tensors, numbers and generators that modules hold as attributes are
+    put back; what a forward pass changes elsewhere, such as lists that it appends to, changes twice at a reading. Pass
+    what ``torch.compile`` returned.
 
     Args:
         model: any module with attention that :func:`massieu.taps.tap` can hear.
@@ -69,7 +73,7 @@ def watch(
         heads: whether :attr:`Watch.history` and logs of single numbers have a series for each head, too.
         quantities: "all", or some names of :data:`massieu.monitor.WATCHED`, such as ``("log_normalizer", "entropy")``.
         start: number of the first step, for a run that is continued.
-        rules: when to raise flags.
+        rules: when to raise flags; of the usual ones, those for quantities that are not computed are left out.
         gather: called with the sums of each reading before they become figures: merges those of several processes.
 
     Returns:
@@ -124,7 +128,11 @@ class Watch:
         self.readings: list[Reading] = []
         self.notes: list[str] = []
         self._model, self._plain, self._every, self._per_head = model, plain, every, heads
-        self._wanted, self._flags, self._gather = chosen(quantities), Flags(rules), gather
+        self._wanted, self._gather = chosen(quantities), gather
+        self._flags = Flags(rules, self._wanted)
+        if self._flags.left_out:
+            names = ", ".join(f"{rule.name} ({rule.quantity})" for rule in self._flags.left_out)
+            self.notes.append(f"not flagged, since the quantity is not computed: {names}")
         self._receivers = [] if log is None else [open_sink(log, per_head=heads)]
         self._shadow = is_compiled(model)
         if self._shadow:
@@ -161,6 +169,11 @@ class Watch:
         self._steps.update()
 
     @property
+    def number(self) -> int:
+        """Number of the step that training is in; one less than ``start`` before the first pass."""
+        return self._steps.number
+
+    @property
     def flags(self) -> tuple[Flag, ...]:
         """The flags that are raised now."""
         return self._flags.active
@@ -180,7 +193,10 @@ class Watch:
         if self._busy or recomputes():
             return
         self._abandon()  # a pass that did not end
-        if not (module.training and torch.is_grad_enabled()) or not self._steps.advance():
+        if not (module.training and torch.is_grad_enabled()):
+            self._steps.overlook(module.training)
+            return
+        if not self._steps.advance():
             return
         step = self._steps.number
         if step % self._every == 0:
@@ -193,7 +209,8 @@ class Watch:
             self._updates.remember()
 
     def _listen(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._open = Listening(self._model, self._wanted, self._vectors, fallback=self._fallback)
+        places = self._places.values()
+        self._open = Listening(self._model, self._wanted, self._vectors, places, fallback=self._fallback)
         if not self._shadow:
             self._open.begin(module, args, kwargs)
             return

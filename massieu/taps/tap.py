@@ -253,4 +253,4 @@ def _looks_back(module: nn.Module, scores: Scores) -> bool:
     if seen.dtype != torch.bool:
         # Some models hide atoms with a number that is only large enough.
         seen = seen > seen.amax(-1, keepdim=True) - 100
-    return not bool(seen.flatten(0, -3).any(0).triu(seen.shape[-1] - queries + 1).any())
+    return not bool(seen.reshape(-1, *seen.shape[-2:]).any(0).triu(seen.shape[-1] - queries + 1).any())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -161,3 +163,71 @@ def test_a_rule_that_clears_where_it_raises_is_refused():
 def test_a_rule_compares_in_one_of_two_directions():
     with pytest.raises(ValueError, match='sign must be "<" or ">", got "=="|sign must be'):
         Rule("growth", "score_max", "==", 100.0, 80.0, "", "")
+
+
+def rule(**changes):
+    usual = {"name": "warm", "quantity": "entropy", "sign": ">", "threshold": 0.5, "back": 0.4, "reason": "it is warm"}
+    return Rule(**{**usual, "reference": "nobody", **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"quantity": "entropyy"},
+            "quantity must be one of log_normalizer, .*, got 'entropyy'; massieu.monitor.WATCHED",
+        ),
+        ({"quantity": ["entropy"]}, "quantity must be one of"),
+        ({"each": "foo"}, 'each must be "head" or "layer", got \'foo\''),
+        ({"threshold": math.nan}, "threshold must be a number, got nan; infinity is never crossed"),
+        ({"back": math.nan}, "back must be a number, got nan"),
+        ({"threshold": "0.5"}, "threshold must be a number, got '0.5'"),
+    ],
+)
+def test_a_rule_that_could_never_be_raised_is_refused(changes, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        rule(**changes)
+
+
+@pytest.mark.parametrize(
+    ("rules", "sentence"),
+    [
+        ([1], "rules must be a list of Rule, got a list with int; massieu.monitor.RULES is what is flagged by default"),
+        ("none", "rules must be a list of Rule, got str"),
+        (None, r"rules must be a list of Rule, got NoneType; .* \[\] flags nothing"),
+        (RULES[0], "rules must be a list of Rule, got Rule"),
+        ([rule(), rule(quantity="peak")], "rules must have names of their own, got 'warm' twice"),
+    ],
+)
+def test_rules_are_checked_when_the_watch_is_made(rules, sentence):
+    with pytest.raises((TypeError, ValueError), match=sentence):
+        massieu.watch(small(), rules=rules)
+
+
+def test_a_rule_for_what_is_not_computed_is_refused():
+    with pytest.raises(ValueError, match="'warm' compares entropy, which is not computed; add it to quantities"):
+        massieu.watch(small(), quantities=("peak",), rules=[rule()])
+
+
+def test_usual_rules_for_what_is_not_computed_are_named():
+    with massieu.watch(small(), quantities=("score_max", "entropy")) as watched:
+        assert watched.notes == [
+            "not flagged, since the quantity is not computed: not finite (broken_rows), entropy collapse"
+            " (normalized_entropy), rank collapse (token_cosine), dead head (output_share), duplicate head (likeness)"
+        ]
+    with massieu.watch(small(), quantities=("score_max",), rules=[]) as watched:
+        assert watched.notes == []
+
+
+@pytest.mark.parametrize(
+    ("quantity", "each", "whose"),
+    [
+        ("peak", "layer", "the median head has peak"),
+        ("peak", "head", "it has peak"),
+        ("token_cosine", "layer", "it has"),
+    ],
+)
+def test_a_reason_says_whose_figure_it_is(quantity, each, whose):
+    own = rule(quantity=quantity, each=each)
+    values = (0.9,) if quantity == "token_cosine" else (0.9, 0.9, 0.9)
+    assert f"it is warm ({whose}" in Flags([own]).update(reading(quantity, *values))[0].reason

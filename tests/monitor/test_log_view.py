@@ -22,7 +22,8 @@ from rich.console import Console
 
 from massieu import cli
 from massieu.monitor import Flag, Place, Reading, open_sink, read_log
-from massieu.report.watching import LARGEST_PAGE, render_watch, sparkline, terminal_view
+from massieu.report.watch_page import LARGEST_PAGE, render_watch
+from massieu.report.watching import sparkline, terminal_view
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAG = Flag("logit growth", "decoder", 1, 2, 120.0, 100.0, "scores saturate", "Dehghani et al. 2023")
@@ -92,6 +93,14 @@ def test_a_low_terminal_shows_what_fits_and_says_so(tmp_path):
     assert len(shown(document).splitlines()) > 40
 
 
+def test_what_is_no_number_any_more_is_not_shown_as_it_was(tmp_path):
+    path = write(tmp_path / "run.jsonl")
+    sink, place = open_sink(path), Place("decoder", 0, "decoder.0", 3)
+    sink(Reading(500, (place,), {"entropy": torch.full((1, 3), torch.nan, dtype=torch.float64)}))
+    sink.close()
+    assert re.search(r"layer00 +█\S+ +– – –", shown(read_log(path).to_dict()))
+
+
 def test_a_narrow_terminal_shows_less_of_everything_and_cuts_nothing_off(tmp_path):
     document = read_log(write(tmp_path / "run.jsonl", steps=300, flags={2: [FLAG]})).to_dict()
     wide, usual, narrow = (shown(document, width=width).splitlines()[1:4] for width in (80, 75, 58))
@@ -113,6 +122,38 @@ def test_a_run_that_watches_something_else_is_shown_too(tmp_path):
     sink(Reading(0, (Place("decoder", 0, "h", 1),), {}, {"token_cosine": torch.tensor([0.25])}))
     text = shown(read_log(tmp_path / "run.jsonl").to_dict())
     assert re.search(r"layer00 +▁ +0.25", text)
+
+
+def nothing(path):
+    """Readings without a place, or without a figure that is known."""
+    sink = open_sink(path)
+    sink(Reading(0, ()))
+    sink(Reading(5, (Place("decoder", 0, "h", 2),), {"entropy": torch.full((1, 2), torch.nan)}))
+    sink.close()
+    return path
+
+
+def test_a_log_without_figures_says_so(tmp_path):
+    text = shown(read_log(nothing(tmp_path / "run.jsonl")).to_dict())
+    assert text.splitlines()[0] == "run.jsonl  2 readings, steps 0 to 5, 0 flags raised"
+    assert "no figure is known so far" in text
+    assert "layer" not in text
+
+
+@pytest.mark.parametrize("option", ["--once", "--json", "--html=page.html"])
+def test_a_log_without_figures_is_shown_in_every_form(tmp_path, monkeypatch, option):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["watch", str(nothing(tmp_path / "run.jsonl")), option]) == 0
+
+
+def test_the_largest_numbers_are_drawn(tmp_path):
+    sink = open_sink(tmp_path / "run.jsonl")
+    largest = torch.finfo(torch.float64).max
+    for step in range(2):
+        figures = torch.tensor([[-largest, largest]], dtype=torch.float64)
+        sink(Reading(step, (Place("decoder", 0, "h", 2),), {"likeness": figures}))
+    page = render_watch(read_log(tmp_path / "run.jsonl").to_dict())
+    assert "nan" not in page.split("<figure")[1].split("</figure>")[0]
 
 
 def test_a_sparkline_keeps_the_last_value_of_each_share():
@@ -178,12 +219,20 @@ def test_a_page_that_cannot_be_written_is_one_sentence(tmp_path, capsys):
     assert "page.html cannot be written: No such file or directory; choose another path" in capsys.readouterr().err
 
 
-def test_a_terminal_follows_the_log_until_ctrl_c(tmp_path):
-    path = write(tmp_path / "run.jsonl", steps=2)
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_terminal_follows_the_log_until_ctrl_c(tmp_path, steps):
+    path = write(tmp_path / "run.jsonl", steps=steps)
     ours, theirs = pty.openpty()
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
     command = [sys.executable, "-m", "massieu", "watch", str(path)]
-    process = subprocess.Popen(command, env=environment, stdin=theirs, stdout=theirs, stderr=theirs)
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # background jobs begin with it ignored
+    )
     os.close(theirs)
     seen = b""
 
@@ -195,13 +244,17 @@ def test_a_terminal_follows_the_log_until_ctrl_c(tmp_path):
             if select.select([ours], [], [], 0.2)[0]:
                 seen += os.read(ours, 65536)
 
-    until(b"steps 0 to 100")
-    sink = open_sink(path)
-    sink(Reading(700, (Place("decoder", 0, "decoder.0", 3),), {"entropy": torch.ones(1, 3)}))
-    until(b"steps 0 to 700")
-    process.send_signal(signal.SIGINT)
-    assert process.wait(20) == 0
-    os.close(ours)
+    try:
+        until(b"steps 0 to 100" if steps else b"waits for the first reading")
+        sink = open_sink(path)
+        sink(Reading(700, (Place("decoder", 0, "decoder.0", 3),), {"entropy": torch.ones(1, 3)}))
+        until(b"steps 0 to 700" if steps else b"step 700")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
 
 
 def test_peaks_survive_the_thinning_of_a_long_run(tmp_path):
@@ -273,3 +326,26 @@ def test_the_page_opens_offline_fits_its_window_and_reads_out_figures(browser, t
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
     context.close()
     assert wrong == []
+
+
+def test_labels_are_not_cut_off_and_the_cursor_stands_at_its_step(browser, tmp_path):
+    sink, place = open_sink(tmp_path / "run.jsonl"), Place("decoder", 0, "h", 2)
+    for step in (0, 50, 100):
+        heads = torch.tensor([[1.0, 2.0]], dtype=torch.float64) * (step - 49)
+        kinds = {"log_normalizer": 1388.7 * heads, "score_max": -1.237e-12 * heads, "entropy": 1e150 * heads}
+        sink(Reading(step, (place,), kinds))
+    page = browser.new_page(viewport={"width": 1280, "height": 800})
+    (tmp_path / "page.html").write_text(render_watch(read_log(tmp_path / "run.jsonl").to_dict()))
+    page.goto((tmp_path / "page.html").as_uri())
+    page.wait_for_selector("html[data-ready=true]", state="attached", timeout=10_000)
+    labels = page.evaluate("[...document.querySelectorAll('.course-of text')].map(x => [x.textContent, x.getBBox().x])")
+    assert "1.42e5" in [text for text, _ in labels]
+    assert [text for text, x in labels if x < 0] == []
+    chart = page.locator('svg[data-curve="entropy/layer00"]')
+    chart.scroll_into_view_if_needed()
+    box = chart.bounding_box()
+    middle = float(chart.locator("polyline").get_attribute("points").split()[1].split(",")[0])
+    page.mouse.move(box["x"] + box["width"] * middle / 300, box["y"] + 40)
+    assert page.text_content("#tip").startswith("step 50")
+    assert abs(float(chart.locator(".cursor").get_attribute("x1")) - middle) < 0.1
+    page.close()

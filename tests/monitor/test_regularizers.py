@@ -388,6 +388,14 @@ def test_a_model_without_queries_left_has_a_penalty_of_zero():
     assert entropy_floor(attention, 1.0).item() == 0
 
 
+def test_what_is_collected_from_is_a_module():
+    with (
+        pytest.raises(TypeError, match="model must be a torch module, got str; pass the model that you train"),
+        collect("x"),
+    ):
+        pass
+
+
 @pytest.mark.parametrize(
     ("call", "error", "sentence"),
     [

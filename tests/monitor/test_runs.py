@@ -137,6 +137,14 @@ def test_a_run_shorter_than_its_warm_up_is_refused(steps):
         training_run("stable", steps=steps)
 
 
+@pytest.mark.parametrize("seed", ["a", 0.5, True, -1, 2**63])
+def test_a_seed_is_a_whole_number(seed):
+    with pytest.raises(
+        ValueError, match=f"seed must be a whole number from 0 below 2\\*\\*63, got {seed!r}; 0 is usual"
+    ):
+        training_run("stable", seed=seed)
+
+
 def test_a_missing_tokenizer_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(ModuleNotFoundError, match=r"training runs need tokenizers; pip install 'massieu\[inspect\]'"):

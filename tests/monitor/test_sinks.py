@@ -1,6 +1,8 @@
 """Logs of a watched run: what they hold, and what is left of them after a crash."""
 
 import csv
+import errno
+import gc
 import json
 import math
 import os
@@ -9,6 +11,7 @@ import subprocess
 import sys
 import time
 import types
+import warnings
 from pathlib import Path
 
 import pytest
@@ -16,8 +19,8 @@ import torch
 
 import massieu
 from massieu.monitor import Flag, Place, Reading, open_sink
+from massieu.monitor.lines import Lines
 from massieu.monitor.logs import Log, read_log
-from massieu.monitor.sinks import _Lines
 
 PLACES = (Place("decoder", 0, "h.0.attn", 2), Place("decoder", 1, "h.1.attn", 3))
 FLAG = Flag("logit growth", "decoder", 1, 2, 120.0, 100.0, 'scores "saturate", he said', "Dehghani et al. 2023")
@@ -143,7 +146,7 @@ def test_a_process_killed_while_writing_leaves_whole_lines_and_its_successor_app
         try:
             for path, size in zip(logs, sizes, strict=True):
                 wait_until(path, size + 300_000, process)
-                with pytest.raises(ValueError, match="is being written by another process; log to another file"):
+                with pytest.raises(ValueError, match="is being written already"):
                     open_sink(path)
         finally:
             process.send_signal(signal.SIGKILL)
@@ -155,15 +158,107 @@ def test_a_process_killed_while_writing_leaves_whole_lines_and_its_successor_app
             assert log.broken == 0
         # The second log of a list may lack the last reading; the next run then writes it to the first once more.
         assert 0 <= len(found[0].steps) - len(found[1].steps) <= 1
-        assert found[0].restarts <= 1
-        assert found[1].restarts == 0
+        assert [log.restarts for log in found] == [int(bool(before))] * 2
         before = found[1].steps
+
+
+def claimed(path):
+    """Whether another process is refused."""
+    code = f"from massieu.monitor.sinks import open_sink; open_sink({str(path)!r})"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    return found.returncode != 0 and "is being written already" in found.stderr
+
+
+def test_a_log_stays_claimed_while_its_own_process_reads_it(tmp_path):
+    path = tmp_path / "run.jsonl"
+    sink = open_sink(path)
+    sink(reading(0))
+    read_log(path)
+    path.read_bytes()
+    assert claimed(path)
+    sink.close()
+    assert not claimed(path)
+
+
+def test_a_log_is_opened_once(tmp_path):
+    path = tmp_path / "run.jsonl"
+    with pytest.raises(ValueError, match="run.jsonl is being written already.*; close that log, or log to another"):
+        open_sink([path, path])
+    write(path, [reading(0)])  # what was opened is closed again
+    assert read_log(path).steps == [0]
+
+
+def test_a_log_that_nobody_holds_any_more_is_free(tmp_path):
+    sink = open_sink(tmp_path / "run.jsonl")
+    del sink
+    gc.collect()
+    write(tmp_path / "run.jsonl", [reading(0)])
+
+
+def test_a_worker_that_outlives_the_training_does_not_keep_its_log(tmp_path):
+    """Workers of a DataLoader are forks: they hold what was open."""
+    path, ready, end = tmp_path / "run.jsonl", os.pipe(), os.pipe()
+    sink = open_sink(path)
+    child = os.fork()
+    if child == 0:  # lives until the other end is closed
+        os.close(end[1])
+        os.write(ready[1], b".")
+        os.read(end[0], 1)
+        os._exit(0)
+    try:
+        os.read(ready[0], 1)
+        sink.close()
+        write(path, [reading(0)])
+    finally:
+        for each in (*ready, *end):
+            os.close(each)
+        os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_half_a_line_that_the_disk_took_is_taken_back(tmp_path, monkeypatch, ending):
+    path, really = tmp_path / f"run.{ending}", os.write
+    sink = open_sink(path)
+    sink(reading(0))
+    before, calls = path.read_bytes(), []
+
+    def full(file, data):
+        calls.append(len(data))
+        if len(calls) == 1:
+            return really(file, data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.warns(UserWarning, match="could not be written: No space left on device; readings are missing"):
+        sink(reading(5))
+    monkeypatch.undo()
+    assert len(calls) == 2
+    assert path.read_bytes() == before
+    sink(reading(10))
+    log = read_log(path)
+    assert (log.steps, log.broken) == ([0, 10], 0)
+
+
+def test_a_header_that_found_no_room_is_written_with_the_next_reading(tmp_path, monkeypatch):
+    def full(file, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    sink = open_sink(tmp_path / "run.csv")
+    monkeypatch.setattr(os, "write", full)
+    with pytest.warns(UserWarning, match="No space left on device"):
+        sink(reading(0))
+    monkeypatch.undo()
+    sink(reading(5))
+    sink(reading(10))
+    log = read_log(tmp_path / "run.csv")
+    assert (log.steps, log.broken) == ([5, 10], 0)
 
 
 def test_a_full_disk_costs_readings_but_not_the_training():
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
-    lines = _Lines(Path("/dev/full"))
+    lines = Lines(Path("/dev/full"))
     with pytest.warns(
         UserWarning, match="/dev/full could not be written: No space left on device; readings are missing"
     ):
@@ -172,26 +267,59 @@ def test_a_full_disk_costs_readings_but_not_the_training():
     lines.close()
 
 
-def test_other_columns_are_refused_with_a_sentence(tmp_path):
+def test_other_columns_are_left_alone_and_the_training_goes_on(tmp_path):
     path = tmp_path / "run.csv"
     write(path, [reading(0)])
-    before = path.read_bytes()
-    sink = open_sink(path)
-    with pytest.raises(
-        ValueError, match="has 10 columns and this run 6 .* is only in one of them.*log to another file"
+    before, seen = path.read_bytes(), []
+    sink = open_sink([path, seen.append])
+    with pytest.warns(
+        UserWarning,
+        match="at step 5 with ValueError: .*run.csv has 10 columns and this run 6 .* is only in one of them.*log to"
+        " another file.*the training goes on",
     ):
         sink(reading(5, places=PLACES[:1]))
+    sink(reading(10, places=PLACES[:1]))  # said once
+    sink.close()
     assert path.read_bytes() == before
+    assert [each.step for each in seen] == [5, 10]
 
 
-def test_columns_in_another_order_are_refused(tmp_path):
+def test_columns_in_another_order_are_left_alone(tmp_path):
     path = tmp_path / "run.csv"
     write(path, [reading(0)])
     lines = path.read_text().splitlines()
     columns = lines[0].split(",")
     path.write_text(",".join([columns[0], columns[2], columns[1], *columns[3:]]) + "\n")
-    with pytest.raises(ValueError, match="their order differs"):
+    with pytest.warns(UserWarning, match="their order differs"):
         open_sink(path)(reading(5))
+
+
+def test_a_log_that_raises_costs_one_warning_and_is_tried_again():
+    seen = []
+
+    class Network:
+        def __call__(self, found):
+            if found.step < 10:
+                raise ConnectionError("no route")
+            seen.append(found.step)
+
+        def close(self):
+            raise TimeoutError
+
+    model = massieu.nn.Transformer(8, 1, 2, vocabulary=10)
+    watched = massieu.watch(model, every=5, log=Network())
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        for _ in range(16):
+            model(torch.tensor([[1, 2, 3]]))
+            watched.step()
+        watched.close()
+    assert [str(each.message) for each in warned] == [
+        "log=Network failed at step 0 with ConnectionError: no route; the training goes on, and what this log misses is"
+        " in Watch.readings"
+    ]
+    assert seen == [10, 15]
+    assert [each.step for each in watched.readings] == [0, 5, 10, 15]
 
 
 def test_a_layer_that_runs_later_is_missing_in_a_csv_with_a_warning(tmp_path):
@@ -213,6 +341,43 @@ def test_a_run_that_begins_anew_supersedes_what_follows_its_first_step(tmp_path,
     assert [row["entropy/layer00/min"] for row in log.rows] == [1.0, 2.0, 2.0]
     assert log.flags == []
     assert log.restarts == 1
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_flags_of_before_a_restart_count_no_more_unless_they_are_raised_anew(tmp_path, ending):
+    path, other = tmp_path / f"run.{ending}", Flag(**{**vars(FLAG), "head": 1})
+    write(path, [reading(0, [FLAG, other]), reading(5)])
+    write(path, [reading(10, [other]), reading(15)])
+    log = read_log(path)
+    assert log.steps == [0, 5, 10, 15]
+    assert [(flag["step"], flag["head"]) for flag in log.flags] == [(0, 2), (0, 1), (10, 1)]
+    assert [(flag["step"], flag["head"]) for flag in log.raised] == [(10, 1)]
+    assert (log.restarts, log.broken) == (1, 0)
+    write(path, [reading(5)])
+    assert (read_log(path).raised, read_log(path).restarts) == ([], 2)
+
+
+def test_a_run_that_was_restarted_and_is_well_shows_no_flag(tmp_path):
+    path, words = tmp_path / "run.jsonl", torch.tensor([[1, 2, 3, 4]])
+    rules = [massieu.monitor.Rule("warm", "entropy", ">", bound, bound, "it is warm", "") for bound in (0.1, 99.0)]
+    model = massieu.nn.Transformer(8, 1, 2, vocabulary=10)
+    for start, rule in zip((0, 3), rules, strict=True):
+        with massieu.watch(model, every=1, log=path, start=start, rules=[rule]) as watched:
+            for _ in range(3):
+                model(words)
+                watched.step()
+        assert bool(watched.flags) == (start == 0)
+    log = read_log(path)
+    assert log.steps == [0, 1, 2, 3, 4, 5]
+    assert log.raised == []
+    assert log.flags != []
+
+
+def test_a_csv_of_two_runs_is_a_table(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    for step in (0, 5):
+        write(tmp_path / "run.csv", [reading(step)])
+    assert list(pandas.read_csv(tmp_path / "run.csv")["step"]) == [0, 5]
 
 
 def test_a_growing_log_is_followed_line_by_line(tmp_path):
@@ -261,6 +426,11 @@ def test_stacks_are_told_apart(tmp_path):
             "a,b\n1,2\n",
             "run.csv must begin with the columns of massieu.watch, step first and flags last, got 'a,b'",
         ),
+        (
+            "run.csv",
+            "step,a,flags\n0,1,\n",
+            "run.csv must begin with the columns of massieu.watch.* got 'step,a,flags'",
+        ),
         ("run.csv", "step,entropy/layer00/min,flags\nx,1,\n0,1\n", "holds no reading in its 2 lines"),
         ("run.txt", "", "a log ends in .jsonl or .csv, got .*run.txt"),
     ],
@@ -292,7 +462,7 @@ def test_a_closed_log_says_so(tmp_path):
     sink = open_sink(tmp_path / "run.jsonl")
     sink.close()
     sink.close()
-    with pytest.raises(ValueError, match="run.jsonl is closed"):
+    with pytest.warns(UserWarning, match="run.jsonl is closed"):
         sink(reading(0))
 
 

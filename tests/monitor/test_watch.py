@@ -208,6 +208,21 @@ def test_singular_values_are_those_of_the_differentiated_weights(name):
         assert_close(reading.heads["qk_size"][row], size, rtol=2e-3, atol=1e-4)
 
 
+def test_singular_values_follow_weights_that_turn_between_readings():
+    torch.manual_seed(0)
+    model, tokens = massieu.nn.MeasureAttention(16, num_heads=2), torch.randn(2, 6, 16)
+    with massieu.watch(model, every=1) as watched:
+        for _ in range(3):
+            with torch.no_grad():
+                for projection in (model.q_proj, model.k_proj):
+                    one = torch.randn(2, 8, 1) * torch.randn(2, 1, 16)  # which dominates
+                    projection.weight.copy_((torch.randn(2, 8, 16) + 5 * one).flatten(0, 1))
+            model(tokens)
+            query, key = (each.weight.detach().double().unflatten(0, (2, 8)) for each in (model.q_proj, model.k_proj))
+            true = torch.linalg.matrix_norm(query.mT @ key, 2) / 8**0.5
+            assert_close(watched.readings[-1].heads["qk_norm"][0], true, rtol=1e-3, atol=1e-5)
+
+
 def test_weights_behind_a_norm_are_not_told():
     model, inputs = quiet("qwen3")
     assert bool(read(model, **inputs).heads["qk_norm"].isnan().all())
@@ -447,6 +462,16 @@ def test_a_run_that_is_continued_keeps_its_numbers(tmp_path):
     assert [reading.step for reading in lines] == [0, 2, 4]
 
 
+def test_the_number_of_the_step_is_told():
+    model = small()
+    with massieu.watch(model, every=10, start=7) as watched:
+        assert watched.number == 6
+        for _ in range(3):
+            model(WORDS)
+            watched.step()
+        assert watched.number == 9
+
+
 @pytest.mark.parametrize("start", [-1, 0.5, True])
 def test_start_is_a_number_of_a_step(start):
     with pytest.raises(ValueError, match="start must be the number of the first step, got"):
@@ -465,7 +490,7 @@ def test_a_model_is_watched_once():
     massieu.watch(model).close()
 
 
-@pytest.mark.parametrize("names", [("entropy", "entropie"), (), "entropie"])
+@pytest.mark.parametrize("names", [("entropy", "entropie"), (), "entropie", 3, None, [["entropy"]]])
 def test_quantities_have_names(names):
     with pytest.raises(ValueError, match='quantities must be "all" or some of log_normalizer, entropy'):
         massieu.watch(small(), quantities=names)

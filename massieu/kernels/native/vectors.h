@@ -144,7 +144,6 @@ inline Vector<Real> lane_sums(Vector<Real>* x) {
 template <class Real, int64_t SIZE, bool SECOND, int64_t... LANE>
 inline Vector<Real> swapped(Vector<Real> a, Vector<Real> b, std::integer_sequence<int64_t, LANE...>) {
     constexpr int64_t L = Lanes<Real>::COUNT;
-    (void)L;
 #ifdef __clang__
     return __builtin_shufflevector(a, b, (LANE & SIZE ? L + LANE - !SECOND * SIZE : LANE + SECOND * SIZE)...);
 #else

@@ -2,7 +2,7 @@
   "use strict";
   const DATA = JSON.parse(document.getElementById("data").textContent);
   const tip = document.getElementById("tip");
-  const [LEFT, RIGHT] = [44, 292]; // as the charts are drawn
+  const [LEFT, RIGHT] = DATA.edges;
   const brief = (value) => String(Number(value.toPrecision(3))).replace("-", "−");
 
   function nearest(share) {

@@ -1,0 +1,50 @@
+"""What the log of a watched run shows, in the terminal and on the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["Curves", "Document", "courses", "grouped", "lead"]
+
+Document = Mapping[str, Any]
+Curves = dict[str, list[float | None]]  # "min", "median" and "max" of heads, or "value" of a layer
+
+
+def courses(document: Document) -> dict[str, dict[str, Curves]]:
+    """The series by quantity and layer; those of single heads are left out."""
+    found: dict[str, dict[str, Curves]] = {}
+    for name, values in document["series"].items():
+        quantity, label, *rest = name.split("/")
+        key = rest[0] if rest else "value"
+        if not key.startswith("head") and any(value is not None for value in values):
+            found.setdefault(quantity, {}).setdefault(label, {})[key] = values
+    return found
+
+
+def lead(document: Document) -> str:
+    """How much there is to see, in one sentence."""
+    steps, raised = document["steps"], document["raised"]
+    count = f"{len(steps)} readings, steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
+    parts = [count, f"{len(raised)} flag{'s' * (len(raised) != 1)} raised"]
+    if document["restarts"]:
+        parts.append(f"restarted {document['restarts']} time{'s' * (document['restarts'] != 1)}")
+    if document["broken"]:
+        parts.append(f"{document['broken']} line{'s' * (document['broken'] != 1)} could not be read")
+    return ", ".join(parts)
+
+
+def grouped(raised: Sequence[Document]) -> list[dict[str, str]]:
+    """Flags of one name together: where they are raised and since when, and what the latest of them says."""
+    found = []
+    for name in dict.fromkeys(flag["name"] for flag in raised):
+        own = [flag for flag in raised if flag["name"] == name]
+        places = []
+        for label in dict.fromkeys(flag["label"] for flag in own):
+            heads = sorted(flag["head"] for flag in own if flag["label"] == label and flag["head"] is not None)
+            words = f" head{'s' * (len(heads) > 1)} {', '.join(map(str, heads))}" if heads else ""
+            places.append(label.replace(".", " ") + words)
+        first = min(flag["step"] for flag in own)
+        sentence = f"{own[-1]['reason']} [{own[-1]['reference']}]"
+        found.append({"name": name, "where": f"in {'; '.join(places)}, since step {first}", "sentence": sentence})
+    return found

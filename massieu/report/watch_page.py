@@ -1,0 +1,190 @@
+"""The page of a watched training run: every quantity of every layer against the step."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from massieu.report.courses import Curves, Document, courses, grouped, lead
+from massieu.report.pages import brief, inline_json, page
+
+__all__ = ["render_watch", "save_watch"]
+
+LARGEST_PAGE = 40_000  # points drawn, over all charts
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 300, 138, 70, 20, 10
+RIGHT = WIDTH - 8
+
+
+def render_watch(document: Document) -> str:
+    """The run as a page of one file: flags, and for each quantity a chart of every layer against the step.
+
+    Args:
+        document: as :meth:`massieu.monitor.Log.to_dict` gives it. Everything in it is escaped.
+    """
+    curves = courses(document)
+    charts = sum(len(layers) for layers in curves.values())
+    points = max(24, min(240, LARGEST_PAGE // max(1, charts)))
+    steps, thinned = _thin(document["steps"], curves, points)
+    sections = [
+        {
+            "name": name,
+            "facts": document["quantities"].get(name, {"title": name, "formula": "", "unit": "", "explanation": ""}),
+            "charts": _charts(name, steps, layers, document),
+        }
+        for name, layers in thinned.items()
+    ]
+    data = {
+        "edges": [LEFT, RIGHT],
+        "steps": steps,
+        "curves": {
+            f"{name}/{label}": {key: [_short(value) for value in values] for key, values in own.items()}
+            for name, layers in thinned.items()
+            for label, own in layers.items()
+        },
+    }
+    values = {
+        "document": document,
+        "sections": sections,
+        "lead": lead(document),
+        "raised": grouped(document["raised"]),
+    }
+    return page("watch.html", **values, data=inline_json(data))
+
+
+def save_watch(document: Document, path: Path) -> None:
+    """Write the page, whole or not at all."""
+    text = render_watch(document)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".massieu-", dir=path.parent) as place:
+            (Path(place) / "page").write_text(text, encoding="utf-8")
+            os.replace(Path(place) / "page", path)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written: {error.strerror}; choose another path") from error
+
+
+def _thin(
+    steps: Sequence[int], curves: dict[str, dict[str, Curves]], points: int
+) -> tuple[list[int], dict[str, dict[str, Curves]]]:
+    """At most so many points: of a share of the steps the least minimum and the largest maximum, so that peaks stay."""
+    count = min(points, len(steps))
+    cuts = [len(steps) * i // count for i in range(count + 1)]
+
+    def reduce(values: Sequence[float | None], key: str) -> list[float | None]:
+        shares = ([x for x in values[a:b] if x is not None] for a, b in itertools.pairwise(cuts))
+        how = {"min": min, "max": max}.get(key, lambda share: share[-1])
+        return [how(share) if share else None for share in shares]
+
+    thinned = {
+        name: {label: {key: reduce(values, key) for key, values in own.items()} for label, own in layers.items()}
+        for name, layers in curves.items()
+    }
+    return [steps[b - 1] for b in cuts[1:]], thinned
+
+
+def _charts(name: str, steps: Sequence[int], layers: dict[str, Curves], document: Document) -> list[Markup]:
+    known = [value for own in layers.values() for values in own.values() for value in values if value is not None]
+    logarithmic = (
+        document["quantities"].get(name, {}).get("scale") == "logarithmic"
+        and min(known) > 0
+        and max(known) > 8 * min(known)
+    )
+    up = _axis(known, HEIGHT - BOTTOM, TOP, logarithmic)
+    across = _axis([float(step) for step in steps], LEFT, RIGHT, False)
+    return [
+        _chart(name, label, own, steps, across, up, [flag for flag in document["flags"] if flag["label"] == label])
+        for label, own in layers.items()
+    ]
+
+
+def _axis(values: Sequence[float], first: float, last: float, logarithmic: bool) -> Any:
+    def place(value: float) -> float:
+        return math.log10(value) if logarithmic else value / 2  # halves, since the span of the largest would overflow
+
+    low, high = place(min(values)), place(max(values))
+
+    def at(value: float) -> float:
+        return first + (last - first) * ((place(value) - low) / (high - low) if high > low else 0.5)
+
+    at.ends = sorted({min(values), max(values)})  # type: ignore[attr-defined]
+    return at
+
+
+def _chart(
+    name: str, label: str, own: Curves, steps: Sequence[int], across: Any, up: Any, flags: Sequence[Document]
+) -> Markup:
+    parts = []
+    for value in up.ends:
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{RIGHT}" y1="{up(value):.1f}" y2="{up(value):.1f}"/>')
+        parts.append(f'<text x="{LEFT - 5}" y="{up(value) + 4:.1f}" text-anchor="end">{_label(value)}</text>')
+    for step, anchor in zip(across.ends, ("start", "end"), strict=False):
+        parts.append(f'<text x="{across(step):.1f}" y="{HEIGHT - 5}" text-anchor="{anchor}">{_spaced(step)}</text>')
+    for low, high in _runs(own.get("min", ()), own.get("max", ()), steps):
+        edge = [*((x, y) for x, y in low), *((x, y) for x, y in reversed(high))]
+        parts.append(f'<polygon class="band" points="{_points(edge, across, up)}"/>')
+    middle = own.get("median") or own.get("value") or []
+    for run, _ in _runs(middle, middle, steps):
+        parts.append(f'<polyline points="{_points(run, across, up)}"/>')
+        if len(run) == 1:
+            parts.append(f'<circle cx="{across(run[0][0]):.1f}" cy="{up(run[0][1]):.1f}" r="2.5"/>')
+    events = dict.fromkeys((flag["step"], flag["state"], flag["name"]) for flag in flags)
+    for step, state, what in events:
+        x = across(min(max(step, steps[0]), steps[-1]))
+        parts.append(
+            f'<g class="{escape(state)}"><line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
+            f'<circle cx="{x:.1f}" cy="{TOP}" r="3.5"/>'
+            f"<title>{escape(what)} {escape(state)} at step {step}</title></g>"
+        )
+    last = next((value for value in reversed(middle) if value is not None), None)
+    words = f"{name} of {label}, at the end {brief(last)}"
+    return Markup(
+        f'<figure class="course-of"><figcaption>{escape(label)} <span>{brief(last)}</span></figcaption>'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(words)}"'
+        f' data-curve="{escape(name)}/{escape(label)}">{"".join(parts)}</svg></figure>'
+    )
+
+
+Run = list[tuple[int, float]]
+
+
+def _runs(low: Sequence[float | None], high: Sequence[float | None], steps: Sequence[int]) -> list[tuple[Run, Run]]:
+    """Both lines where both are known, cut where they are not."""
+    found: list[tuple[Run, Run]] = []
+    ends = True
+    for step, a, b in zip(steps, low, high, strict=False):
+        if a is None or b is None:
+            ends = True
+            continue
+        if ends:
+            found.append(([], []))
+            ends = False
+        found[-1][0].append((step, a))
+        found[-1][1].append((step, b))
+    return found
+
+
+def _points(run: Sequence[tuple[int, float]], across: Any, up: Any) -> str:
+    return " ".join(f"{across(step):.1f},{up(value):.1f}" for step, value in run)
+
+
+def _short(value: float | None) -> float | None:
+    if value is None:
+        return None
+    rounded = float(f"{value:.4g}")
+    return rounded if math.isfinite(rounded) else value
+
+
+def _label(value: float) -> str:
+    """A figure at an axis, as short as it can be: 1.39e3, −2.5e−7."""
+    number, _, exponent = brief(value).partition("e")
+    return f"{number}e{exponent[:1].strip('+')}{exponent[1:].lstrip('0')}" if exponent else number
+
+
+def _spaced(step: float) -> str:
+    return f"{step:,.0f}".replace(",", "\u2009")
