@@ -45,6 +45,9 @@ def test_out_writes_all_files_and_says_where(tmp_path, capsys):
     names = {path.name for path in (tmp_path / "report").iterdir()}
     assert names >= {"report.html", "inspection.json", "heads.parquet", "heads.csv", "layers.parquet", "figures"}
     assert "</html>" in (tmp_path / "report" / "report.html").read_text()
+    assert "part.safetensors" in names
+    assert cli.main(["inspect", "-q", "--no-part", "--out", str(tmp_path / "report"), *FAST]) == 0
+    assert "part.safetensors" not in {path.name for path in (tmp_path / "report").iterdir()}
 
 
 def test_a_text_file_and_a_package_can_be_named(tmp_path, capsys):
@@ -81,7 +84,7 @@ def test_a_corpus_gives_the_same_figures_in_any_format(tmp_path, capsys):
         found.append((document["facts"]["text"]["sha256"], pandas.DataFrame(document["heads"])))
     for digest, heads in found[1:]:
         assert digest == found[0][0]
-        pandas.testing.assert_frame_equal(heads, found[0][1], rtol=1e-6)  # two files are two batches of float32
+        pandas.testing.assert_frame_equal(heads, found[0][1], rtol=1e-6, atol=1e-6)
 
 
 def test_records_that_cannot_be_read_are_counted_and_placed(tmp_path, capsys):

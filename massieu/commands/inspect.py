@@ -62,6 +62,7 @@ def add(command: Command) -> None:
     where.add_argument("--split-bytes", type=positive, metavar="N", help="text that is read as one piece")
     results = parser.add_argument_group("results")
     results.add_argument("--out", metavar="DIR", help="write report.html, tables, JSON and figures there")
+    results.add_argument("--no-part", action="store_true", help="do not write what massieu merge needs")
     results.add_argument(
         "--fail-on",
         action="append",
@@ -101,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
             **loading(options),
         )
     crossed = thresholds.crossings(found, conditions)
-    report = found.save(options.out) if options.out else None
+    report = found.save(options.out, part=not options.no_part) if options.out else None
     if checkpoint is not None:
         checkpoint.remove()
     if options.json:

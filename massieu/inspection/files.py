@@ -15,7 +15,7 @@ from massieu.inspection.packing import pack, unpack
 from massieu.inspection.parts import SCHEMA, Identity, Part
 from massieu.inspection.result import PART
 
-__all__ = ["load_checkpoint", "load_part", "save_checkpoint", "save_part"]
+__all__ = ["load_checkpoint", "load_part", "part_from_bytes", "part_to_bytes", "save_checkpoint", "save_part"]
 
 DONE = "checkpoint.done"
 
@@ -31,6 +31,23 @@ def save_part(part: Part, path: str | Path) -> Path:
 def load_part(path: str | Path) -> Part:
     """Read a part from its file, or from the folder of an inspection."""
     return _load(_file(path))[0]
+
+
+def part_to_bytes(part: Part) -> bytes:
+    """What :func:`save_part` would write, to be sent elsewhere; a part that is pickled travels like this."""
+    from safetensors.torch import save
+
+    tensors: dict[str, Tensor] = {}
+    return save(tensors, metadata={"massieu": _header(part, {}, tensors)})
+
+
+def part_from_bytes(data: bytes) -> Part:
+    """A part from what :func:`part_to_bytes` gave."""
+    from safetensors.torch import load
+
+    length = int.from_bytes(data[:8], "little")  # the format begins with the size of its JSON
+    metadata = json.loads(data[8 : 8 + length])["__metadata__"]
+    return _part(metadata, load(data), "the part")[0]
 
 
 def save_checkpoint(path: str | Path, part: Part, done: Collection[int], corpus: str) -> Path:
@@ -79,16 +96,20 @@ def _file(path: str | Path) -> Path:
     return place / PART if place.is_dir() else place
 
 
+def _header(part: Part, header: dict[str, Any], tensors: dict[str, Tensor]) -> str:
+    """The header of a file; the tensors of the part are put among the others."""
+    return json.dumps({"schema": SCHEMA, **header, "part": pack(part, "part", tensors)}, separators=(",", ":"))
+
+
 def _save(path: Path, part: Part, header: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
     from safetensors.torch import save_file
 
     tensors = dict(tensors)
-    packed = pack(part, "part", tensors)
-    text = json.dumps({"schema": SCHEMA, **header, "part": packed}, separators=(",", ":"))
+    text = _header(part, header, tensors)
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
     try:
         save_file(tensors, temporary, metadata={"massieu": text})
-        with open(temporary, "rb") as written:
+        with open(temporary, "r+b") as written:
             os.fsync(written.fileno())
         os.replace(temporary, path)
     except BaseException:
@@ -111,6 +132,10 @@ def _load(path: Path) -> tuple[Part, dict[str, Any], dict[str, Tensor]]:
         ) from None
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged ({' '.join(str(error).split())[:80]}); write it again") from None
+    return (*_part(metadata, tensors, path), tensors)
+
+
+def _part(metadata: dict[str, str], tensors: dict[str, Tensor], path: str | Path) -> tuple[Part, dict[str, Any]]:
     try:
         header = json.loads(metadata.get("massieu", "{}"))
     except ValueError:
@@ -125,4 +150,4 @@ def _load(path: Path) -> tuple[Part, dict[str, Any], dict[str, Tensor]]:
         raise ValueError(f"{path} is damaged ({error} is missing or not as expected); write it again") from None
     if not isinstance(part, Part):
         raise ValueError(f"{path} is damaged (it holds no part); write it again")
-    return part, header, tensors
+    return part, header

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from massieu.inspection.batches import Batch, Passage, passages, text_batches
-from massieu.inspection.corpus.splits import Document
+from massieu.inspection.corpus import Corpus, Document
 from massieu.inspection.counts import Counts
 from massieu.inspection.options import Options
 
@@ -25,6 +25,8 @@ def check_texts(texts: object, inputs: Iterable[Mapping[str, Any]] | None) -> No
         raise ValueError("pass texts, or inputs for a model without tokenizer, and not both")
     if isinstance(texts, str):
         raise TypeError("texts must be a list of strings, got a single string; pass [text]")
+    if texts is not None and not isinstance(texts, (Iterable, Corpus)):
+        raise TypeError(f"texts must be strings, or a Corpus, got {type(texts).__name__}; pass a list of strings")
     if isinstance(texts, Sequence) and not any(isinstance(text, str) and text.strip() for text in texts):
         raise ValueError(NO_TEXT)
 

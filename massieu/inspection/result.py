@@ -38,7 +38,8 @@ class Inspection:
         experiments: the tests of the theory in long form, with control and prediction.
         facts: model, text, what was heard, versions, options.
         notes: sentences on what was left out and what does not apply.
-        part: the sums behind the tables, which merge with those of other texts; None if they are not at hand.
+        part: the sums behind the tables, which merge with those of other texts; None if they are not at hand, or if
+            their memory was wanted back.
     """
 
     heads: pandas.DataFrame
@@ -81,8 +82,13 @@ class Inspection:
         facts = {"massieu": json.dumps({"schema": SCHEMA, "facts": _plain(self.facts)})}
         pyarrow.parquet.write_table(table.replace_schema_metadata({**table.schema.metadata, **facts}), path)
 
-    def save(self, folder: str | Path, *, figures: bool = True) -> Path:
+    def save(self, folder: str | Path, *, figures: bool = True, part: bool = True) -> Path:
         """Write report, tables, JSON, figures and the part that merges into a folder; all of them or none.
+
+        Args:
+            folder: where; what is there under other names stays.
+            figures: whether to draw.
+            part: whether to write the sums that :func:`~massieu.inspection.merge_runs` needs, which can be large.
 
         Returns:
             The path of the report.
@@ -99,7 +105,7 @@ class Inspection:
                 from massieu import figures as drawing
 
                 drawing.save_figures(self.to_dict(), place / "figures")
-            mergeable = self._save_part(place)
+            mergeable = part and self._save_part(place)
         if not mergeable:  # an older one would belong to other tables
             (Path(folder) / PART).unlink(missing_ok=True)
         return Path(folder) / "report.html"

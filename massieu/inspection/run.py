@@ -20,7 +20,7 @@ from massieu.inspection.parts import FEWEST_DOCUMENTS
 from massieu.inspection.reader import NotObservable, Reader
 from massieu.inspection.reading import check_texts
 from massieu.inspection.result import Inspection
-from massieu.inspection.splits import TOGETHER, Piece, TextSplit, text_splits
+from massieu.inspection.splits import TOGETHER, Piece, TextSplit, grouped, text_splits
 
 __all__ = ["NotObservable", "inspect_model"]
 
@@ -57,8 +57,8 @@ def inspect_model(
 
     Args:
         model: a model, or what :func:`massieu.inspection.loading.load` understands; None for the embedded one.
-        texts: the documents, in a list or in anything that gives them one by one, or a
-            :class:`~massieu.inspection.corpus.Corpus`; None for the embedded ones.
+        texts: the documents: a list, anything that gives them one by one, or a :class:`~massieu.inspection.Corpus` of
+            files; None for the embedded ones.
         tokenizer: of the model, if it is handed over as a module.
         inputs: for a model without tokenizer, batches as dicts of tensors instead of ``texts``.
         batch_size: number of passages that the model reads at once; figures do not depend on it.
@@ -135,6 +135,7 @@ def inspect_model(
                 chosen.close()
         if isinstance(texts, Corpus):
             texts.check(part.counts.documents, part.faults)
+            source = source or texts.name
     part.sources = {source} if source else set()
     if progress is not None and experiments == "default":
         progress("experiments", 0, 0)
@@ -166,7 +167,7 @@ def _teller(progress: Callable[[str, int, int], object] | None, total: int | Non
 def _splits(texts: Iterable[str] | Corpus, *, fine: bool) -> tuple[Iterable[Piece], bool]:
     """The pieces of a text, and whether its first ones show that there are enough documents for standard errors."""
     if isinstance(texts, Corpus):
-        pieces: Sequence[Piece] = texts.splits()
+        pieces = grouped(texts.splits(), texts.split_bytes)
         some = itertools.islice((document for piece in pieces for document in piece.read()), FEWEST_DOCUMENTS)
         return pieces, len(list(some)) == FEWEST_DOCUMENTS
     if fine and isinstance(texts, Sequence):

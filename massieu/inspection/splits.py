@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from massieu.inspection.corpus.corpus import SPLIT_BYTES
 from massieu.inspection.corpus.faults import Faults
-from massieu.inspection.corpus.splits import Document
+from massieu.inspection.corpus.splits import Document, Split
 
-__all__ = ["Piece", "TextSplit", "text_hash", "text_splits"]
+__all__ = ["Group", "Piece", "TextSplit", "grouped", "text_hash", "text_splits"]
 
 TOGETHER = 512
 """Documents of a split of texts in memory: as many as are sorted by length before they are put into batches."""
@@ -79,3 +80,49 @@ def text_splits(texts: Iterable[str], size: int = TOGETHER) -> Iterator[TextSpli
                 )
         yield TextSplit(some, first)
         first += len(some)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Splits that are read as one piece, such as many small files: a batch then holds documents of several."""
+
+    splits: tuple[Split, ...]
+
+    @property
+    def key(self) -> str:
+        """A name that depends on the splits and their order."""
+        return hashlib.sha256("".join(split.key for split in self.splits).encode()).hexdigest()
+
+    def read(self, faults: Faults | None = None) -> Iterator[Document]:
+        """The documents, in their order."""
+        for split in self.splits:
+            yield from split.read(faults)
+
+
+def grouped(splits: Iterable[Split], num_bytes: int = SPLIT_BYTES) -> Sequence[Group]:
+    """Neighbouring splits of a corpus together, as long as they hold no more than so many bytes.
+
+    Example:
+        >>> small = [Split("", "texts", "memory", number, texts=("a b",)) for number in range(5)]
+        >>> [len(group.splits) for group in grouped(small, num_bytes=6)]
+        [2, 2, 1]
+    """
+    groups: list[list[Split]] = []
+    room = 0
+    for split in splits:
+        own = _num_bytes(split)
+        if not groups or own > room:
+            groups.append([])
+            room = num_bytes
+        groups[-1].append(split)
+        room -= own
+    return [Group(tuple(group)) for group in groups]
+
+
+def _num_bytes(split: Split) -> int:
+    """About how much a split holds: its range of bytes, or the whole file where it has none."""
+    if split.format == "memory":
+        return sum(len(text) for text in split.texts)
+    if split.format in ("text", "jsonl") and split.stop is not None:
+        return split.stop - split.start
+    return SPLIT_BYTES if split.size is None else split.size

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from dataclasses import replace
 
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 
 pytest.importorskip("transformers")
 from taps.families import build
 
 from massieu import assets
 from massieu.inspection import files, inspect_model
-from massieu.inspection.files import load_checkpoint, load_part, save_checkpoint, save_part
+from massieu.inspection.corpus import Fault, Faults
+from massieu.inspection.files import load_checkpoint, load_part, part_from_bytes, save_checkpoint, save_part
 from massieu.inspection.loading import load
-from massieu.inspection.packing import Unpackable, pack, unpack
+from massieu.inspection.packing import STATE, Unpackable, pack, unpack
 from massieu.inspection.parts import Part
 from massieu.inspection.reader import Reader
 from massieu.inspection.splits import TextSplit
@@ -50,6 +52,39 @@ def test_a_part_is_read_as_it_was_written(part, tmp_path):
     header = json.loads(safe_open(path, "pt").metadata()["massieu"])
     assert header["schema"] == "massieu.part/1"
     assert [file.name for file in tmp_path.iterdir()] == ["part.safetensors"]
+
+
+def test_a_part_travels_in_the_bytes_of_its_file(part, tmp_path):
+    sent = pickle.dumps(part)
+    assert_same(pickle.loads(sent), part)
+    assert len(sent) < 1.01 * save_part(part, tmp_path / "p").stat().st_size + 1000
+    with pytest.raises(ValueError, match="the part must have the schema massieu.part/1, got massieu.part/2"):
+        part_from_bytes(save({}, metadata={"massieu": '{"schema": "massieu.part/2"}'}))
+
+
+def test_nothing_of_a_part_is_forgotten(part):
+    seen = set()
+
+    def look(value):
+        kind = type(value)
+        if kind in STATE:
+            seen.add(kind)
+            own = value._asdict() if issubclass(kind, tuple) else vars(value)
+            assert {*own} == {*STATE[kind]}, kind
+            for each in own.values():
+                look(each)
+        elif isinstance(value, dict):
+            for each in value.values():
+                look(each)
+        elif isinstance(value, (list, tuple, set)):
+            for each in value:
+                look(each)
+        else:
+            assert value is None or isinstance(value, (bool, int, float, str, torch.Tensor)), kind
+
+    look(part)
+    look(Faults({"not JSON": 1}, [Fault("a", 0, "a:1", "not JSON", "a sentence")]))
+    assert seen == {*STATE}
 
 
 def test_what_is_read_goes_on_like_what_was_written(part, tmp_path):

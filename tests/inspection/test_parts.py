@@ -211,6 +211,8 @@ def test_texts_come_one_by_one_and_no_further_than_needed():
     found = inspect_model(loaded().model, documents(), tokenizer=loaded().tokenizer, experiments="heads")
     listed = inspect_model(loaded().model, list(documents()), tokenizer=loaded().tokenizer, experiments="heads")
     assert found.heads.equals(listed.heads)
+    with pytest.raises(TypeError, match="texts must be strings, or a Corpus, got int; pass a list of strings"):
+        inspect_model(loaded().model, 3, tokenizer=loaded().tokenizer)
     for nothing in (iter(()), iter(["", " "])):
         with pytest.raises(ValueError, match="texts must hold at least one document with some text"):
             inspect_model(loaded().model, nothing, tokenizer=loaded().tokenizer)
@@ -218,7 +220,27 @@ def test_texts_come_one_by_one_and_no_further_than_needed():
         inspect_model(loaded().model, iter(["a", 3]), tokenizer=loaded().tokenizer)
 
 
-def test_the_digest_of_a_text_does_not_depend_on_its_order(tmp_path):
+def test_another_engine_may_read_in_another_order():
+    class Backwards:
+        def read(self, reader, splits, *, many=False, progress=None):
+            parts = [reader.read(split, many=many, progress=progress) for split in reversed(list(splits))]
+            return merge_parts(parts)
+
+    seen = []
+    texts = [text[:15] for text in TEXTS] * 60  # more than one piece
+    options = {"tokenizer": loaded().tokenizer, "experiments": "heads", "batch_size": 64}
+    one = inspect_model(loaded().model, texts, **options, progress=lambda *place: seen.append(place))
+    other = inspect_model(loaded().model, texts, **options, engine=Backwards())
+    numbers = one.heads.select_dtypes("number").columns
+    a, b = (torch.tensor(found.heads[numbers].to_numpy(dtype=float)) for found in (one, other))
+    torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9, equal_nan=True)
+    assert one.facts["text"] == other.facts["text"]
+    done = [count for _, count, _ in seen]
+    assert done == sorted(done)
+    assert seen[-1] == ("reading", 600, 600)
+
+
+def test_the_digest_of_a_text_does_not_depend_on_its_order():
     one, other = (merge_parts(parts).counts.sha256 for parts in (pieces(), pieces(4)[::-1]))
     assert one == other
     assert one != merge_parts([*pieces(), pieces()[0]]).counts.sha256
@@ -231,5 +253,6 @@ def test_what_cannot_be_read_is_carried_by_the_part(tmp_path):
         loaded().model, Corpus([path], split_bytes=400), tokenizer=loaded().tokenizer, experiments="heads"
     )
     assert found.facts["text"]["documents"] == 3
+    assert found.facts["text"]["source"] == "some.jsonl"
     assert found.facts["text"]["bad_records"]["total"] == 1
     assert any("1 record of the text could not be read" in note for note in found.notes)
