@@ -28,7 +28,7 @@ CONTINUED = "watch.md-4"  # with the names of the page's first block
 SKETCHES = ["inspection.md-0", "watch.md-1", "watch.md-2", "watch.md-3"]  # lines for a program that the reader has
 NEEDED = {
     "context.md": ["pandas", "sklearn"],
-    "inspection.md": ["transformers", "pandas"],
+    "inspection.md": ["transformers", "pandas", "fsspec"],
     "margin.md": ["scipy", "pandas", "matplotlib"],
     "memory.md": ["matplotlib", "sklearn"],
     "patterns.md": ["matplotlib"],

@@ -204,6 +204,7 @@ def test_a_column_that_no_table_has_is_one_sentence(tmp_path):
         ValueError, match='must hold strings in the column "id", and row 0 is of type int64; name another'
     ):
         read(path, "id", strict=True)
+    assert read(path, "id")[1].counts == {"not a string": 700}
 
 
 def test_a_field_of_csv_may_be_long(tmp_path):
