@@ -156,10 +156,10 @@ def _teller(progress: Callable[[str, int, int], object] | None, total: int | Non
         return None
 
     def tell(documents: int, tokens: int = 0, share: float | None = None) -> None:
-        about = round(documents / share) if share else 0
-        progress("reading", documents, about if total is None else total)
         if tokens:
             progress("tokens", tokens, 0)
+        about = round(documents / share) if share else 0
+        progress("reading", documents, about if total is None else total)
 
     return tell
 
