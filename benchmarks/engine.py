@@ -23,7 +23,7 @@ DOCUMENTS = 2000
 GROWTH = 10
 ROUNDS = 3
 WORDS = ("sea", "whale", "ship", "captain", "old", "man", "boat", "wind", "water", "time", "day", "hand", "way", "head")
-TIME, SHORT = (16, 48), (2, 4)  # words of a document
+TIME, SHORT = (4, 12), (2, 4)  # words of a document
 QUICK = {"batch_size": 64, "rows": 8}
 
 

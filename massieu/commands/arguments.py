@@ -14,6 +14,7 @@ def add_loading(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model")
     group.add_argument("--dtype", default="auto", help="auto (float32), float32, bfloat16, float16 or float64")
     group.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps")
+    group.add_argument("--device-map", metavar="HOW", help="spread a large model by accelerate: auto, balanced")
     group.add_argument("--revision", help="branch, tag or commit of a Hugging Face id")
     group.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
     group.add_argument("--offline", action="store_true", help="never ask the network")
@@ -40,7 +41,7 @@ def engine(options: argparse.Namespace, workers: int | None = None) -> Any:
 
 def loading(options: argparse.Namespace) -> dict[str, Any]:
     """What :func:`add_loading` declared, as arguments of the functions that load a model."""
-    names = ("dtype", "device", "revision", "trust_remote_code", "offline")
+    names = ("dtype", "device", "device_map", "revision", "trust_remote_code", "offline")
     return {name: getattr(options, name) for name in names}
 
 

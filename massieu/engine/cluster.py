@@ -105,6 +105,7 @@ class Dask:
         """
         from distributed import KilledWorker
         from distributed.client import ClosedClientError
+        from distributed.comm.core import CommClosedError
 
         client, address = self.client, getattr(self.client.scheduler, "address", "an unknown address")
         waiting = collections.deque(client.map(function, list(given), pure=False))
@@ -112,7 +113,7 @@ class Dask:
             while waiting:
                 yield waiting[0].result()
                 waiting.popleft()
-        except (CancelledError, ClosedClientError):
+        except (CancelledError, ClosedClientError, CommClosedError):
             raise LostCluster(f"the scheduler at {address} is lost; start again") from None
         except KilledWorker as error:
             count, last = error.allowed_failures + 1, error.last_worker.address

@@ -224,6 +224,7 @@ def _as_said(failure: Failure) -> Exception:
 def _name(splits: Iterable[Piece], number: int) -> str:
     """What to call a piece in a sentence."""
     split: Any = splits[number] if isinstance(splits, Sequence) else None
+    split = getattr(split, "splits", [split])[0]
     if not hasattr(split, "path"):
         return f"piece {number + 1} of the text"
     end = "its end" if split.stop is None else split.stop

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from massieu.engine.engines import Origin
+from massieu.inspection.files import part_from_bytes, part_to_bytes
 from massieu.inspection.options import Options
-from massieu.inspection.packing import pack, unpack
 from massieu.inspection.parts import Identity, Part, merge_parts
 from massieu.inspection.reader import Reader
 from massieu.inspection.splits import Piece
@@ -73,8 +72,7 @@ class Parcel:
     """A part on its way between processes: the bytes of a file, so that opening it runs no code.
 
     Attributes:
-        header: what is where.
-        data: tensors by name, as safetensors.
+        data: the file.
         seconds: how long reading took.
 
     Example:
@@ -83,25 +81,17 @@ class Parcel:
         True
     """
 
-    header: Any
     data: bytes
     seconds: float
 
     @classmethod
     def of(cls, part: Part, seconds: float) -> Parcel:
         """Pack a part."""
-        from safetensors.torch import save
-
-        tensors: dict[str, Tensor] = {}
-        header = pack(part, "part", tensors)
-        return cls(header, save(tensors), seconds)
+        return cls(part_to_bytes(part), seconds)
 
     def open(self) -> Part:
         """The part."""
-        from safetensors.torch import load
-
-        part: Part = unpack(self.header, load(self.data))
-        return part
+        return part_from_bytes(self.data)
 
     def __sizeof__(self) -> int:  # the scheduler moves what is small
         return len(self.data)

@@ -44,9 +44,20 @@ def model_fingerprint(model: nn.Module) -> str:
     for name, value in sorted(model.state_dict().items()):
         if isinstance(value, Tensor):
             digest.update(f"\n{name} {value.dtype} {tuple(value.shape)} ".encode())
-            plain = value.detach().cpu().contiguous()
+            plain = (_from_disk(model, name) if value.is_meta else value).detach().cpu().contiguous()
             digest.update(plain.flatten().view(torch.uint8).numpy().data if plain.numel() else b"")
     return digest.hexdigest()
+
+
+def _from_disk(model: nn.Module, name: str) -> Tensor:
+    """A tensor of a part that accelerate keeps on disk."""
+    from accelerate.utils import align_module_device
+
+    path, _, own = name.rpartition(".")
+    module = model.get_submodule(path)
+    with align_module_device(module, torch.device("cpu")):
+        found: Tensor = getattr(module, own).detach().clone()
+    return found
 
 
 def tokenizer_fingerprint(tokenizer: Any | None) -> str | None:

@@ -28,7 +28,7 @@ PIECES = 32
 """Into how many a text in memory is cut for several workers, if these are not too small or too large."""
 
 FEWEST_TOGETHER = 32
-LOADING = ("dtype", "device", "revision", "trust_remote_code", "offline")
+LOADING = ("dtype", "device", "device_map", "revision", "trust_remote_code", "offline")
 
 
 def inspect_model(
@@ -75,7 +75,7 @@ def inspect_model(
         checkpoint: a file that says how far the reading has come while it lasts; None for no such file. A
             :class:`~massieu.engine.Checkpoint` is left there at the end.
         resume: go on from that file, if it is there.
-        **loading: ``dtype``, ``device``, ``revision``, ``trust_remote_code``, ``offline``, for a model by name.
+        **loading: of :func:`massieu.inspection.loading.load`, for a model by name.
 
     Returns:
         An :class:`Inspection` with the tables ``heads``, ``layers`` and ``experiments``.
@@ -108,6 +108,11 @@ def inspect_model(
             origin = Origin.of(None if asked is None else model, loading, loaded.revision)
         model, tokenizer, revision = loaded.model, tokenizer or loaded.tokenizer, loaded.revision
         name = name or loaded.name
+    if experiments == "default" and any(parameter.is_meta for parameter in model.parameters()):
+        raise ValueError(
+            "the experiments need all weights in memory, and parts of the model lie on disk;"
+            ' pass --heads-only (experiments="heads"), or a device_map without disk'
+        )
     reader = Reader(model, tokenizer, options, name=name, revision=revision)
     kept = Checkpoint(Path(checkpoint), resume) if isinstance(checkpoint, (str, Path)) else checkpoint
     if resume and kept is None:
@@ -151,10 +156,10 @@ def _teller(progress: Callable[[str, int, int], object] | None, total: int | Non
         return None
 
     def tell(documents: int, tokens: int = 0, share: float | None = None) -> None:
-        about = round(documents / share) if share else 0
-        progress("reading", documents, about if total is None else total)
         if tokens:
             progress("tokens", tokens, 0)
+        about = round(documents / share) if share else 0
+        progress("reading", documents, about if total is None else total)
 
     return tell
 
