@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Sequence
 from ctypes import c_double, c_int64, c_void_p
 from functools import lru_cache
 from pathlib import Path
@@ -25,11 +26,14 @@ __all__ = ["Library", "serves"]
 
 LIBRARY = Path(__file__).with_name("libmassieu.so")
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float64: 2}
+READ = (*TYPES, torch.float16)  # the last after conversion
+PLAIN = (Tensor, torch.nn.Parameter)
 NO_MEMORY = 1
-MOST_KEPT = 2**14  # entries whose starts are kept for the next call
+MOST_KEPT = 2**12  # entries whose starts are kept for the next call
 MOST_ATOMS = 2**31 - 1  # the library counts them in 32 bits
 
 Whole: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+Lies: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]  # the sizes of a tensor, and its strides
 
 
 class _Starts(NamedTuple):
@@ -73,7 +77,7 @@ class _Forward(ctypes.Structure):
 class _Backward(ctypes.Structure):
     _fields_ = [
         ("rows", _Rows),
-        *((name, c_void_p) for name in ("statistics", "coefficients", "output", "grad_output")),
+        *((name, c_void_p) for name in ("moments", "coefficients", "output", "grad_output")),
         *((name, c_void_p) for name in ("grad_query", "grad_key", "grad_value")),
         *((f"{name}_at", _Place) for name in ("output", "grad_output", "grad_query", "grad_key", "grad_value")),
         *((name, c_void_p) for name in ("grad_weight", "grad_weight_batch", "order")),
@@ -88,10 +92,11 @@ class _Count(ctypes.Structure):
 def serves(inputs: Inputs) -> bool:
     """Whether the compiled kernel can read these tensors: plain ones, not empty, on the processor."""
     query, key = inputs.query, inputs.key
-    tensors = [x for x in inputs[:4] if x is not None]
+    for x in inputs[:4]:
+        if isinstance(x, Tensor) and not (type(x) in PLAIN and x.is_cpu and x.numel()):
+            return False
     return (
-        all(type(x) in (Tensor, torch.nn.Parameter) and x.device.type == "cpu" and x.numel() > 0 for x in tensors)
-        and query.dtype in (*TYPES, torch.float16)
+        query.dtype in READ
         and torch._C._get_tracing_state() is None  # a trace would not hold the call
         and query.shape[-2] + key.shape[-2] < MOST_ATOMS
     )
@@ -131,16 +136,11 @@ class Library:
             best = Best(score, torch.empty_like(score, dtype=torch.int64))
             fields += [top, *map(_pointer, best)]
         self._call("retrieve" if split_atoms else "forward", _Forward(call.rows, *fields))
-        log_z, mean, entropy, variance, peak, collision, *moments = statistics
-        light, full = level >= 1, level >= 2
-        found = (
-            log_z,
-            mean if light else None,
-            entropy if light else None,
-            variance if full else None,
-            peak,
-            collision if full else None,
-        )
+        if not level:  # every view costs, and a small call is over soon
+            return Found(output, (None,) * 6, Moments(*statistics[6:].unbind()), best)
+        log_z, mean, entropy, variance, peak, collision, *moments = statistics.unbind()
+        second = (variance, collision) if level == 2 else (None, None)
+        found = (log_z, mean, entropy, second[0], peak, second[1])
         return Found(output, found, Moments(*moments), best)
 
     def backward(
@@ -157,23 +157,17 @@ class Library:
         call, log_weight = _Call(inputs), inputs.log_weight
         if grad_output is None or output is None:
             output = grad_output = None
-        statistics = call.empty(9, *call.shape)
-        for i, moment in enumerate(moments):
-            statistics[6 + i] = 0.0 if moment is None else moment
-        coefficients = call.empty(4, *call.shape).zero_()
-        for i, coefficient in enumerate(slope):
-            if coefficient is not None:
-                coefficients[i] = coefficient
+        stacked, coefficients = call.stack(moments), call.stack(slope)
         output, grad_output = (None if x is None else call.dense(x) for x in (output, grad_output))
         grads = [None if x is None else call.like(x) for x in (call.query, call.key, call.value)]
         if grad_output is None and grads[2] is not None:
             grads[2].zero_()
         grad_weight, weight_batch, order, strides = None, None, None, (0, 0, 0)
         if want_log_weight and log_weight is not None:
-            grad_weight = torch.zeros(log_weight.shape, dtype=statistics.dtype, device="cpu")
+            grad_weight = torch.zeros(log_weight.shape, dtype=call.exact, device="cpu")
             weight_batch, strides = _weight_strides(grad_weight, inputs.plan)
             order = np.argsort(weight_batch, kind="stable")
-        tensors = (statistics, coefficients, output, grad_output, *grads)
+        tensors = (stacked, coefficients, output, grad_output, *grads)
         places = map(call.place, (output, grad_output, *grads))
         arrays = (None if x is None else x.ctypes.data for x in (weight_batch, order))
         fields = (*map(_pointer, tensors), *places, _pointer(grad_weight), *arrays, *strides)
@@ -208,55 +202,32 @@ class _Call:
         query, key, value, log_weight, sink, plan = inputs
         self.dtype = torch.float32 if query.dtype == torch.float16 else query.dtype
         self.exact = torch.float64 if self.dtype == torch.float64 else torch.float32
-        self.axes = axes = plan.batch_axes
-        batch, groups = math.prod(query.shape[:axes]), math.prod(query.shape[axes:-2])
-        self.shape = (batch, groups, query.shape[-2])
+        self.axes = plan.batch_axes
         query, key = self.dense(query), self.dense(key)
         value = None if value is None else self.dense(value)
         self.query, self.key, self.value = query, key, value
-        starts = [
-            _starts(query.shape[:axes], query.stride()[:axes]),
-            _starts(query.shape[axes:-2], query.stride()[axes:-2]),
-            _starts(key.shape[:-2], key.stride()[:-2]),
-            None if value is None else _starts(value.shape[:-2], value.stride()[:-2]),
-        ]
-        weight_batch, weight_strides = None, (0, 0, 0)
+        lies = [None if x is None else (x.shape, x.stride()) for x in (query, key, value)]
+        find = _remembering(_same_rows, query)
+        same = find(*lies, self.axes, plan.causal, plan.window, plan.scale, self.dtype)
+        self.rows = rows = _Rows.from_buffer_copy(same.rows)
+        self.shape = (rows.batch, rows.groups, rows.queries)
+        rows.query, rows.key, rows.value = query.data_ptr(), key.data_ptr(), _pointer(value)
+        rows.threads = torch.get_num_threads()
+        self._kept: list[Any] = [same]
         if log_weight is not None:
             log_weight = masked_log_weight(log_weight).to(self.exact).resolve_neg()
-            weight_batch, weight_strides = _weight_strides(log_weight, plan)
-        lengths = None if plan.lengths is None else plan.lengths.contiguous()
-        sink = None if sink is None else sink.double().contiguous().resolve_neg()
-        self.rows = _Rows(
-            query=_pointer(query),
-            key=_pointer(key),
-            value=_pointer(value),
-            **{
-                name: None if start is None else start.address
-                for name, start in zip(("query_batch", "query_group", "key_batch", "value_batch"), starts, strict=True)
-            },
-            query_row=query.stride(-2),
-            key_row=key.stride(-2),
-            value_row=0 if value is None else value.stride(-2),
-            log_weight=_pointer(log_weight),
-            weight_batch=None if weight_batch is None else weight_batch.ctypes.data,
-            weight_group=weight_strides[0],
-            weight_query=weight_strides[1],
-            weight_atom=weight_strides[2],
-            lengths=_pointer(lengths),
-            sink=_pointer(sink),
-            batch=batch,
-            groups=groups,
-            queries=query.shape[-2],
-            atoms=key.shape[-2],
-            dim=query.shape[-1],
-            value_dim=0 if value is None else value.shape[-1],
-            causal=int(plan.causal),
-            window=min(plan.window or 0, MOST_ATOMS),
-            scale=plan.scale,
-            type=TYPES[self.dtype],
-            threads=torch.get_num_threads(),
-        )
-        self._kept: list[Any] = [log_weight, weight_batch, lengths, sink, starts]
+            weight_batch, strides = _weight_strides(log_weight, plan)
+            rows.log_weight, rows.weight_batch = log_weight.data_ptr(), weight_batch.ctypes.data
+            rows.weight_group, rows.weight_query, rows.weight_atom = strides
+            self._kept += (log_weight, weight_batch)
+        if plan.lengths is not None:
+            lengths = plan.lengths.contiguous()
+            rows.lengths = lengths.data_ptr()
+            self._kept.append(lengths)
+        if sink is not None:
+            sink = sink.double().contiguous().resolve_neg()
+            rows.sink = sink.data_ptr()
+            self._kept.append(sink)
 
     def dense(self, tensor: Tensor) -> Tensor:
         """The tensor in a type that the library reads, its last axis dense."""
@@ -268,10 +239,9 @@ class _Call:
         """Where the rows of a tensor lie; its first axes are those of the keys."""
         if tensor is None:
             return _Place()
-        axes, sizes, strides = self.axes, tensor.shape, tensor.stride()
-        batch, group = _starts(sizes[:axes], strides[:axes]), _starts(sizes[axes:-2], strides[axes:-2])
-        self._kept += (batch, group)
-        return _Place(batch.address, group.address, strides[-2])
+        found: _SamePlace = _remembering(_find_place, tensor)(tensor.shape, tensor.stride(), self.axes)
+        self._kept.append(found)
+        return found.place
 
     def like(self, tensor: Tensor, dim: int | None = None) -> Tensor:
         """A new tensor, its last axis dense and the others in the order of this one, so that nobody has to copy it."""
@@ -282,19 +252,76 @@ class _Call:
         shape = (*tensor.shape[:-1], tensor.shape[-1] if dim is None else dim)
         return torch.empty(shape, dtype=self.dtype, device="cpu")
 
+    def stack(self, tensors: Sequence[Tensor | None]) -> Tensor | None:
+        """One after the other, each ``(batch, groups, queries)``, zeros for None; None if there is nothing but None."""
+        some = next((x for x in tensors if x is not None), None)
+        if some is None:
+            return None
+        return torch.stack([torch.zeros_like(some) if x is None else x for x in tensors]).to(self.exact)
+
     def empty(self, *shape: int) -> Tensor:
         """A new tensor for statistics, at least float32."""
         return torch.empty(shape, dtype=self.exact, device="cpu")
 
 
+class _SameRows(NamedTuple):
+    """What calls on tensors that lie alike have in common, without their addresses."""
+
+    rows: _Rows
+    starts: tuple[_Starts | None, ...]
+
+
+class _SamePlace(NamedTuple):
+    place: _Place
+    starts: tuple[_Starts, _Starts]
+
+
+@lru_cache(maxsize=256)  # layer after layer asks for the same, and a small call takes no longer than to write this down
+def _same_rows(
+    query: Lies, key: Lies, value: Lies | None, axes: int, causal: bool, window: int | None, scale: float, dtype: Any
+) -> _SameRows:
+    (shape, stride), (key_shape, key_stride) = query, key
+    value_shape, value_stride = ((0, 0), (0, 0)) if value is None else value
+    starts = (
+        _starts(shape[:axes], stride[:axes]),
+        _starts(shape[axes:-2], stride[axes:-2]),
+        _starts(key_shape[:-2], key_stride[:-2]),
+        None if value is None else _starts(value_shape[:-2], value_stride[:-2]),
+    )
+    names = ("query_batch", "query_group", "key_batch", "value_batch")
+    addresses = {name: start.address for name, start in zip(names, starts, strict=True) if start is not None}
+    rows = _Rows(
+        **addresses,
+        query_row=stride[-2],
+        key_row=key_stride[-2],
+        value_row=value_stride[-2],
+        batch=math.prod(shape[:axes]),
+        groups=math.prod(shape[axes:-2]),
+        queries=shape[-2],
+        atoms=key_shape[-2],
+        dim=shape[-1],
+        value_dim=value_shape[-1],
+        causal=int(causal),
+        window=min(window or 0, MOST_ATOMS),
+        scale=scale,
+        type=TYPES[dtype],
+    )
+    return _SameRows(rows, starts)
+
+
+@lru_cache(maxsize=256)
+def _find_place(sizes: tuple[int, ...], strides: tuple[int, ...], axes: int) -> _SamePlace:
+    batch, group = _starts(sizes[:axes], strides[:axes]), _starts(sizes[axes:-2], strides[axes:-2])
+    return _SamePlace(_Place(batch.address, group.address, strides[-2]), (batch, group))
+
+
+def _remembering(find: Any, tensor: Tensor) -> Any:
+    """The function as it remembers what it found, unless that is large."""
+    return find if math.prod(tensor.shape[:-2]) <= MOST_KEPT else find.__wrapped__
+
+
 def _starts(sizes: tuple[int, ...], strides: tuple[int, ...]) -> _Starts:
     """Where each entry of the flattened leading axes starts, in elements."""
-    find = _find_starts if math.prod(sizes) <= MOST_KEPT else _find_starts.__wrapped__
-    return find(sizes, strides)
-
-
-@lru_cache(maxsize=256)  # layer after layer asks for the same
-def _find_starts(sizes: tuple[int, ...], strides: tuple[int, ...]) -> _Starts:
     start = np.zeros(1, dtype=np.int64)
     for size, stride in zip(sizes, strides, strict=True):
         start = np.add.outer(start, np.arange(size, dtype=np.int64) * stride).ravel()

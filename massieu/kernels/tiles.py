@@ -35,7 +35,7 @@ __all__ = ["backward", "best", "forward", "mass_count"]
 
 
 def forward(inputs: Inputs, level: int) -> Found:
-    """Output and row statistics, with as many powers of the scores as the level says (0, 1 or 2)."""
+    """Output and row statistics: all at level 2, no variance and no collision at level 1, none at level 0."""
     (query, key, value), (log_weight, sink, plan) = inputs.flat(), inputs[3:]
     dtype = compute_dtype(query, key, plan)
     shape = query.shape[:3]
@@ -47,7 +47,7 @@ def forward(inputs: Inputs, level: int) -> Found:
         _forward(own, key, value, weights, own_sink, visible, level, rows[:, :, part], into)
     maximum, total = rows[:2]
     out = None if out is None else out.view(*inputs.query.shape[:-1], out.shape[-1])
-    return Found(out, _statistics(rows), Moments(maximum, total, rows[2] if level else None))
+    return Found(out, _statistics(rows) if level else (None,) * 6, Moments(maximum, total, rows[2] if level else None))
 
 
 def _statistics(rows: Tensor) -> tuple[Tensor | None, ...]:

@@ -48,7 +48,7 @@ class Attention(_Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         *tensors, ctx.plan, _ = inputs
         out, _, _, _, variance, peak, collision, *moments = output
-        ctx.mark_non_differentiable(peak, *(x for x in moments if x is not None))
+        ctx.mark_non_differentiable(*(x for x in (peak, *moments) if x is not None))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, out, *moments, variance, collision)
 

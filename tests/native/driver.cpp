@@ -325,11 +325,13 @@ void check_backward(Case<T>& c, const Matrices<T>& output, const Array<typename 
     const auto grad_query = room<T>(c.random, rows.batch, rows.groups, rows.queries, rows.dim);
     const auto grad_key = room<T>(c.random, rows.batch, 1, rows.atoms, rows.dim);
     const auto grad_value = room<T>(c.random, rows.batch, 1, rows.atoms, through);
-    for (int64_t i = 0; i < coefficients.size; i++) coefficients[i] = Single(c.random.normal());
+    const bool sloped = !through_output || c.random.coin();
+    for (int64_t i = 0; i < coefficients.size; i++) coefficients[i] = sloped ? Single(c.random.normal()) : Single(0);
     std::vector<int64_t> order(rows.batch);
     std::iota(order.begin(), order.end(), 0);
     Backward call{};
-    call.rows = rows, call.statistics = statistics.get(), call.coefficients = coefficients.get();
+    call.rows = rows, call.moments = statistics.get() + MAXIMUM * n;
+    call.coefficients = sloped ? coefficients.get() : nullptr;
     if (through_output) {
         call.output = output.data.get(), call.output_at = output.place();
         call.grad_output = coming.data.get(), call.grad_output_at = coming.place();

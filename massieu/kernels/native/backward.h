@@ -100,18 +100,22 @@ class GradientBlock {
         const int64_t all_rows = rows_.batch * rows_.groups * rows_.queries;
         for (int64_t lane = 0; lane < panel.lanes; lane++) {
             const int64_t row = row_index(panel) + lane;
-            const Stored *statistic = static_cast<const Stored*>(call_.statistics) + row,
-                         *coefficient = static_cast<const Stored*>(call_.coefficients) + row;
+            const Stored* moment = static_cast<const Stored*>(call_.moments) + row;
             // Nobody's row, or one without atoms. A row with nan in it is another matter, and goes on.
-            if (lane >= panel.rows || statistic[MAXIMUM * all_rows] == -INFINITY) {
+            if (lane >= panel.rows || moment[0] == -INFINITY) {
                 slopes.maximum[lane] = Real(-ABSENT);
                 slopes.inverse[lane] = slopes.offset[lane] = slopes.constant[lane] = 0;
                 slopes.linear[lane] = slopes.quadratic[lane] = slopes.weight[lane] = 0;
                 continue;
             }
-            slopes.maximum[lane] = statistic[MAXIMUM * all_rows];
-            slopes.inverse[lane] = Real(1 / double(statistic[TOTAL * all_rows]));
-            slopes.offset[lane] = statistic[OFFSET * all_rows];
+            slopes.maximum[lane] = moment[0];
+            slopes.inverse[lane] = Real(1 / double(moment[all_rows]));
+            slopes.offset[lane] = moment[2 * all_rows];
+            if (!call_.coefficients) {
+                slopes.constant[lane] = slopes.linear[lane] = slopes.quadratic[lane] = slopes.weight[lane] = 0;
+                continue;
+            }
+            const Stored* coefficient = static_cast<const Stored*>(call_.coefficients) + row;
             slopes.constant[lane] = coefficient[CONSTANT * all_rows];
             slopes.linear[lane] = Real(coefficient[LINEAR * all_rows] * LN2);
             slopes.quadratic[lane] = Real(coefficient[QUADRATIC * all_rows] * (LN2 * LN2));

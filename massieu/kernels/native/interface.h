@@ -63,7 +63,8 @@ enum Coefficient { CONSTANT, LINEAR, QUADRATIC, WEIGHT, COEFFICIENTS };
 
 struct Backward {
     Rows rows;
-    const void *statistics, *coefficients;
+    const void* moments;                       // MAXIMUM, TOTAL and OFFSET of the statistics
+    const void* coefficients;                  // null if all of them are zero
     const void *output, *grad_output;          // of the type of the inputs; both null if no gradient reaches the output
     void *grad_query, *grad_key, *grad_value;  // of the type of the inputs
     Place output_at, grad_output_at, grad_query_at, grad_key_at, grad_value_at;

@@ -12,24 +12,31 @@ void on_threads(int64_t threads, void (*work)(void*, int64_t), void* context);
 
 namespace MASSIEU_BUILD {
 
-// Calls body(index, thread) for every index, in order of index as threads become free. The body must not throw.
+// Calls body(index, thread) for every index, in order of index as threads become free. A thread takes a share of what
+// is left: neighbours lie in the same lines of memory, and near the end single ones keep all threads busy. The body
+// must not throw.
 template <class Body>
 void in_parallel(int64_t count, int64_t threads, const Body& body) {
-    if (smaller(threads, count) <= 1) {  // no threads at all: those of OpenMP do not survive a fork
+    threads = smaller(threads, count);
+    if (threads <= 1) {  // no threads at all: those of OpenMP do not survive a fork
         for (int64_t i = 0; i < count; i++) body(i, int64_t(0));
         return;
     }
     struct Work {
         const Body& body;
-        int64_t count;
+        int64_t count, threads;
         std::atomic<int64_t> next{0};
-    } work{body, count};
+    } work{body, count, threads};
     auto run = [](void* context, int64_t thread) {
         Work& shared = *static_cast<Work*>(context);
-        for (int64_t i; (i = shared.next.fetch_add(1, std::memory_order_relaxed)) < shared.count;)
-            shared.body(i, thread);
+        for (int64_t first = shared.next.load(std::memory_order_relaxed); first < shared.count;) {
+            const int64_t end = first + larger(int64_t(1), (shared.count - first) / (4 * shared.threads));
+            if (!shared.next.compare_exchange_weak(first, end, std::memory_order_relaxed)) continue;
+            for (int64_t i = first; i < end; i++) shared.body(i, thread);
+            first = shared.next.load(std::memory_order_relaxed);
+        }
     };
-    on_threads(smaller(threads, count), run, &work);
+    on_threads(threads, run, &work);
 }
 
 // Hands out aligned pieces of one allocation; without memory behind it, it only adds up how much would be needed.
