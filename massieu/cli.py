@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code: int = options.run(options)
             sys.stdout.flush()
     except KeyboardInterrupt as interrupt:  # who kept something says what
-        print(f"massieu: interrupted; {interrupt or 'nothing was written'}", file=sys.stderr)
+        print(f"massieu: interrupted; {str(interrupt) or 'nothing was written'}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # who read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

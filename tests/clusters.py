@@ -68,10 +68,10 @@ class Processes:
         wait_until(lambda: file.exists() and file.read_text().strip().endswith("}"))
         return found
 
-    def worker(self, file):
+    def worker(self, file, **options):
         place = ["--host", "127.0.0.1", "--no-dashboard", "--no-nanny", "--nthreads", "1"]
         arguments = ["distributed.cli.dask_worker", *place, "--scheduler-file", str(file)]
-        return self.start(*arguments, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        return self.start(*arguments, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, **options)
 
     def driver(self, text, checkpoint, *more):
         arguments = ["inspect", MINILM, "--text", str(text), "--json", "--split-bytes", str(SPLIT_BYTES)]

@@ -86,7 +86,8 @@ def run(options: argparse.Namespace) -> int:
         result.check_writable(Path(options.out))
     checkpoint = _checkpoint(options)
     chosen = engine(options, options.workers)
-    with contextlib.closing(chosen), progress_shown(options.quiet or options.json) as progress:
+    mentioned = contextlib.nullcontext if checkpoint is None else checkpoint.mentioned
+    with mentioned(), contextlib.closing(chosen), progress_shown(options.quiet or options.json) as progress:
         found = inspect_model(
             options.model,
             corpus,
@@ -102,7 +103,8 @@ def run(options: argparse.Namespace) -> int:
             **loading(options),
         )
     crossed = thresholds.crossings(found, conditions)
-    report = found.save(options.out, part=not options.no_part) if options.out else None
+    with mentioned():
+        report = found.save(options.out, part=not options.no_part) if options.out else None
     if checkpoint is not None:
         checkpoint.remove()
     if options.json:

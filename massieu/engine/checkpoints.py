@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
+import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from safetensors import SafetensorError
 
 from massieu.inspection.files import load_checkpoint, save_checkpoint
 from massieu.inspection.parts import Identity, Part
@@ -22,7 +26,7 @@ class Checkpoint:
 
     Attributes:
         path: the file; its folder is made when there is something to write.
-        resume: go on from the file if it is there; without it, the file of an unfinished run is not written over.
+        resume: go on from the file if it is there; no file of another run is written over or removed.
         seconds: between two times that it is written.
     """
 
@@ -31,10 +35,30 @@ class Checkpoint:
     seconds: float = 30.0
 
     def __post_init__(self) -> None:
-        if not self.seconds >= 0:
-            raise ValueError(f"seconds between checkpoints must not be negative, got {self.seconds}; 30 is usual")
+        if not 0 <= self.seconds < math.inf:
+            got = self.seconds
+            raise ValueError(f"seconds between checkpoints must be finite and not negative, got {got}; 30 is usual")
         if self.path.is_dir():
             raise ValueError(f"a checkpoint must be a file, got the folder {self.path}; name a file in it")
+        above = next(folder for folder in self.path.absolute().parents if folder.exists())
+        if not above.is_dir() or not os.access(above, os.W_OK):
+            raise ValueError(f"the checkpoint {self.path} cannot be written below {above}; name a file elsewhere")
+
+    @property
+    def remedy(self) -> str:
+        """What to do with it after the run was broken off, as the end of a sentence; empty if it is not there."""
+        if not self.path.exists():
+            return ""
+        return f"what was read is in {self.path}; the same command with --resume goes on from it"
+
+    @contextlib.contextmanager
+    def mentioned(self) -> Iterator[None]:
+        """Inside, an interrupt says that the file is there, if it is."""
+        try:
+            yield
+        except KeyboardInterrupt as interrupt:
+            interrupt.args = interrupt.args or ((self.remedy,) if self.remedy else ())
+            raise
 
     def remove(self) -> None:
         """Remove the file: nobody goes on from a run that is finished."""
@@ -79,6 +103,11 @@ class Ledger:
                 f"{checkpoint.path} says how far an unfinished run of the same has come;"
                 " go on from it with --resume, or remove it to begin again"
             )
+        else:
+            raise ValueError(
+                f"{checkpoint.path} must not be there yet, got a file that is no checkpoint of this run;"
+                " remove it, or name another file with --checkpoint"
+            )
 
     def share(self, documents: int) -> float | None:
         """About which share of the text so many documents are; None if nobody knows."""
@@ -92,9 +121,7 @@ class Ledger:
         """What to do after the run was broken off, as the end of a sentence."""
         if self.checkpoint is None:
             return "nothing was kept; next time --out DIR or --checkpoint FILE keeps what was read"
-        if not self._saved:
-            return "nothing was written"
-        return f"what was read is in {self.checkpoint.path}; the same command with --resume goes on from it"
+        return self.checkpoint.remedy if self._saved else "nothing was written"
 
     def waiting(self) -> Iterator[tuple[int, Piece]]:
         """The pieces that were not read when this was called, with their numbers."""
@@ -111,8 +138,12 @@ class Ledger:
     def save(self) -> None:
         """Write the file, if there is one and something is new."""
         if self.checkpoint is not None and len(self.done) > self._saved:
-            self.checkpoint.path.parent.mkdir(parents=True, exist_ok=True)
-            save_checkpoint(self.checkpoint.path, self.part, self.done, self._corpus)
+            try:
+                self.checkpoint.path.parent.mkdir(parents=True, exist_ok=True)
+                save_checkpoint(self.checkpoint.path, self.part, self.done, self._corpus)
+            except (OSError, SafetensorError) as error:
+                text = f"the checkpoint {self.checkpoint.path} cannot be written ({error})"
+                raise ValueError(f"{text}; make room there, or name a file elsewhere with --checkpoint") from None
             self._saved, self._last = len(self.done), time.monotonic()
 
     @contextlib.contextmanager

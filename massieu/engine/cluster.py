@@ -5,15 +5,18 @@ from __future__ import annotations
 import collections
 import contextlib
 import importlib.util
+import json
 import logging
+import multiprocessing
 import os
+import socket
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from massieu.engine.attendance import Attendance, LostCluster, ended_workers
 from massieu.engine.checkpoints import Checkpoint, Ledger
-from massieu.engine.driving import Drive, LostCluster
+from massieu.engine.driving import PULSE, Drive
 from massieu.engine.engines import Origin, Progress
 from massieu.engine.workers import Recipe
 from massieu.inspection.parts import Part
@@ -26,7 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["Dask", "LostCluster"]
 
 LOOPBACK = "127.0.0.1"
-PATIENCE = 60.0  # seconds for a scheduler to answer and for its first worker to come
+CONNECTION = 15.0  # seconds for a scheduler to answer
+FIRST = 60.0  # and for its first worker to come
+GUARD = "worker processes import the file that starts them: put what it does under if __name__ == '__main__':"
 
 
 class Dask:
@@ -61,11 +66,11 @@ class Dask:
             raise ValueError("a cluster has an address or a scheduler file, got both; choose one")
         if workers is not None and (address is not None or scheduler_file is not None):
             raise ValueError("workers are for a cluster that is started here, and this one is there; leave them out")
-        if workers is not None and workers < 1:
-            raise ValueError(f"workers must be a positive whole number, got {workers}; leave it out for one per core")
-        if scheduler_file is not None and not Path(scheduler_file).is_file():
-            raise ValueError(f"there is no scheduler file {scheduler_file}; dask scheduler --scheduler-file writes it")
-        self._address, self._file, self._workers = address, scheduler_file, workers
+        if workers is not None and (not isinstance(workers, int) or workers < 1):
+            raise ValueError(f"workers must be a positive whole number, got {workers!r}; leave it out for one per core")
+        if scheduler_file is not None:
+            address = _address_in(Path(scheduler_file))
+        self._address, self._workers = address, workers
         self._announce = announce
         self._client: Client | None = None
         self._open = contextlib.ExitStack()
@@ -103,24 +108,37 @@ class Dask:
             ...     list(engine.map(math.sqrt, [1, 4]))
             [1.0, 2.0]
         """
-        from distributed import KilledWorker
-        from distributed.client import ClosedClientError
-        from distributed.comm.core import CommClosedError
+        from distributed import KilledWorker, wait
 
-        client, address = self.client, getattr(self.client.scheduler, "address", "an unknown address")
-        waiting = collections.deque(client.map(function, list(given), pure=False))
+        attendance = Attendance(self.client)
+        given, waiting = list(given), collections.deque[Any]()
         try:
+            with attendance.talking():
+                attendance.look()
+                waiting.extend(self.client.map(function, given, pure=False))
             while waiting:
-                yield waiting[0].result()
+                error = None
+                with attendance.talking():
+                    attendance.look()
+                    with self.client.as_current(), contextlib.suppress(TimeoutError):
+                        wait(waiting[0], timeout=PULSE)
+                    if waiting[0].status == "pending":
+                        continue
+                    if waiting[0].status == "error":
+                        error = waiting[0].exception()
+                    else:
+                        found = waiting[0].result()
+                if error is not None:  # the task's own, whatever it is
+                    raise error
                 waiting.popleft()
-        except (CancelledError, ClosedClientError, CommClosedError):
-            raise LostCluster(f"the scheduler at {address} is lost; start again") from None
+                yield found
+        except LostCluster as lost:
+            raise LostCluster(f"{lost}; start again") from None
         except KilledWorker as error:
-            count, last = error.allowed_failures + 1, error.last_worker.address
-            raise LostCluster(f"a task has ended {count} workers, the last at {last}; is memory short?") from None
+            raise LostCluster(f"a task {ended_workers(error)}") from None
         finally:
-            if waiting and client.status == "running":
-                client.cancel(list(waiting))
+            if waiting and self.client.status == "running":
+                self.client.cancel(list(waiting))
 
     @property
     def client(self) -> Client:
@@ -148,22 +166,19 @@ class Dask:
 
         if isinstance(self._address, Client):
             return self._address
+        if self._address is not None:
+            _check_address(self._address)
         _hush(self._open)
-        if self._address is None and self._file is None:
+        if self._address is None:
             return self._started()
-        where = self._address or f"in {self._file}"
-        options = {"address": self._address} if self._file is None else {"scheduler_file": str(self._file)}
-        try:
-            client = Client(**options, timeout=PATIENCE / 4, set_as_default=False)
-        except (OSError, ValueError) as error:
-            text = " ".join(str(error).split())[:120]
-            raise ValueError(f"no scheduler answers at {where} ({text}); start one with dask scheduler") from None
+        client = Client(self._address, timeout=CONNECTION, set_as_default=False)
         self._open.callback(client.close, timeout=2)
         try:
-            client.wait_for_workers(1, timeout=PATIENCE)
+            client.wait_for_workers(1, timeout=FIRST)
         except TimeoutError:
             raise ValueError(
-                f"no worker has come to the scheduler at {where} within {PATIENCE:.0f} s; start some with dask worker"
+                f"no worker has come to the scheduler at {self._address} within {FIRST:.0f} s;"
+                " start some with dask worker"
             ) from None
         return client
 
@@ -171,10 +186,11 @@ class Dask:
         """A cluster of processes of this machine."""
         from distributed import Client, LocalCluster
 
-        workers = self._workers or os.cpu_count() or 1
-        cluster = self._open.enter_context(
-            LocalCluster(
-                n_workers=workers,
+        if getattr(multiprocessing.current_process(), "_inheriting", False):
+            raise SystemExit(GUARD)
+        try:
+            started = LocalCluster(
+                n_workers=self._workers or os.cpu_count() or 1,
                 threads_per_worker=1,
                 processes=True,
                 host=LOOPBACK,
@@ -182,9 +198,36 @@ class Dask:
                 silence_logs=logging.CRITICAL,
                 preload=["massieu.engine.workers"],
             )
-        )
+        except RuntimeError as error:  # a worker ended before it had begun
+            raise ValueError(f"no worker process could be started ({error}); {GUARD}") from None
+        cluster = self._open.enter_context(started)
         client: Client = self._open.enter_context(Client(cluster, set_as_default=False))
         return client
+
+
+def _address_in(file: Path) -> str:
+    """The address that a scheduler has written into a file."""
+    try:
+        found = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        raise ValueError(f"there is no scheduler file {file}; dask scheduler --scheduler-file writes it") from None
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, dict) or not isinstance(found.get("address"), str):
+        raise ValueError(f"{file} must be what dask scheduler --scheduler-file wrote, got another file; check its name")
+    return str(found["address"])
+
+
+def _check_address(address: Any) -> None:
+    """One sentence unless somebody listens there; a client that finds nobody says so many times."""
+    from distributed.comm.addressing import get_address_host_port, resolve_address
+
+    try:
+        host, port = get_address_host_port(resolve_address(address), strict=True)
+        socket.create_connection((host, port), timeout=CONNECTION).close()
+    except (OSError, ValueError, TypeError) as error:
+        text = " ".join(str(error).split())[:120]
+        raise ValueError(f"no scheduler answers at {address!r} ({text}); start one with dask scheduler") from None
 
 
 def _hush(stack: contextlib.ExitStack) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import CancelledError
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from massieu.engine.attendance import ANSWER, Attendance, LostCluster, ended_workers
 from massieu.engine.checkpoints import Ledger
 from massieu.engine.engines import Progress
 from massieu.engine.workers import TOPIC, Failure, Parcel, Recipe, merge_parcels, read_stretch
@@ -19,21 +18,16 @@ from massieu.inspection.splits import Piece
 if TYPE_CHECKING:
     from distributed import Client, Future
 
-__all__ = ["Drive", "LostCluster"]
+__all__ = ["Drive"]
 
 FAN_IN = 8  # parts that one merge takes
 GROUPS = 2  # that are on their way at once, so that nobody waits for the last of one
 PULSE = 0.5  # seconds between two looks at how far the workers are
-ROUND = 5.0  # and at how many there are
-PATIENCE = 30.0  # seconds for an answer of the scheduler
-ABSENCE = 60.0  # seconds without any worker
+CANCELLING = 5.0  # seconds for the scheduler to hear that nobody waits any more
+LONGEST = 2**20  # pieces of a stretch
 BETWEEN = 30.0  # seconds of work in a stretch, if no checkpoint says
 
 Stretch = tuple[tuple[int, Piece], ...]
-
-
-class LostCluster(ValueError):  # noqa: N818  # a state of the cluster
-    """The scheduler or all of its workers are gone, or a piece of the text ends every worker that reads it."""
 
 
 class Drive:
@@ -57,7 +51,7 @@ class Drive:
         self._groups: dict[Future[Any], list[Stretch]] = {}
         self._underway: dict[int, tuple[int, int]] = {}  # documents and tokens of pieces that are being read
         self._pace = math.inf  # seconds that a piece takes
-        self._workers, self._looked, self._seen = 1, -math.inf, time.monotonic()
+        self._attendance = Attendance(client)
 
     def run(self) -> None:
         """Read everything.
@@ -67,22 +61,31 @@ class Drive:
             ValueError: what a worker has said about the text or the model.
             NotObservable: likewise.
         """
-        with self._talking():
-            self.client.subscribe_topic(TOPIC, self._heard)
         try:
-            while True:
-                with self._talking():
-                    self._look_at_workers()
-                    while len(self._groups) < GROUPS and (group := self._next_group()):
-                        self._groups[self._submit(group)] = group
-                    finished = self._finished()
-                if not self._groups:
-                    return
-                for future in finished:
-                    self._take(future)
-                self._report()
+            self._run()
+        except LostCluster as lost:
+            self.ledger.save()
+            raise LostCluster(f"{lost}; {self.ledger.remedy}") from None
         finally:
             self._end()
+
+    def _run(self) -> None:
+        talking = self._attendance.talking
+        with talking():
+            self.client.subscribe_topic(TOPIC, self._heard)
+        while True:
+            with talking():
+                self._attendance.look()
+            while len(self._groups) < GROUPS and (group := self._next_group()):
+                with talking():
+                    self._groups[self._submit(group)] = group
+            with talking():
+                finished = self._finished()
+            if not self._groups:
+                return
+            for future in finished:
+                self._take(future)
+            self._report()
 
     def _next_group(self) -> list[Stretch]:
         group = []
@@ -95,7 +98,7 @@ class Drive:
 
     def _length(self) -> int:
         """How many pieces the next task reads."""
-        wanted = max(1, int(self._between / self._pace)) if self._pace < math.inf else 1
+        wanted = max(1, int(min(self._between / self._pace, LONGEST)))
         splits = self.ledger.splits
         if not isinstance(splits, Sequence):
             return wanted
@@ -130,11 +133,11 @@ class Drive:
 
     def _take(self, future: Future[Any]) -> None:
         """Add what a group gave."""
-        with self._talking():
+        with self._attendance.talking():
             if future.status == "error":
-                raise self._failed(future.exception(timeout=PATIENCE))
+                raise self._failed(future.exception(timeout=ANSWER))
             try:
-                found: Parcel | Failure = future.result(timeout=PATIENCE)
+                found: Parcel | Failure = future.result(timeout=ANSWER)
             except TimeoutError:  # its worker was lost meanwhile, and another one works on it
                 return
         group = self._groups.pop(future)
@@ -146,17 +149,9 @@ class Drive:
         for number in numbers:
             self._underway.pop(number, None)
 
-    def _look_at_workers(self) -> None:
-        now = time.monotonic()
-        if now - self._looked < ROUND:
-            return
-        self._looked = now
-        scheduler: Any = self.client.scheduler
-        found = self.client.sync(scheduler.ncores, callback_timeout=PATIENCE)
-        if found:
-            self._workers, self._seen = len(found), now
-        elif now - self._seen > ABSENCE:
-            raise self._lost(f"all workers of the scheduler at {self._address} have been gone for {ABSENCE:.0f} s")
+    @property
+    def _workers(self) -> int:
+        return max(1, len(self._attendance.workers))
 
     def _heard(self, event: tuple[float, Any]) -> None:
         run, number, documents, tokens = event[1]
@@ -169,24 +164,6 @@ class Drive:
             documents = counts.documents + sum(each[0] for each in underway)
             self.progress(documents, counts.tokens + sum(each[1] for each in underway), self.ledger.share(documents))
 
-    @contextlib.contextmanager
-    def _talking(self) -> Iterator[None]:
-        """Inside, a connection that is lost is one sentence."""
-        from distributed.client import ClosedClientError
-
-        try:
-            yield
-        except (CancelledError, ClosedClientError, OSError):  # an answer that does not come is an OSError too
-            raise self._lost(f"the scheduler at {self._address} is lost") from None
-
-    @property
-    def _address(self) -> str:
-        return str(getattr(self.client.scheduler, "address", "an unknown address"))
-
-    def _lost(self, what: str) -> LostCluster:
-        self.ledger.save()
-        return LostCluster(f"{what}; {self.ledger.remedy}")
-
     def _failed(self, error: BaseException) -> Exception:
         """What to say of a task that has no result."""
         from distributed import KilledWorker
@@ -194,10 +171,7 @@ class Drive:
         if isinstance(error, KilledWorker):
             what, _, number = str(error.task).split("-")[:3]
             done = f"reading {_name(self.ledger.splits, int(number))}" if what == "read" else "merging"
-            return self._lost(
-                f"{done} has ended {error.allowed_failures + 1} workers, the last at {error.last_worker.address};"
-                " is memory short? a smaller --batch-size or --max-length needs less"
-            )
+            return LostCluster(f"{done} {ended_workers(error)} a smaller --batch-size or --max-length needs less")
         text = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
         return ValueError(
             f"the cluster cannot run massieu ({text});"
@@ -208,7 +182,7 @@ class Drive:
         with contextlib.suppress(Exception):  # nobody is there any more
             self.client.unsubscribe_topic(TOPIC)
             if self._groups:
-                self.client.sync(self.client._cancel, list(self._groups), callback_timeout=ROUND)
+                self.client.sync(self.client._cancel, list(self._groups), callback_timeout=CANCELLING)
         self._groups.clear()
 
 

@@ -136,7 +136,7 @@ def dask_setup(worker: Any) -> None:
 
 def _reader(recipe: Recipe) -> Reader:
     """The model of this process, loaded once."""
-    key = repr((recipe.origin, recipe.options))
+    key = repr((recipe.origin, recipe.options, recipe.identity.model))  # a folder may hold another model by now
     if key not in _loaded:
         _loaded.clear()  # a worker has memory for one
         loaded = recipe.origin.load()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import sys
 import time
@@ -115,6 +116,8 @@ def inspect_model(
         )
     reader = Reader(model, tokenizer, options, name=name, revision=revision)
     kept = Checkpoint(Path(checkpoint), resume) if isinstance(checkpoint, (str, Path)) else checkpoint
+    if isinstance(checkpoint, Checkpoint) and resume:
+        kept = dataclasses.replace(checkpoint, resume=True)
     if resume and kept is None:
         raise ValueError("resume goes on from a checkpoint, got none; pass checkpoint=, or --out or --checkpoint")
     if inputs is not None:
@@ -128,6 +131,8 @@ def inspect_model(
         report = _teller(progress, len(texts) if isinstance(texts, Sized) else None)
         splits, many = _splits(texts, fine=engine not in (None, "local") or kept is not None)
         chosen = engine_named(engine or "local") if engine is None or isinstance(engine, str) else engine
+        if not callable(getattr(chosen, "read", None)):
+            raise TypeError(f"engine must be local, dask or an engine, got {type(engine).__name__}; pass Dask(...)")
         try:
             part = chosen.read(reader, splits, many=many, origin=origin, checkpoint=kept, progress=report)
         finally:
@@ -145,7 +150,7 @@ def inspect_model(
         "seconds": time.perf_counter() - begin,
         "peak_memory_mb": _peak_memory(),
     }
-    if kept is not None and kept is not checkpoint:
+    if kept is not None and not isinstance(checkpoint, Checkpoint):
         kept.remove()
     return found
 

@@ -1,5 +1,6 @@
 """What was read is in the checkpoint, once, and goes on from there."""
 
+import math
 import os
 import signal
 import subprocess
@@ -89,14 +90,57 @@ def test_a_checkpoint_of_the_same_run_is_not_written_over(reader, tmp_path):
         Local().read(reader, list(text_splits(TEXTS, 4)), checkpoint=Checkpoint(path))
 
 
-def test_a_checkpoint_of_another_run_is_refused_or_written_over(reader, tmp_path):
+def test_a_checkpoint_of_another_run_is_refused_and_stays(reader, tmp_path):
     path = broken_off(reader, tmp_path / "checkpoint")
+    before = path.read_bytes()
     other = Reader(reader.model, reader.tokenizer, Options(experiments="heads", rows=8))
     with pytest.raises(ValueError, match="was made by another run: the option rows is 32 in one and 8 in the other"):
         Local().read(other, list(text_splits(TEXTS, 4)), checkpoint=Checkpoint(path, resume=True))
     with pytest.raises(ValueError, match="was made for another text"):
         Local().read(reader, list(text_splits(TEXTS[1:], 4)), checkpoint=Checkpoint(path, resume=True))
-    assert Local().read(other, list(text_splits(TEXTS, 4)), checkpoint=Checkpoint(path)).counts.documents == len(TEXTS)
+    with pytest.raises(ValueError, match="must not be there yet, got a file that is no checkpoint of this run; remove"):
+        Local().read(other, list(text_splits(TEXTS, 4)), checkpoint=Checkpoint(path))
+    assert path.read_bytes() == before
+
+
+def test_a_file_of_the_user_is_neither_written_over_nor_removed(tmp_path, capsys):
+    notes = tmp_path / "notes.txt"
+    notes.write_text("precious")
+    for more in ([], ["--resume"]):
+        assert cli.main(["inspect", "--heads-only", "-q", "--checkpoint", str(notes), *more]) == 2
+        assert "notes.txt" in capsys.readouterr().err
+    assert notes.read_text() == "precious"
+
+
+def test_a_checkpoint_that_cannot_be_written_is_one_sentence(reader, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        ValueError, match="the checkpoint .*file/checkpoint cannot be written below .*file; name a file"
+    ):
+        Checkpoint(tmp_path / "file" / "checkpoint")
+    later = Checkpoint(tmp_path / "folder" / "checkpoint", seconds=0)
+    (tmp_path / "folder").write_text("")
+    with pytest.raises(ValueError, match="the checkpoint .*checkpoint cannot be written .*; make room there, or name"):
+        Local().read(reader, list(text_splits(TEXTS, 4)), checkpoint=later)
+
+
+def test_an_interrupt_after_the_reading_names_the_checkpoint(tmp_path):
+    kept = Checkpoint(tmp_path / "checkpoint")
+    for there in (False, True):
+        with pytest.raises(KeyboardInterrupt) as interrupt, kept.mentioned():
+            raise KeyboardInterrupt
+        assert str(interrupt.value) == (kept.remedy if there else "")
+        kept.path.touch()
+    assert "--resume goes on from it" in kept.remedy
+
+
+def test_to_resume_may_be_said_beside_a_checkpoint(tmp_path):
+    kept = Checkpoint(tmp_path / "checkpoint", seconds=0)
+    corpus = Corpus.from_texts(TEXTS, split_bytes=100)
+    inspect_model(texts=corpus, experiments="heads", checkpoint=kept)
+    found = inspect_model(texts=corpus, experiments="heads", checkpoint=kept, resume=True)
+    assert found.facts["text"]["documents"] == len(TEXTS)
+    assert kept.path.exists()
 
 
 def test_a_text_that_comes_one_by_one_has_no_checkpoint(tmp_path):
@@ -116,9 +160,10 @@ def test_a_checkpoint_needs_a_place(options, sentence):
         inspect_model(texts=TEXTS, experiments="heads", **options)
 
 
-def test_time_between_checkpoints_is_not_negative():
-    with pytest.raises(ValueError, match="seconds between checkpoints must not be negative, got -1; 30 is usual"):
-        Checkpoint(Path("a"), seconds=-1)
+@pytest.mark.parametrize("seconds", [-1, math.inf, math.nan])
+def test_time_between_checkpoints_is_finite_and_not_negative(seconds):
+    with pytest.raises(ValueError, match=f"must be finite and not negative, got {seconds}; 30 is usual"):
+        Checkpoint(Path("a"), seconds=seconds)
 
 
 def test_tensors_have_neither_engine_nor_checkpoint(reader):

@@ -3,6 +3,9 @@
 import importlib.util
 import os
 import signal
+import subprocess
+import sys
+import threading
 
 import dask
 import psutil
@@ -10,7 +13,7 @@ import pytest
 import torch
 
 from massieu import assets, cli
-from massieu.engine import Dask, LostCluster, Origin, driving, engine_named
+from massieu.engine import Dask, LostCluster, Origin, attendance, engine_named
 from massieu.engine import cluster as clusters
 from massieu.inspection import NotObservable, inspect_model
 from massieu.inspection.corpus import Corpus
@@ -103,14 +106,14 @@ def test_a_piece_that_ends_every_worker_is_named(embedded):
     once = dask.config.set({"distributed.scheduler.allowed-failures": 0})
     with once, Dask(workers=1) as engine, pytest.raises(LostCluster) as error:
         engine.read(embedded, [Ending("kill")], origin=Origin(None))
-    assert str(error.value).startswith("reading piece 1 of the text has ended 1 workers, the last at tcp://127.0.0.1:")
+    assert str(error.value).startswith("reading piece 1 of the text has ended 1 worker, the last at tcp://127.0.0.1:")
     assert "is memory short?" in str(error.value)
     assert str(error.value).endswith("nothing was kept; next time --out DIR or --checkpoint FILE keeps what was read")
 
 
 def test_a_cluster_without_workers_is_one_sentence(embedded, processes, tmp_path, monkeypatch):
-    monkeypatch.setattr(driving, "ABSENCE", 1.0)
-    monkeypatch.setattr(driving, "ROUND", 0.2)
+    monkeypatch.setattr(attendance, "ABSENCE", 1.0)
+    monkeypatch.setattr(attendance, "ROUND", 0.2)
     processes.scheduler(tmp_path / "scheduler.json")
     processes.worker(tmp_path / "scheduler.json")
     with (
@@ -120,14 +123,81 @@ def test_a_cluster_without_workers_is_one_sentence(embedded, processes, tmp_path
         engine.read(embedded, [Ending("kill")], origin=Origin(None))
 
 
-def test_an_address_where_nobody_answers_is_one_sentence(monkeypatch):
-    monkeypatch.setattr(clusters, "PATIENCE", 1.0)
-    with Dask("127.0.0.1:1") as engine, pytest.raises(ValueError, match="no scheduler answers at 127.0.0.1:1"):
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:1", "tcp://127.0.0.1:1", "127.0.0.1", "tcp://", "nonsense://a:1", "", 5]
+)
+def test_an_address_where_nobody_answers_is_one_sentence(address):
+    before = threading.active_count()
+    with Dask(address) as engine, pytest.raises(ValueError, match=f"^no scheduler answers at {address!r} "):
         inspect_model(texts=TEXTS, engine=engine, experiments="heads")
+    assert threading.active_count() == before  # nobody is left behind who tries again
+
+
+@pytest.mark.parametrize("held", [b"{bad", b"[]", b"{}", b"", b'{"address": 5}', b"\xff"])
+def test_what_no_scheduler_wrote_is_refused(held, tmp_path):
+    file = tmp_path / "scheduler.json"
+    file.write_bytes(held)
+    with pytest.raises(
+        ValueError, match=r"scheduler.json must be what dask scheduler --scheduler-file wrote, got another"
+    ):
+        Dask(scheduler_file=file)
+
+
+def test_a_worker_that_cannot_run_massieu_is_named_and_lives(processes, tmp_path):
+    file = tmp_path / "scheduler.json"
+    processes.scheduler(file)
+    (tmp_path / "massieu.py").write_text("raise ImportError('nothing here')")
+    processes.environment["PYTHONPATH"] = str(tmp_path)
+    worker = processes.worker(file, cwd=tmp_path)
+    sentence = (
+        r"^the worker tcp://127.0.0.1:\d+ must have massieu .* as this process has, got ImportError: nothing here;"
+    )
+    with Dask(scheduler_file=file) as engine:
+        with pytest.raises(ValueError, match=sentence):
+            inspect_model(texts=TEXTS, engine=engine, experiments="heads")
+        with pytest.raises(ValueError, match=sentence):
+            list(engine.map(len, ["a"]))
+        assert len(engine.client.scheduler_info()["workers"]) == 1
+    assert worker.poll() is None
+
+
+def test_a_text_that_cannot_be_read_is_not_a_lost_scheduler(engine):
+    def texts():
+        yield "Call me Ishmael."
+        raise FileNotFoundError("the rest is missing")
+
+    with pytest.raises(FileNotFoundError, match="the rest is missing"):
+        inspect_model(texts=texts(), engine=engine, experiments="heads")
+
+
+def test_a_model_that_was_trained_further_is_loaded_again(engine, tmp_path):
+    folder = tmp_path / "model"
+    loaded = load(str(assets.MODEL))
+    entropies = []
+    for _ in range(2):
+        loaded.model.save_pretrained(folder)
+        loaded.tokenizer.save_pretrained(folder)
+        found = inspect_model(str(folder), TEXTS[:8], engine=engine, experiments="heads")
+        entropies.append(found.heads.entropy.mean())
+        with torch.no_grad():
+            for weight in loaded.model.parameters():
+                weight *= 1.5
+    assert entropies[0] != entropies[1]
+
+
+def test_a_script_without_a_guard_says_what_is_missing(processes, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("from massieu.engine import Dask\nDask(workers=1).client\n")
+    ran = subprocess.run(
+        [sys.executable, str(script)], env=processes.environment, capture_output=True, text=True, timeout=120
+    )
+    assert ran.returncode != 0
+    assert "put what it does under if __name__ == '__main__':" in ran.stderr
+    assert ran.stderr.count("Traceback") <= 1  # that of the script
 
 
 def test_a_scheduler_without_workers_is_one_sentence(processes, tmp_path, monkeypatch):
-    monkeypatch.setattr(clusters, "PATIENCE", 2.0)
+    monkeypatch.setattr(clusters, "FIRST", 2.0)
     processes.scheduler(tmp_path / "scheduler.json")
     sentence = "no worker has come to the scheduler at .* within 2 s; start some"
     with Dask(scheduler_file=tmp_path / "scheduler.json") as engine, pytest.raises(ValueError, match=sentence):
@@ -157,6 +227,7 @@ def test_without_dask_the_extra_is_named(monkeypatch, capsys):
         ),
         ({"address": "a:1", "workers": 2}, "workers are for a cluster that is started here, and this one is there"),
         ({"workers": 0}, "workers must be a positive whole number, got 0"),
+        ({"workers": "2"}, "workers must be a positive whole number, got '2'"),
         ({"scheduler_file": "nowhere.json"}, "there is no scheduler file nowhere.json"),
     ],
 )
@@ -168,6 +239,8 @@ def test_options_that_no_cluster_has_are_refused(options, sentence):
 def test_an_unknown_engine_is_refused():
     with pytest.raises(ValueError, match="engine must be one of local, dask, got 'spark'; local reads in this process"):
         inspect_model(texts=TEXTS, engine="spark")
+    with pytest.raises(TypeError, match="engine must be local, dask or an engine, got int"):
+        inspect_model(texts=TEXTS, engine=42)
 
 
 def test_options_of_a_cluster_are_refused_elsewhere(capsys):

@@ -9,7 +9,7 @@ import dask
 import pytest
 
 from massieu import claims, cli
-from massieu.engine import Dask, Local, LostCluster
+from massieu.engine import Dask, Local, LostCluster, attendance
 from massieu.memory import measure_capacity
 
 
@@ -72,12 +72,34 @@ def test_a_lost_scheduler_ends_a_sweep(processes, tmp_path):
             list(results)
 
 
+def test_workers_that_are_gone_end_a_sweep(processes, tmp_path, monkeypatch):
+    monkeypatch.setattr(attendance, "ABSENCE", 1.0)
+    monkeypatch.setattr(attendance, "ROUND", 0.2)
+    processes.scheduler(tmp_path / "scheduler.json")
+    worker = processes.worker(tmp_path / "scheduler.json")
+    with Dask(scheduler_file=tmp_path / "scheduler.json") as engine:
+        results = engine.map(_slow, range(50))
+        assert next(results) == 0
+        worker.send_signal(signal.SIGKILL)
+        with pytest.raises(LostCluster, match="all workers of the scheduler at .* have been gone for 1 s; start again"):
+            list(results)
+
+
+def test_the_error_of_a_task_is_its_own(engine):
+    with pytest.raises(OSError, match="of the task"):
+        list(engine.map(_failing, range(2)))
+
+
+def _failing(number):
+    raise OSError("of the task")
+
+
 def test_a_task_that_ends_every_worker_ends_a_sweep():
     once = dask.config.set({"distributed.scheduler.allowed-failures": 0})
     with (
         once,
         Dask(workers=2) as engine,
-        pytest.raises(LostCluster, match="a task has ended 1 workers, the last at tcp"),
+        pytest.raises(LostCluster, match="a task has ended 1 worker, the last at tcp"),
     ):
         list(engine.map(_deadly, range(2)))
 
