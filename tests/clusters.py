@@ -90,7 +90,7 @@ class Processes:
                     pipe.close()
 
 
-def wait_until(condition, seconds=120):
+def wait_until(condition, seconds=300):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it took too long"

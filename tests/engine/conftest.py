@@ -15,8 +15,8 @@ def text(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def alone(text):
-    """What this process finds."""
-    return inspect_model(MINILM, Corpus(text, split_bytes=SPLIT_BYTES), **QUICK).to_dict()
+    """What this process finds in the heads."""
+    return inspect_model(MINILM, Corpus(text, split_bytes=SPLIT_BYTES), experiments="heads", **QUICK).to_dict()
 
 
 @pytest.fixture
