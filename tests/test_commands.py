@@ -60,6 +60,17 @@ def test_a_text_file_and_a_package_can_be_named(tmp_path, capsys):
     assert facts["model"]["class"] == "BertModel"
 
 
+def test_a_report_names_the_files_that_were_read(tmp_path, monkeypatch, capsys):
+    (tmp_path / "sea").mkdir()
+    (tmp_path / "sea" / "whale.txt").write_text("Call me Ishmael.")
+    monkeypatch.chdir(tmp_path / "sea")
+    for path, name in ((".", "sea"), ("whale.txt", "whale.txt"), ("../sea/", "sea")):
+        assert cli.main(["inspect", "--text", path, "--heads-only", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["facts"]["text"]["source"] == name
+    assert cli.main(["inspect", "--json", *FAST]) == 0
+    assert json.loads(capsys.readouterr().out)["facts"]["text"]["source"] == "embedded text"
+
+
 def test_a_corpus_gives_the_same_figures_in_any_format(tmp_path, capsys):
     import gzip
 

@@ -86,6 +86,21 @@ def test_files_may_lie_elsewhere(memory):
     assert [file.path for file in Corpus("memory://books/*-1.txt").files] == ["memory:///books/part-1.txt"]
 
 
+def test_a_corpus_is_called_by_what_was_asked_for(folder, memory, monkeypatch):
+    memory.pipe("/books/a.txt", b"one")
+    monkeypatch.chdir(folder)
+    for paths, name in (
+        (["."], folder.name),
+        (["deep/.."], folder.name),
+        (["b.txt", f"{folder}/b.txt", "*.jsonl"], "b.txt, *.jsonl"),
+        (["memory://books/"], "books"),
+    ):
+        assert Corpus(paths).name == name
+    for number in range(9):
+        (folder / f"{number}.txt").write_text("a")
+    assert Corpus([f"{number}.txt" for number in range(9)]).name.endswith("7.txt, ...")
+
+
 def test_two_readers_of_one_place_do_not_disturb_each_other(memory):
     with memory.open("/a.jsonl", "wb") as file:
         file.write(b"".join(b'"%d"\n' % i for i in range(20)))

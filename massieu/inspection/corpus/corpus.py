@@ -23,6 +23,8 @@ FEWEST_BYTES = 1 << 15
 PIECES = 64
 """Into how many a small corpus is cut, so that several workers share it."""
 
+NAMED = 8  # paths that the name of a corpus names
+
 
 class Corpus:
     r"""Documents in files, each of which counts once.
@@ -68,13 +70,15 @@ class Corpus:
         split_bytes: int | None = None,
     ) -> None:
         self._want(Wanted(column, sample, seed, strict), limit, SPLIT_BYTES if split_bytes is None else split_bytes)
-        self.files = find_files([paths] if isinstance(paths, (str, Path)) else paths)
+        named = [str(path) for path in ([paths] if isinstance(paths, (str, Path)) else paths)]
+        self.files = find_files(named)
         if not self.files:
             raise ValueError("a corpus needs at least one path, got none; pass files or folders")
         if split_bytes is None:
             share = sum(file.size or 0 for file in self.files) // PIECES
             self.split_bytes = min(SPLIT_BYTES, max(FEWEST_BYTES, share))
-        self.name = ", ".join(sorted({file.name for file in self.files[:4]})) + ", ..." * (len(self.files) > 4)
+        titles = list(dict.fromkeys(_title(path) for path in named))
+        self.name = ", ".join([*titles[:NAMED], *["..."] * (len(titles) > NAMED)])
 
     @classmethod
     def from_texts(
@@ -171,6 +175,15 @@ class Corpus:
                 start, size, held = start + len(held), 0, []
         if held:
             yield Split("", name, "memory", start, texts=tuple(held), wanted=self.wanted)
+
+
+def _title(path: str) -> str:
+    """What a path is called in a report: its last part, and "." by the name of the folder."""
+    title = Path(path).name
+    if title in ("", ".."):
+        title = Path(path).resolve().name
+    # A URL of a host alone may begin with a password; names of files may be no UTF-8.
+    return (title or path).rpartition("@")[2].encode("utf-8", "replace").decode()
 
 
 def _first(splits: Iterable[Split], limit: int) -> Iterator[Split]:
