@@ -122,6 +122,21 @@ def test_damaged_parquet_is_counted(tmp_path):
     assert read(path) == ([], Faults({"damaged": 700}, read(path)[1].first))
 
 
+@pytest.mark.parametrize("place", [0, 1, 30])
+def test_a_damaged_footer_of_parquet_is_counted_and_other_files_are_read(place, tmp_path):
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"text": DOCUMENTS}), path)
+    (tmp_path / "b.txt").write_text("one")
+    content = bytearray(path.read_bytes())
+    footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little") + place
+    content[footer : footer + 5] = b"\xff" * 5
+    path.write_bytes(content)
+    found, faults = read(tmp_path)
+    assert (found, faults.counts) == (["one"], {"damaged": 1})
+    with pytest.raises(ValueError, match="a.parquet must be a whole Parquet file, and its end is damaged .*; copy it"):
+        read(path, strict=True)
+
+
 BAD = {
     "a.jsonl": (
         b'"one"\n{\n\n{"body": "b"}\n{"text": 7}\n\xff\n"\\ud800"\n' + b"[" * 5000 + b'\n{"text": "last"}\n " "',

@@ -42,11 +42,14 @@ def opened(path: str, compression: str = "") -> Iterator[IO[bytes]]:
 
 
 def damage(error: Exception) -> str | None:
-    """What is wrong with a compressed file; None if the error says nothing about its content."""
+    """What is wrong with a compressed file or with Parquet; None if the error says nothing about its content."""
     # The standard library and pyarrow report bad content by errors without number, which the system never does.
     plain = type(error) is OSError and error.errno is None
-    known = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
-    return (" ".join(str(error).split())[:120] or type(error).__name__) if plain or isinstance(error, known) else None
+    known = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, UnicodeDecodeError)
+    arrow = type(error).__name__ in ("ArrowInvalid", "ArrowNotImplementedError")  # pyarrow may not be installed
+    if not (plain or arrow or isinstance(error, known)):
+        return None
+    return " ".join(str(error).split())[:120] or type(error).__name__
 
 
 def file_system(path: str) -> tuple[Any, str]:
