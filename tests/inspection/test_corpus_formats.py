@@ -173,6 +173,32 @@ def test_bad_records_are_counted_placed_and_skipped(name, tmp_path):
         assert (found, whole.counts) == (expected, faults.counts)
 
 
+@pytest.mark.parametrize(("end", "tab"), [("csv", ","), ("tsv", "\t")])
+def test_a_quote_that_is_not_closed_is_counted_and_placed(end, tab, tmp_path):
+    rows = [f"{i}{tab}whale {i}" for i in range(100)]
+    path = tmp_path / f"a.{end}"
+
+    def table(**changed):
+        lines = [changed.get(f"row{i}", row) for i, row in enumerate(rows)]
+        path.write_text("\n".join([f"id{tab}text", *lines]) + "\n")
+        return read(path)
+
+    found, faults = table(row50=f'50{tab}"oops')
+    assert found == [f"whale {i}" for i in range(50)]
+    assert reasons(faults) == [(f"a.{end}:52", "not CSV")]
+    with pytest.raises(
+        ValueError, match=rf"a.{end} must have rows as CSV .* line 52 is none \(unexpected end .*; close"
+    ):
+        read(path, strict=True)
+    # Where another quote comes, what is after its line is read.
+    found, faults = table(row50=f'50{tab}"oops', row60=f'60{tab}"whale"')
+    assert found == [f"whale {i}" for i in [*range(50), *range(61, 100)]]
+    assert reasons(faults) == [(f"a.{end}:52", "not CSV")]
+    assert table(row50=f'50{tab}"white" whale')[1].counts == {"not CSV": 1}
+    path.write_text(f'id{tab}"text\n1{tab}a\n')
+    assert reasons(read(path)[1]) == [(f"a.{end}:1", "not CSV")]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

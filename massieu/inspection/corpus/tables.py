@@ -32,30 +32,41 @@ def csv_rows(
     csv.field_size_limit(max(FIELD_LIMIT, csv.field_size_limit()))  # the usual limit refuses documents of 128 kB
     # Bytes that are not UTF-8 become surrogates, which spoil their own row only.
     with io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
-        rows = csv.reader(text, delimiter=delimiter)
-        header = next(rows, None)
-        if header is None:
-            return
-        if column not in header:
-            yield Record(1, "line 1", without_column(column, header), refused)
-            return
-        field = _field(header.index(column), len(header))
-        while True:
-            line = rows.line_num + 1
-            try:
-                row = next(rows, None)
-            except csv.Error as error:
-                bad = BadRecord("not CSV", "must be CSV", f"is not ({error})")
-                yield Record(line, f"line {line}", bad, refused)
-                continue
-            if row is None:
+        # Not strict, a quote that is never closed takes the rest of the file for its field and nobody hears of it.
+        rows = csv.reader(text, delimiter=delimiter, strict=True)
+        header = None
+        for line, row in _rows(rows):
+            if isinstance(row, BadRecord):
+                yield Record(line, f"line {line}", row, refused)
+                if header is None:
+                    return
+            elif header is not None:
+                yield Record(line, f"line {line}", row, header)
+            elif column in row:
+                header = _field(row.index(column), len(row))
+            else:
+                yield Record(line, f"line {line}", without_column(column, row), refused)
                 return
-            if row:
-                yield Record(line, f"line {line}", row, field)
+
+
+def _rows(rows: Any) -> Iterator[tuple[int, list[str] | BadRecord]]:
+    """Rows that are not empty, with the lines where they begin, or what is wrong with them."""
+    while True:
+        line = rows.line_num + 1
+        try:
+            row = next(rows, None)
+        except csv.Error as error:
+            remedy = "close its quotes, and write those inside of quotes twice"
+            yield line, BadRecord("not CSV", "must have rows as CSV has them", f"is none ({error})", remedy)
+            continue
+        if row is None:
+            return
+        if row:
+            yield line, row
 
 
 def tab_rows(file: IO[bytes], column: str, start: int = 0, stop: int | None = None) -> Iterator[Record]:
-    """The same with tabs between the fields."""
+    """The same with tabs between the fields; quotes mean what they mean in CSV, as pandas and spreadsheets write."""
     yield from csv_rows(file, column, delimiter="\t")
 
 
