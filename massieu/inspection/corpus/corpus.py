@@ -12,7 +12,7 @@ from pathlib import Path
 from massieu.inspection.corpus.faults import Faults
 from massieu.inspection.corpus.files import File, find_files
 from massieu.inspection.corpus.lines import paragraphs
-from massieu.inspection.corpus.opening import opened
+from massieu.inspection.corpus.opening import needed, opened, unreadable
 from massieu.inspection.corpus.splits import Split, Wanted
 from massieu.inspection.corpus.tables import row_group_ranges
 
@@ -152,12 +152,16 @@ class Corpus:
             else:
                 for start, stop in self._ranges(file):
                     whole = Split(file.path, file.name, file.format, start, stop, file.compression)
-                    yield replace(whole, size=file.size, wanted=self.wanted)
+                    yield replace(whole, size=file.size, wanted=self.wanted, elsewhere=file.elsewhere)
 
     def _ranges(self, file: File) -> list[tuple[int, int | None]]:
         if file.format == "parquet":
-            with opened(file.path) as table:
-                return row_group_ranges(table, self.wanted.column, self.split_bytes)
+            needed("pyarrow.parquet")
+            with opened(file.path, elsewhere=file.elsewhere) as table:
+                try:
+                    return row_group_ranges(table, self.wanted.column, self.split_bytes)
+                except Exception as error:  # whatever the place raises
+                    raise unreadable(file.path, error) from error
         if file.compression or file.size is None or file.format not in ("text", "jsonl"):
             return [(0, None)]
         starts = range(0, file.size, self.split_bytes)

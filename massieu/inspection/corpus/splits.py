@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from massieu.inspection.corpus.faults import BadRecord, Fault, Faults
 from massieu.inspection.corpus.lines import json_lines, paragraph, paragraphs
-from massieu.inspection.corpus.opening import damage, opened
+from massieu.inspection.corpus.opening import Elsewhere, damage, needed, opened, unreadable
 from massieu.inspection.corpus.records import Reader, Record, refused
 from massieu.inspection.corpus.tables import csv_rows, parquet_rows, tab_rows
 
@@ -62,7 +62,7 @@ class Split:
     """A piece of a corpus, by reference or with its texts.
 
     Attributes:
-        path: what opens the file; empty if the texts are here.
+        path: a path that opens the file, or a URL for people; empty if the texts are here.
         name: what the file is called in reports.
         format: text, jsonl, csv, tsv, parquet, or memory for texts that are here.
         start: first byte of text and jsonl, first row group of Parquet, number of the first text in memory.
@@ -72,6 +72,7 @@ class Split:
         size: bytes of the file as it is stored, if known.
         texts: the documents; bytes are decoded by who reads them.
         wanted: what is wanted of every file.
+        elsewhere: what opens the file if it is not on this machine.
 
     Example:
         >>> split = Split("", "texts", "memory", texts=("Call me Ishmael.", "Some years ago"))
@@ -89,6 +90,7 @@ class Split:
     size: int | None = None
     texts: tuple[str | bytes, ...] = field(default=(), repr=False)
     wanted: Wanted = Wanted()
+    elsewhere: Elsewhere | None = field(default=None, repr=False)
 
     @property
     def key(self) -> str:
@@ -107,7 +109,8 @@ class Split:
             faults: where records are counted that cannot be read and are skipped.
 
         Raises:
-            ValueError: a record cannot be read, and ``strict`` was wanted; or the file cannot be opened.
+            ValueError: a record cannot be read, and ``strict`` was wanted; or the file cannot be opened, or not be read
+                to its end.
         """
         left = self.first
         with contextlib.closing(self._records()) as records:
@@ -134,13 +137,15 @@ class Split:
             for number, text in enumerate(self.texts, self.start):
                 yield Record(number, f"document {number + 1}", text, paragraph if isinstance(text, bytes) else str)
             return
-        with opened(self.path, self.compression) as file:
+        if self.format == "parquet":
+            needed("pyarrow.parquet")
+        with opened(self.path, self.compression, self.elsewhere) as file:
             try:
                 yield from READERS[self.format](file, self.wanted.column, self.start, self.stop)
-            except Exception as error:
+            except Exception as error:  # whatever the place raises; what is done with records is not inside
                 why = damage(error) if self.compression else None
                 if why is None:
-                    raise
+                    raise unreadable(self.path, error) from error
                 bad = BadRecord("damaged", "must be a whole file", f"is damaged ({why})", "copy it again")
                 yield Record(END, "its end", bad, refused)
 
