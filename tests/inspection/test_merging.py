@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 
@@ -13,7 +14,8 @@ from taps.families import build
 
 from massieu import assets, cli
 from massieu.inspection import inspect_model
-from massieu.inspection.merging import merge_runs
+from massieu.inspection.counts import Counts
+from massieu.inspection.merging import _note, _overlap, merge_runs
 
 TEXTS = [text[:200] for text in assets.documents()[:24]]
 
@@ -103,3 +105,35 @@ def test_a_model_that_has_moved_has_to_be_named(tmp_path):
     with pytest.raises(ValueError, match="the model of these runs cannot be loaded .*; say where it is with --model"):
         merge_runs(folders, offline=True)
     assert merge_runs(folders, model=str(tmp_path / "there")).facts["text"]["documents"] == 16
+
+
+def counted(numbers):
+    counts = Counts()
+    counts.add(hashlib.sha256(str(number).encode()).hexdigest() for number in numbers)
+    return counts
+
+
+def test_a_small_run_beside_a_large_one_is_not_judged_by_chance():
+    """By a handful of documents a twentieth in common would now and then look like all of them."""
+    large = counted(range(100_000))
+    for trial in range(20):
+        begin = 100_000 * (trial + 1)
+        small = counted([*range(10 * trial, 10 * trial + 10), *range(begin, begin + 190)])
+        overlap = _overlap("large", large, "small", small)
+        note = _note(2, [overlap])
+        assert "no document was found" not in note
+        assert f"{overlap.compared} documents could be compared, too few to tell whether some count twice" in note
+        assert note.endswith(f"; {overlap.common} were found in both.")
+    with pytest.raises(ValueError, match="about 100% of the documents of a or b are in both and would count twice"):
+        _overlap("a", large, "b", counted(range(20_000)))
+    with pytest.raises(ValueError, match="about 100% of the documents of a or b are in both and would count twice"):
+        _overlap("a", counted(range(3)), "b", counted(range(3)))
+
+
+def test_what_is_said_of_documents_in_common_depends_on_how_many_were_compared():
+    sampled = _overlap("a", counted(range(20_000)), "b", counted(range(20_000, 40_000)))
+    whole = _overlap("a", counted(range(10)), "b", counted(range(9, 20)))
+    assert _note(2, [whole]).endswith("up to 10.0% of the documents of one are in another and count twice.")
+    assert _note(2, [sampled]).endswith(
+        f"no document was found in two of them, by {sampled.compared:,} or more documents that could be compared."
+    )
