@@ -3,6 +3,7 @@
 import ast
 import gzip
 import io
+import json
 import os
 import pickle
 import subprocess
@@ -330,6 +331,49 @@ def test_a_pipe_is_read_like_standard_input(tmp_path):
     assert texts(corpus) == ["one", "two"]
     assert texts(corpus) == ["one", "two"]
     writer.join()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no named pipes")
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.txt.gz"])
+def test_a_pipe_of_anything_but_text_is_refused(name, tmp_path):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ValueError, match=f"{name} must be a file, or a pipe of plain text, got a pipe of .*; write it"):
+        Corpus(tmp_path / name)
+    (tmp_path / "b.txt").write_text("one")
+    assert names(tmp_path) == ["b.txt"]  # in a folder nobody waits for it
+
+
+@pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="all names are Unicode")
+def test_a_name_that_is_not_utf8_can_be_read_sampled_and_reported(tmp_path):
+    name = os.fsdecode(b"nam\xff.txt")
+    (tmp_path / name).write_text("one")
+    (tmp_path / "b.txt").write_bytes(b"\xff")
+    for path in (tmp_path, tmp_path / name):
+        corpus, faults = Corpus(path, sample=1.0), Faults()
+        assert texts(corpus, faults) == ["one"]
+        assert corpus.files[-1].name == "nam?.txt"
+        assert all(split.key for split in corpus.splits())
+        json.dumps([faults.to_dict(), corpus.name], ensure_ascii=False).encode()
+
+
+def test_an_empty_path_is_not_this_folder(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    with pytest.raises(ValueError, match='a path must name a file or a folder, got an empty one; "." is this folder'):
+        Corpus(["b.txt", ""])
+
+
+def test_a_wildcard_may_ask_for_hidden_files_and_for_those_without_extension(folder):
+    for name in ("out/part-00000", "out/part-00001", "out/_SUCCESS", "out/.part.crc"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("one")
+    assert names(f"{folder}/out/part-*") == ["part-00000", "part-00001"]
+    assert names(f"{folder}/o*/part-0000[01]") == ["part-00000", "part-00001"]
+    assert names(f"{folder}/LIC*") == ["LICENSE"]
+    assert names(f"{folder}/.h*") == [".hidden.txt"]
+    assert names(f"{folder}/.*/e.txt") == ["e.txt"]
+    for path in (f"{folder}/out/*", f"{folder}/out/**", f"{folder}/o*", f"{folder}/imag*"):
+        with pytest.raises(ValueError, match="must hold a file that can be read, and there is none"):
+            Corpus(path)
 
 
 @pytest.mark.parametrize(

@@ -234,6 +234,15 @@ def test_a_strict_reader_stops_at_the_first_with_one_sentence(name, content, mes
             Corpus(tmp_path / name).check(0, faults)
 
 
+def test_a_line_that_nobody_has_counted_is_named_by_its_first_byte(tmp_path):
+    (tmp_path / "a.jsonl").write_text('"one"\n' * 20 + "{")
+    with pytest.raises(
+        ValueError, match="a.jsonl must hold one JSON value a line, and the line at byte 120 is none; check it"
+    ):
+        read(tmp_path / "a.jsonl", strict=True, split_bytes=50)
+    assert reasons(read(tmp_path / "a.jsonl", split_bytes=50)[1]) == [("a.jsonl:byte 120", "not JSON")]
+
+
 def test_a_column_that_no_table_has_is_one_sentence(tmp_path):
     path = tmp_path / "a.parquet"
     parquet.write_table(pyarrow.table({"body": DOCUMENTS, "id": range(700)}), path)

@@ -210,7 +210,6 @@ def _strings(texts: Iterable[str]) -> Iterator[str]:
 
 def _raw_paragraphs(file: File) -> Iterator[bytes]:
     """Documents of what can be read only once, not yet decoded: who reads the split counts what is wrong with them."""
-    with contextlib.ExitStack() as stack:
-        source = sys.stdin.buffer if file.path == "-" else stack.enter_context(open(file.path, "rb"))
+    with contextlib.nullcontext(sys.stdin.buffer) if file.path == "-" else opened(file.path) as source:
         for record in paragraphs(source, ""):
             yield record.content

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fnmatch
 import itertools
 import os
 import re
@@ -81,12 +82,14 @@ def _with_names(files: list[File]) -> list[File]:
         name = own.removeprefix(shared)
         if archive and len(archives) > 1:
             name += f"::{archive.removeprefix(above).removeprefix('::')}"
-        named.append(replace(file, name=name))
+        named.append(replace(file, name=name.encode("utf-8", "replace").decode()))  # not all names are UTF-8
     return named
 
 
 def _named(path: str) -> list[File]:
     """The files behind one argument."""
+    if not path:
+        raise ValueError('a path must name a file or a folder, got an empty one; "." is this folder')
     system, place = file_system(path)
     base = place
     try:
@@ -105,12 +108,30 @@ def _named(path: str) -> list[File]:
         raise unreadable(path, error) from error
     if listed is None:
         return [_file(system, info, path, place)]
-    shown = [name for name in sorted(listed) if not name.removeprefix(base).count("/.")]
-    known = [name for name in shown if _extensions(name)[0] and _format(*_extensions(name))]
-    found = [file for file in (_file(system, listed[name], path, place) for name in known) if not file.pipe]
+    known = [name for name in sorted(listed) if _is_meant(name, place, base) and not _is_pipe(system, name)]
+    found = [_file(system, listed[name], path, place) for name in known]
     if not found:
         raise ValueError(f"{path} must hold a file that can be read, and there is none; {KNOWN}")
     return found
+
+
+def _is_meant(name: str, place: str, base: str) -> bool:
+    """Whether a folder or a wildcard means a file that it holds.
+
+    Hidden files and those without extension only if the wildcard says so, as ``.h*`` and ``part-*`` do.
+    """
+    pattern = place.removeprefix(base)
+    if "/." in name.removeprefix(base) and "/." not in pattern:
+        return False
+    extension, compression = _extensions(name)
+    last = pattern.rpartition("/")[2]
+    # Below a folder that a wildcard has found, other names are not asked for.
+    asked = last.strip(f"{WILD}.") and fnmatch.fnmatchcase(name.rpartition("/")[2], last)
+    return bool((extension or asked) and _format(extension, compression))
+
+
+def _is_pipe(system: Any, name: str) -> bool:
+    return is_local(system) and not os.path.isfile(name)
 
 
 def _file(system: Any, info: dict[str, Any], path: str, place: str) -> File:
@@ -122,7 +143,10 @@ def _file(system: Any, info: dict[str, Any], path: str, place: str) -> File:
         got = f"{extension}{compression}"
         raise ValueError(f"{path} must have an extension that says what it holds, got {got}; {KNOWN}")
     if is_local(system):
-        pipe = not os.path.isfile(name)
+        pipe = _is_pipe(system, name)
+        if pipe and (format != "text" or compression):
+            got = f"a pipe of {extension}{compression}"
+            raise ValueError(f"{path} must be a file, or a pipe of plain text, got {got}; write it to a file first")
         return File(name, name, info.get("size"), format, compression, pipe)
     size = _size(system, info)
     elsewhere = Elsewhere(system, name, stream=size is None and _is_web(system))

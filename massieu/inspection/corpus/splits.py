@@ -153,5 +153,6 @@ class Split:
         return f"{self.name}:{record.label.removeprefix('line ')}"
 
     def _fault(self, record: Record, bad: BadRecord) -> Fault:
-        sentence = f"{self.name} {bad.expected}, and {record.label} {bad.got}; {bad.remedy}"
+        where = f"the line at {record.label}" if record.label.startswith("byte ") else record.label
+        sentence = f"{self.name} {bad.expected}, and {where} {bad.got}; {bad.remedy}"
         return Fault(self.name, record.position, self._place(record), bad.reason, sentence)
