@@ -30,6 +30,10 @@ class Piece(Protocol):
     def key(self) -> str:
         """A name that is the same wherever it is read."""
 
+    @property
+    def version(self) -> str:
+        """What tells a file from another one of the same name and size; empty if nothing does."""
+
     def read(self, faults: Faults | None = None) -> Iterator[Document]:
         """The documents in their order; what cannot be read is counted among the faults."""
 
@@ -57,6 +61,11 @@ class TextSplit:
         for text in self.texts:
             digest.update(text_hash(text).encode())
         return digest.hexdigest()
+
+    @property
+    def version(self) -> str:
+        """The key knows the texts."""
+        return ""
 
     def read(self, faults: Faults | None = None) -> Iterator[Document]:
         """The documents, in their order."""
@@ -92,6 +101,11 @@ class Group:
     def key(self) -> str:
         """A name that depends on the splits and their order."""
         return hashlib.sha256("".join(split.key for split in self.splits).encode()).hexdigest()
+
+    @property
+    def version(self) -> str:
+        """Those of the splits."""
+        return " ".join(split.version for split in self.splits)
 
     def read(self, faults: Faults | None = None) -> Iterator[Document]:
         """The documents, in their order."""

@@ -110,6 +110,19 @@ def test_a_corpus_is_called_by_what_was_asked_for(folder, memory, monkeypatch):
     assert Corpus([f"{number}.txt" for number in range(9)]).name.endswith("7.txt, ...")
 
 
+def test_a_file_knows_its_version_where_its_place_tells(memory, folder, tmp_path):
+    memory.pipe("/a.txt", b"one")
+    (split,) = Corpus("memory://a.txt").splits()
+    memory.pipe("/a.txt", b"two")
+    (again,) = Corpus("memory://a.txt").splits()
+    assert split.key == again.key
+    assert split.version != again.version
+    assert Corpus(folder / "b.txt").files[0].version == f"mtime {os.stat(folder / 'b.txt').st_mtime}"
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("a.txt", "one")
+    assert Corpus(f"zip://a.txt::{tmp_path}/a.zip").files[0].version.startswith("CRC ")
+
+
 def test_two_readers_of_one_place_do_not_disturb_each_other(memory):
     with memory.open("/a.jsonl", "wb") as file:
         file.write(b"".join(b'"%d"\n' % i for i in range(20)))

@@ -150,9 +150,10 @@ class Corpus:
             if file.pipe:
                 yield from self._carried(file.name, _raw_paragraphs(file))
             else:
+                whole = Split(file.path, file.name, file.format, compression=file.compression, size=file.size)
+                whole = replace(whole, wanted=self.wanted, elsewhere=file.elsewhere, version=file.version)
                 for start, stop in self._ranges(file):
-                    whole = Split(file.path, file.name, file.format, start, stop, file.compression)
-                    yield replace(whole, size=file.size, wanted=self.wanted, elsewhere=file.elsewhere)
+                    yield replace(whole, start=start, stop=stop)
 
     def _ranges(self, file: File) -> list[tuple[int, int | None]]:
         if file.format == "parquet":

@@ -25,6 +25,12 @@ KNOWN = "known are .txt, .md, .jsonl, .csv, .tsv, each also with .gz, .bz2, .xz 
 
 WILD = "*?["
 
+VERSIONS = (
+    *("ETag", "etag", "md5Hash", "Content-MD5", "Digest", "CRC"),
+    *("mtime", "LastModified", "last_modified", "Last-Modified", "modified", "updated", "created"),
+)
+"""What file systems call a checksum of a file, or the time when it was written."""
+
 
 @dataclass(frozen=True, slots=True)
 class File:
@@ -38,6 +44,7 @@ class File:
         compression: the last extension if it is that of a compression, else empty.
         pipe: whether it can be read only once.
         elsewhere: what opens it if it is not on this machine.
+        version: a checksum, or when it was written, if its place tells.
     """
 
     path: str
@@ -47,6 +54,7 @@ class File:
     compression: str = ""
     pipe: bool = False
     elsewhere: Elsewhere | None = None
+    version: str = ""
 
 
 STANDARD_INPUT = File("-", "-", None, "text", pipe=True)
@@ -147,10 +155,11 @@ def _file(system: Any, info: dict[str, Any], path: str, place: str) -> File:
         if pipe and (format != "text" or compression):
             got = f"a pipe of {extension}{compression}"
             raise ValueError(f"{path} must be a file, or a pipe of plain text, got {got}; write it to a file first")
-        return File(name, name, info.get("size"), format, compression, pipe)
+        return File(name, name, info.get("size"), format, compression, pipe, version=_version(info))
     size = _size(system, info)
     elsewhere = Elsewhere(system, name, stream=size is None and _is_web(system))
-    return File(_address(path, place, name), name, size, format, compression, elsewhere=elsewhere)
+    address = _address(path, place, name)
+    return File(address, name, size, format, compression, elsewhere=elsewhere, version=_version(info))
 
 
 def _address(path: str, place: str, name: str) -> str:
@@ -185,6 +194,11 @@ def _size(system: Any, info: dict[str, Any]) -> int | None:
     if size is None or not info.get("partial", True) or isinstance(system, AbstractArchiveFileSystem):
         return None
     return None if _is_web(system) and size > BLOCK and not _gives_ranges(system, info["name"]) else int(size)
+
+
+def _version(info: dict[str, Any]) -> str:
+    """What a place says about the content of a file, or about the time when it was written."""
+    return next((f"{mark} {info[mark]}" for mark in VERSIONS if info.get(mark) is not None), "")
 
 
 def _is_web(system: Any) -> bool:

@@ -73,6 +73,7 @@ class Split:
         texts: the documents; bytes are decoded by who reads them.
         wanted: what is wanted of every file.
         elsewhere: what opens the file if it is not on this machine.
+        version: when the file was written, or another mark of its content; not in the key, so that copies are the same.
 
     Example:
         >>> split = Split("", "texts", "memory", texts=("Call me Ishmael.", "Some years ago"))
@@ -91,6 +92,7 @@ class Split:
     texts: tuple[str | bytes, ...] = field(default=(), repr=False)
     wanted: Wanted = Wanted()
     elsewhere: Elsewhere | None = field(default=None, repr=False)
+    version: str = ""
 
     @property
     def key(self) -> str:
