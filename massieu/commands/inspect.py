@@ -131,7 +131,8 @@ def _corpus(options: argparse.Namespace) -> Corpus:
     if options.dataset:
         from massieu.inspection.texts import read_dataset
 
-        return Corpus.from_texts(read_dataset(options.dataset, column=column), options.dataset, **few)
+        rows = read_dataset(options.dataset, column=column)
+        return Corpus.from_texts(rows, options.dataset, strict=options.strict, **few)
     if options.text:
         corpus = Corpus(options.text, column, strict=options.strict, split_bytes=options.split_bytes, **few)
         if not options.column or any(file.format != "text" for file in corpus.files):

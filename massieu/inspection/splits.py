@@ -136,7 +136,7 @@ def grouped(splits: Iterable[Split], num_bytes: int = SPLIT_BYTES) -> Sequence[G
 def _num_bytes(split: Split) -> int:
     """About how much a split holds: its range of bytes, or the whole file where it has none."""
     if split.format == "memory":
-        return sum(len(text) for text in split.texts)
+        return sum(len(text or "") for text in split.texts)
     if split.format in ("text", "jsonl") and split.stop is not None:
         return split.stop - split.start
     return SPLIT_BYTES if split.size is None else split.size

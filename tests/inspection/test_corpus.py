@@ -177,6 +177,22 @@ def test_texts_in_memory_are_a_corpus_too():
         Corpus.from_texts(["a", 3]).splits()
 
 
+def test_texts_that_are_not_in_the_sample_are_not_held():
+    every = [f"document {i}" for i in range(2000)]
+    whole = Corpus.from_texts(every, "list")
+    sampled = Corpus.from_texts(iter(every), "list", sample=0.01, split_bytes=100)
+    assert sum(len(split.texts) for split in sampled.splits()) < 60
+    found = [document for split in sampled.splits() for document in split.read()]
+    places = {document.place: document.text for split in whole.splits() for document in split.read()}
+    assert found == [Document(places[document.place], document.place) for document in found]
+    assert found == [
+        document
+        for split in Corpus.from_texts(every, "list", sample=0.01, split_bytes=10**6).splits()
+        for document in split.read()
+    ]
+    assert texts(Corpus.from_texts(every, "list", sample=0.01, limit=3)) == [document.text for document in found[:3]]
+
+
 def test_a_fingerprint_names_what_is_read_and_not_where(tmp_path):
     for folder in ("here", "there"):
         (tmp_path / folder).mkdir()

@@ -83,15 +83,18 @@ class Corpus:
     @classmethod
     def from_texts(
         cls,
-        texts: Iterable[str],
+        texts: Iterable[str | None],
         name: str = "texts",
         *,
         limit: int | None = None,
         sample: float | None = None,
         seed: int = 0,
+        strict: bool = False,
         split_bytes: int = SPLIT_BYTES,
     ) -> Corpus:
-        """A corpus of texts in memory; its splits hold them.
+        """A corpus of texts in memory; its splits hold those that are in the sample.
+
+        None stands for a record without text, which is counted as one that cannot be read.
 
         Example:
             >>> corpus = Corpus.from_texts(["Call me Ishmael.", "Some years ago", "never mind"], limit=2)
@@ -101,7 +104,7 @@ class Corpus:
         if isinstance(texts, str):
             raise TypeError("texts must be a list of strings, got a single string; pass [text]")
         corpus = object.__new__(cls)
-        corpus._want(Wanted("text", sample, seed), limit, split_bytes)
+        corpus._want(Wanted("text", sample, seed, strict), limit, split_bytes)
         corpus.files, corpus.name, corpus._texts = [], name, texts
         return corpus
 
@@ -113,7 +116,7 @@ class Corpus:
         if split_bytes < 1:
             raise ValueError(f"split_bytes must be positive, got {split_bytes}; {SPLIT_BYTES} is usual")
         self.wanted, self.limit, self.split_bytes = wanted, limit, split_bytes
-        self._texts: Iterable[str] = ()
+        self._texts: Iterable[str | None] = ()
         self._made: list[Split] | None = None
 
     def splits(self) -> Sequence[Split]:
@@ -168,18 +171,24 @@ class Corpus:
         starts = range(0, file.size, self.split_bytes)
         return [(start, min(start + self.split_bytes, file.size)) for start in starts]
 
-    def _carried(self, name: str, texts: Iterable[str | bytes]) -> Iterator[Split]:
-        """Splits that hold their texts."""
-        held: list[str | bytes] = []
-        start = size = 0
-        for text in texts:
-            held.append(text)
-            size += len(text)
+    def _carried(self, name: str, texts: Iterable[str | bytes | None]) -> Iterator[Split]:
+        """Splits that hold their texts; those that nobody wants are not kept."""
+        chosen = ((number, text) for number, text in enumerate(texts) if self.wanted.chooses(name, number))
+        held: dict[int, str | bytes | None] = {}
+        size = 0
+        for number, text in chosen:
+            held[number] = text
+            size += len(text or "")
             if size >= self.split_bytes:
-                yield Split("", name, "memory", start, texts=tuple(held), wanted=self.wanted)
-                start, size, held = start + len(held), 0, []
+                yield self._holding(name, held)
+                held, size = {}, 0
         if held:
-            yield Split("", name, "memory", start, texts=tuple(held), wanted=self.wanted)
+            yield self._holding(name, held)
+
+    def _holding(self, name: str, held: dict[int, str | bytes | None]) -> Split:
+        start = min(held)
+        numbers = () if max(held) - start + 1 == len(held) else tuple(held)
+        return Split("", name, "memory", start, texts=tuple(held.values()), numbers=numbers, wanted=self.wanted)
 
 
 def _title(path: str) -> str:
@@ -201,9 +210,9 @@ def _first(splits: Iterable[Split], limit: int) -> Iterator[Split]:
             return
 
 
-def _strings(texts: Iterable[str]) -> Iterator[str]:
+def _strings(texts: Iterable[str | None]) -> Iterator[str | None]:
     for number, text in enumerate(texts):
-        if not isinstance(text, str):
+        if text is not None and not isinstance(text, str):
             got = type(text).__name__
             raise TypeError(f"texts must be strings, got {got} at number {number}; pass a list of strings")
         yield text

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from massieu.inspection.corpus.faults import BadRecord, Fault, Faults
 from massieu.inspection.corpus.lines import json_lines, paragraph, paragraphs
 from massieu.inspection.corpus.opening import Elsewhere, damage, needed, opened, unreadable
-from massieu.inspection.corpus.records import Reader, Record, refused
+from massieu.inspection.corpus.records import Reader, Record, decoded, refused
 from massieu.inspection.corpus.tables import csv_rows, parquet_rows, tab_rows
 
 __all__ = ["Document", "Split", "Wanted"]
@@ -23,6 +23,7 @@ READERS: dict[str, Reader] = {
     "tsv": tab_rows,
     "parquet": parquet_rows,
 }
+MAKERS: dict[type, Callable[[Any], str]] = {bytes: paragraph, type(None): decoded}  # of texts that are here
 END = 2**63 - 1  # a position after all others
 
 
@@ -70,7 +71,8 @@ class Split:
         compression: extension, or empty.
         first: read no more than this number of documents; None for all.
         size: bytes of the file as it is stored, if known.
-        texts: the documents; bytes are decoded by who reads them.
+        texts: the documents; bytes are decoded by who reads them, and None is no document.
+        numbers: of the texts, if they do not follow each other.
         wanted: what is wanted of every file.
         elsewhere: what opens the file if it is not on this machine.
         version: when the file was written, or another mark of its content; not in the key, so that copies are the same.
@@ -89,7 +91,8 @@ class Split:
     compression: str = ""
     first: int | None = None
     size: int | None = None
-    texts: tuple[str | bytes, ...] = field(default=(), repr=False)
+    texts: tuple[str | bytes | None, ...] = field(default=(), repr=False)
+    numbers: tuple[int, ...] = field(default=(), repr=False)
     wanted: Wanted = Wanted()
     elsewhere: Elsewhere | None = field(default=None, repr=False)
     version: str = ""
@@ -99,9 +102,9 @@ class Split:
         """A name of the split that is the same wherever the files lie, and another if something else is wanted."""
         what = (self.name, self.format, self.start, self.stop, self.compression, self.first, self.size, self.wanted)
         digest = hashlib.sha256(repr(what).encode())
-        for text in self.texts:
+        for number, text in self._numbered():
             own = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
-            digest.update(hashlib.sha256(own).digest())
+            digest.update(f"{number} {own is None}".encode() + hashlib.sha256(own or b"").digest())
         return digest.hexdigest()
 
     def read(self, faults: Faults | None = None) -> Iterator[Document]:
@@ -136,8 +139,8 @@ class Split:
 
     def _records(self) -> Generator[Record]:
         if self.format == "memory":
-            for number, text in enumerate(self.texts, self.start):
-                yield Record(number, f"document {number + 1}", text, paragraph if isinstance(text, bytes) else str)
+            for number, text in self._numbered():
+                yield Record(number, f"document {number + 1}", text, MAKERS.get(type(text), str))
             return
         if self.format == "parquet":
             needed("pyarrow.parquet")
@@ -150,6 +153,9 @@ class Split:
                     raise unreadable(self.path, error) from error
                 bad = BadRecord("damaged", "must be a whole file", f"is damaged ({why})", "copy it again")
                 yield Record(END, "its end", bad, refused)
+
+    def _numbered(self) -> Iterator[tuple[int, str | bytes | None]]:
+        return zip(self.numbers, self.texts, strict=True) if self.numbers else enumerate(self.texts, self.start)
 
     def _place(self, record: Record) -> str:
         return f"{self.name}:{record.label.removeprefix('line ')}"
