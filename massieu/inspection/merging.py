@@ -57,12 +57,22 @@ def merge_runs(runs: Sequence[str | Path], *, model: nn.Module | str | None = No
             overlaps.append(_overlap(other, counts, run, part.counts))
         seen.append((run, part.counts))
         identities.append(part.identity)
-        merged.merge(part)
+        _add(merged, part, run)
     assert merged is not None
     found = finish(merged, _loaded(identities, model, loading))
     found.notes.append(_note(len(runs), overlaps))
     found.facts |= {"runs": len(runs), "seconds": time.perf_counter() - begin}
     return found
+
+
+def _add(merged: Part, part: Part, run: str | Path) -> None:
+    try:
+        merged.merge(part)
+    except (AttributeError, LookupError, RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"the sums of {run} do not fit those of the runs before it ({' '.join(str(error).split())[:80]});"
+            " one of them is damaged, inspect again"
+        ) from error
 
 
 def _overlap(one: str | Path, first: Counts, other: str | Path, second: Counts) -> Overlap:

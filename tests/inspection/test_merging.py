@@ -15,6 +15,7 @@ from taps.families import build
 from massieu import assets, cli
 from massieu.inspection import inspect_model
 from massieu.inspection.counts import Counts
+from massieu.inspection.files import load_part, save_part
 from massieu.inspection.merging import _note, _overlap, merge_runs
 
 TEXTS = [text[:200] for text in assets.documents()[:24]]
@@ -58,6 +59,24 @@ def test_the_command_prints_the_report_and_says_where_it_is(runs, tmp_path, caps
     assert {path.name for path in tmp_path.iterdir()} >= {"part.safetensors", "report.html", "inspection.json"}
     assert cli.main(["merge", str(runs / "first"), str(runs / "second")]) == 0
     assert "pass --out DIR for the report" in capsys.readouterr().out
+
+
+def test_a_quiet_merge_says_where_the_report_is_and_nothing_else(runs, tmp_path, capsys):
+    arguments = ["merge", "-q", str(runs / "first"), str(runs / "second")]
+    assert cli.main([*arguments, "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"report: {tmp_path / 'report.html'}\n"
+    assert cli.main(arguments) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_sums_that_do_not_fit_are_one_sentence(runs, tmp_path):
+    part = load_part(runs / "second")
+    means = part.heads.layers[("decoder", 0)].means
+    means.sum = means.sum[..., :1, :1].repeat(1, 1, 7)[..., :3]
+    (tmp_path / "odd").mkdir()
+    save_part(part, tmp_path / "odd" / "part.safetensors")
+    with pytest.raises(ValueError, match="the sums of .*odd do not fit those of the runs before it .*; one of them is"):
+        merge_runs([runs / "first", tmp_path / "odd"])
 
 
 def test_runs_that_do_not_belong_together_are_refused_in_one_sentence(runs, tmp_path, capsys):
