@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -129,13 +128,6 @@ class Corpus:
             every = self._pieces()
             self._made = list(every if self.limit is None else _first(every, self.limit))
         return self._made
-
-    def fingerprint(self) -> str:
-        """A hash of what is read: names and sizes of the files, splits, column, sample, limit, texts in memory."""
-        digest = hashlib.sha256()
-        for split in self.splits():
-            digest.update(split.key.encode())
-        return digest.hexdigest()
 
     def check(self, num_documents: int, faults: Faults) -> None:
         """One sentence if nothing was read."""
