@@ -185,6 +185,7 @@ def test_files_of_an_archive_are_read_also_in_another_process(tmp_path, monkeypa
         with zipfile.ZipFile(tmp_path / name, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr("in/a.txt", f"{word}\n\nof a")
             archive.writestr("in/b.jsonl", f'"{word} of b"\n')
+            archive.writestr(".hidden.txt", "never")
     monkeypatch.chdir(tmp_path)
     for path in (
         "zip://in/*::one.zip",

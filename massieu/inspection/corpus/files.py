@@ -128,8 +128,8 @@ def _is_meant(name: str, place: str, base: str) -> bool:
 
     Hidden files and those without extension only if the wildcard says so, as ``.h*`` and ``part-*`` do.
     """
-    pattern = place.removeprefix(base)
-    if "/." in name.removeprefix(base) and "/." not in pattern:
+    pattern, below = (f"/{each.removeprefix(base).lstrip('/')}" for each in (place, name))
+    if "/." in below and "/." not in pattern:
         return False
     extension, compression = _extensions(name)
     last = pattern.rpartition("/")[2]
@@ -172,12 +172,10 @@ def _address(path: str, place: str, name: str) -> str:
         'zip://in/whale.txt::sea.zip'
     """
     own, archive = _links(path)
-    if "://" in name:
-        return f"{name}{archive}"
     place = place.strip("/")
     before = own[: own.rindex(place)] if place and place in own else f"{own.partition('://')[0]}://"
-    before = re.sub(":[^:@/]*@", "@", before)  # passwords are not for reports
-    return f"{before}{name.lstrip('/')}{archive}"
+    whole = f"{name}{archive}" if "://" in name else f"{before}{name.lstrip('/')}{archive}"
+    return re.sub("(//[^/:@]*):[^/@]*@", r"\1@", whole)  # passwords are not for reports
 
 
 def _links(path: str) -> tuple[str, str]:
