@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
@@ -60,6 +61,17 @@ def test_a_text_file_and_a_package_can_be_named(tmp_path, capsys):
     assert facts["model"]["class"] == "BertModel"
 
 
+def test_a_report_names_the_files_that_were_read(tmp_path, monkeypatch, capsys):
+    (tmp_path / "sea").mkdir()
+    (tmp_path / "sea" / "whale.txt").write_text("Call me Ishmael.")
+    monkeypatch.chdir(tmp_path / "sea")
+    for path, name in ((".", "sea"), ("whale.txt", "whale.txt"), ("../sea/", "sea")):
+        assert cli.main(["inspect", "--text", path, "--heads-only", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["facts"]["text"]["source"] == name
+    assert cli.main(["inspect", "--json", *FAST]) == 0
+    assert json.loads(capsys.readouterr().out)["facts"]["text"]["source"] == "embedded text"
+
+
 def test_a_corpus_gives_the_same_figures_in_any_format(tmp_path, capsys):
     import gzip
 
@@ -86,6 +98,18 @@ def test_a_corpus_gives_the_same_figures_in_any_format(tmp_path, capsys):
         assert digest == found[0][0]
         # Two files are two batches of float32.
         pandas.testing.assert_frame_equal(heads, found[0][1], rtol=1e-6, atol=1e-6)
+
+
+def test_rows_of_a_dataset_without_text_are_counted_or_refused(monkeypatch, capsys):
+    rows = [{"text": "It was the best of times."}, {"text": None}]
+    hub = types.SimpleNamespace(load_dataset=lambda *_, **__: rows)
+    monkeypatch.setitem(sys.modules, "datasets", hub)
+    arguments = ["inspect", "--dataset", "times", "--heads-only", "--json"]
+    assert cli.main(arguments) == 0
+    text = json.loads(capsys.readouterr().out)["facts"]["text"]
+    assert (text["documents"], text["source"], text["bad_records"]["total"]) == (1, "times", 1)
+    assert cli.main([*arguments, "--strict"]) == 2
+    assert "times must hold strings, and document 2 is none" in capsys.readouterr().err
 
 
 def test_records_that_cannot_be_read_are_counted_and_placed(tmp_path, capsys):

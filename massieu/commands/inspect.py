@@ -96,7 +96,6 @@ def run(options: argparse.Namespace) -> int:
             experiments="heads" if options.heads_only else "default",
             rows=options.rows,
             special_tokens=options.special_tokens,
-            source=_source(options),
             progress=progress,
             engine=chosen,
             checkpoint=checkpoint,
@@ -134,7 +133,8 @@ def _corpus(options: argparse.Namespace) -> Corpus:
     if options.dataset:
         from massieu.inspection.texts import read_dataset
 
-        return Corpus.from_texts(read_dataset(options.dataset, column=column), options.dataset, **few)
+        rows = read_dataset(options.dataset, column=column)
+        return Corpus.from_texts(rows, options.dataset, strict=options.strict, **few)
     if options.text:
         corpus = Corpus(options.text, column, strict=options.strict, split_bytes=options.split_bytes, **few)
         if not options.column or any(file.format != "text" for file in corpus.files):
@@ -154,12 +154,6 @@ def _checkpoint(options: argparse.Namespace) -> Checkpoint | None:
     if path is None and options.resume:
         raise ValueError("--resume goes on from a checkpoint, got no place; pass --out or --checkpoint as before")
     return None if path is None else Checkpoint(Path(path), options.resume, options.checkpoint_every)
-
-
-def _source(options: argparse.Namespace) -> str:
-    """What the text is called in the report."""
-    names = [Path(path).name for path in options.text or ()]
-    return ", ".join(names) or options.dataset or "embedded text"
 
 
 def _rows(text: str) -> int | None:

@@ -19,6 +19,7 @@ def add(command: Command) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder that massieu inspect --out wrote")
     parser.add_argument("--out", metavar="DIR", help="write report.html, tables, JSON and figures there")
     parser.add_argument("--model", metavar="MODEL", help="where the model is now; none: where the runs had it")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no table")
     add_loading(parser)
 
 
@@ -34,10 +35,14 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(found.to_dict(), allow_nan=False))
         return 0
-    from rich.console import Console
+    if not options.quiet:
+        from rich.console import Console
 
-    from massieu.report.terminal import show_inspection
+        from massieu.report.terminal import show_inspection
 
-    show_inspection(found.to_dict(), Console())
-    print(f"report: {report}" if report is not None else "pass --out DIR for the report, the tables and the figures")
+        show_inspection(found.to_dict(), Console())
+    if report is not None:
+        print(f"report: {report}")
+    elif not options.quiet:
+        print("pass --out DIR for the report, the tables and the figures")
     return 0

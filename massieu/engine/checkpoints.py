@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 
 from massieu.inspection.files import load_checkpoint, save_checkpoint
 from massieu.inspection.parts import Identity, Part
+from massieu.inspection.reader import NotObservable
 from massieu.inspection.splits import Piece
 
 __all__ = ["Checkpoint", "Ledger"]
@@ -148,12 +149,19 @@ class Ledger:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Inside, an interrupt writes the file first and says so; at the end it is complete if it was begun."""
+        """Inside, an interrupt writes the file first and says so; at the end it is complete if it was begun.
+
+        Other errors say where the file is that was written before them.
+        """
         try:
             yield
         except KeyboardInterrupt as interrupt:
             self.save()
             interrupt.args = (self.remedy,)
+            raise
+        except (ValueError, NotObservable) as error:
+            if self._saved and self.remedy not in str(error):
+                error.args = (f"{error}; {self.remedy}",)
             raise
         if self._saved:
             self.save()
@@ -167,8 +175,8 @@ class Ledger:
 
 
 def _fingerprint(splits: Sequence[Piece]) -> str:
-    """A hash of all pieces in their order."""
+    """A hash of all pieces in their order, and of when their files were written."""
     digest = hashlib.sha256()
     for split in splits:
-        digest.update(split.key.encode())
+        digest.update(f"{split.key} {split.version}".encode())
     return digest.hexdigest()

@@ -4,15 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from massieu.taps import Tap
 
-__all__ = ["Counts", "Heard"]
+__all__ = ["Counts", "Heard", "Overlap"]
 
 SKETCHED = 1024
 """Documents that are remembered by their hashes, to see whether two runs have read the same ones."""
 
 MODULUS = 1 << 256
+
+ENOUGH = 30
+"""Documents that a share needs to be more than chance."""
+
+
+class Overlap(NamedTuple):
+    """Which documents of two runs are in both, as far as it can be seen.
+
+    Attributes:
+        common: how many of those that were compared.
+        compared: of the run that has fewer of them.
+        whole: whether that is all of its documents.
+    """
+
+    common: int
+    compared: int
+    whole: bool
+
+    @property
+    def share(self) -> float:
+        """Of the documents that were compared; none of none."""
+        return self.common / max(1, self.compared)
+
+    @property
+    def known(self) -> bool:
+        """Whether the share says something about all of the documents."""
+        return self.whole or self.compared >= ENOUGH
 
 
 @dataclass
@@ -64,21 +92,22 @@ class Counts:
         """The digest in hexadecimal digits."""
         return f"{self.digest:064x}"
 
-    def shared(self, other: Counts) -> float:
-        """About which share of the documents of one are in the other too, of the one where it is larger.
+    def shared(self, other: Counts) -> Overlap:
+        """How many documents of one are in the other too.
 
         The smallest hashes are a sample of the documents, the same sample wherever they are read. Up to the smaller
-        of the two largest ones both sketches are complete, so there they are compared.
+        of the two largest ones both sketches are complete, so there they are compared. Of a run that is much smaller
+        than the other, few or none lie there.
 
         Example:
             >>> one, other = Counts(sketch=[1, 3, 5, 8]), Counts(sketch=[3, 4, 5])
-            >>> round(one.shared(other), 3)
-            0.667
+            >>> one.shared(other)
+            Overlap(common=2, compared=3, whole=True)
         """
         full = [each.sketch[-1] for each in (self, other) if len(each.sketch) == SKETCHED]
         edge = min(full, default=1 << 64)
         mine, theirs = ({number for number in each.sketch if number <= edge} for each in (self, other))
-        return len(mine & theirs) / max(1, min(len(mine), len(theirs)))
+        return Overlap(len(mine & theirs), min(len(mine), len(theirs)), whole=not full)
 
 
 def _smallest(first: list[int], second: list[int]) -> list[int]:

@@ -6,7 +6,8 @@ import json
 import os
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -30,7 +31,14 @@ def save_part(part: Part, path: str | Path) -> Path:
 
 def load_part(path: str | Path) -> Part:
     """Read a part from its file, or from the folder of an inspection."""
-    return _load(_file(path))[0]
+    place = _file(path)
+    part, header, _ = _load(place)
+    if "corpus" in header:
+        raise ValueError(
+            f"{place} must be the part of a finished run, and it is the checkpoint of an unfinished one;"
+            " finish it with --resume"
+        )
+    return part
 
 
 def part_to_bytes(part: Part) -> bytes:
@@ -108,7 +116,10 @@ def _save(path: Path, part: Part, header: dict[str, Any], tensors: dict[str, Ten
     text = _header(part, header, tensors)
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
     try:
+        temporary.touch()
+        mode = temporary.stat().st_mode & 0o777  # what others may do with new files; safetensors lets nobody in
         save_file(tensors, temporary, metadata={"massieu": text})
+        temporary.chmod(mode)
         with open(temporary, "r+b") as written:
             os.fsync(written.fileno())
         os.replace(temporary, path)
@@ -140,14 +151,28 @@ def _part(metadata: dict[str, str], tensors: dict[str, Tensor], path: str | Path
         header = json.loads(metadata.get("massieu", "{}"))
     except ValueError:
         header = {}
+    header = header if isinstance(header, dict) else {}
     if header.get("schema") != SCHEMA:
         raise ValueError(
             f"{path} must have the schema {SCHEMA}, got {header.get('schema')}; inspect again with this version"
         )
     try:
         part = unpack(header["part"], tensors)
-    except (KeyError, ValueError, TypeError) as error:
-        raise ValueError(f"{path} is damaged ({error} is missing or not as expected); write it again") from None
+    except (LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+        why = " ".join(str(error).split())[:80]
+        raise ValueError(f"{path} is damaged ({why} is missing or not as expected); write it again") from None
     if not isinstance(part, Part):
         raise ValueError(f"{path} is damaged (it holds no part); write it again")
+    odd = _odd_field(part) or _odd_field(part.identity) or _odd_field(part.counts)
+    if odd is not None:
+        raise ValueError(f"{path} is damaged ({odd} is not as expected); write it again")
     return part, header
+
+
+def _odd_field(value: Any) -> str | None:
+    """The first field of a dataclass that is not of its kind."""
+    for name, kind in get_type_hints(type(value)).items():
+        plain = kind if isinstance(kind, UnionType) else get_origin(kind) or kind
+        if not isinstance(getattr(value, name), plain):
+            return name
+    return None

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from massieu.inspection.counts import SKETCHED, Counts
+from massieu.inspection.counts import Counts, Overlap
 from massieu.inspection.files import load_part
 from massieu.inspection.finishing import finish
 from massieu.inspection.loading import DTYPES, load
@@ -43,7 +43,7 @@ def merge_runs(runs: Sequence[str | Path], *, model: nn.Module | str | None = No
     merged: Part | None = None
     seen: list[tuple[str | Path, Counts]] = []
     identities: list[Identity] = []
-    twice = 0.0
+    overlaps: list[Overlap] = []
     for run in runs:
         part = load_part(run)
         merged = Part.empty(part.identity) if merged is None else merged
@@ -54,36 +54,57 @@ def merge_runs(runs: Sequence[str | Path], *, model: nn.Module | str | None = No
                 " merge those that agree"
             )
         for other, counts in seen:
-            twice = max(twice, _common(other, counts, run, part.counts))
+            overlaps.append(_overlap(other, counts, run, part.counts))
         seen.append((run, part.counts))
         identities.append(part.identity)
-        merged.merge(part)
+        _add(merged, part, run)
     assert merged is not None
     found = finish(merged, _loaded(identities, model, loading))
-    found.notes.append(_note(len(runs), twice, [counts for _, counts in seen]))
+    found.notes.append(_note(len(runs), overlaps))
     found.facts |= {"runs": len(runs), "seconds": time.perf_counter() - begin}
     return found
 
 
-def _common(one: str | Path, first: Counts, other: str | Path, second: Counts) -> float:
-    """The share of documents that two runs have in common; refused if they have read the same text."""
-    share = 1.0 if first.digest == second.digest else first.shared(second)
+def _add(merged: Part, part: Part, run: str | Path) -> None:
+    try:
+        merged.merge(part)
+    except (AttributeError, LookupError, RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"the sums of {run} do not fit those of the runs before it ({' '.join(str(error).split())[:80]});"
+            " one of them is damaged, inspect again"
+        ) from error
+
+
+def _overlap(one: str | Path, first: Counts, other: str | Path, second: Counts) -> Overlap:
+    """What two runs have in common; refused if they have read the same text."""
+    found = first.shared(second)
+    share = 1.0 if first.digest == second.digest else found.share if found.known else 0.0
     if share >= SAME:
         raise ValueError(
             f"runs must have read different texts, but about {share:.0%} of the documents of {one} or {other} are in"
             " both and would count twice; leave one of the two out"
         )
-    return share
+    return found
 
 
-def _note(runs: int, twice: float, counts: Sequence[Counts]) -> str:
-    sampled = any(len(each.sketch) == SKETCHED for each in counts)
-    how = f", by a sample of {SKETCHED} documents of each" if sampled else ""
+def _note(runs: int, overlaps: Sequence[Overlap]) -> str:
+    """What is known about documents that count twice."""
+    known, few = [each for each in overlaps if each.known], [each for each in overlaps if not each.known]
+    sampled = [each.compared for each in known if not each.whole]
+    how = f", by {min(sampled):,} or more documents that could be compared" if sampled else ""
+    twice = max((each.share for each in known), default=0.0)
+    said = []
     if twice:
-        return (
-            f"Merged from {runs} runs; up to {twice:.1%} of the documents of one are in another and count twice{how}."
+        said.append(f"up to {twice:.1%} of the documents of one are in another and count twice{how}")
+    elif known:
+        said.append(f"no document was found in two of them{how}")
+    if few:
+        least = min(few, key=lambda each: each.compared)
+        said.append(
+            f"of a run that is much smaller than another, {least.compared} documents could be compared, too few to"
+            f" tell whether some count twice; {sum(each.common for each in few)} were found in both"
         )
-    return f"Merged from {runs} runs; no document was found in two of them{how}."
+    return f"Merged from {runs} runs; {'; '.join(said)}."
 
 
 def _loaded(identities: Sequence[Identity], model: nn.Module | str | None, loading: dict[str, Any]) -> nn.Module:

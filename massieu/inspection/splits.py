@@ -30,6 +30,10 @@ class Piece(Protocol):
     def key(self) -> str:
         """A name that is the same wherever it is read."""
 
+    @property
+    def version(self) -> str:
+        """What tells a file from another one of the same name and size; empty if nothing does."""
+
     def read(self, faults: Faults | None = None) -> Iterator[Document]:
         """The documents in their order; what cannot be read is counted among the faults."""
 
@@ -57,6 +61,11 @@ class TextSplit:
         for text in self.texts:
             digest.update(text_hash(text).encode())
         return digest.hexdigest()
+
+    @property
+    def version(self) -> str:
+        """The key knows the texts."""
+        return ""
 
     def read(self, faults: Faults | None = None) -> Iterator[Document]:
         """The documents, in their order."""
@@ -93,6 +102,11 @@ class Group:
         """A name that depends on the splits and their order."""
         return hashlib.sha256("".join(split.key for split in self.splits).encode()).hexdigest()
 
+    @property
+    def version(self) -> str:
+        """Those of the splits."""
+        return " ".join(split.version for split in self.splits)
+
     def read(self, faults: Faults | None = None) -> Iterator[Document]:
         """The documents, in their order."""
         for split in self.splits:
@@ -122,7 +136,7 @@ def grouped(splits: Iterable[Split], num_bytes: int = SPLIT_BYTES) -> Sequence[G
 def _num_bytes(split: Split) -> int:
     """About how much a split holds: its range of bytes, or the whole file where it has none."""
     if split.format == "memory":
-        return sum(len(text) for text in split.texts)
+        return sum(len(text or "") for text in split.texts)
     if split.format in ("text", "jsonl") and split.stop is not None:
         return split.stop - split.start
     return SPLIT_BYTES if split.size is None else split.size

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 __all__ = ["read_dataset"]
 
 
-def read_dataset(name: str, *, column: str = "text") -> Iterator[str]:
+def read_dataset(name: str, *, column: str = "text") -> Iterator[str | None]:
     """Documents of a dataset of the Hugging Face hub, ``NAME[:CONFIG[:SPLIT]]``, the training split by default.
 
-    They come one by one: who wants few of them waits for few of them.
+    They come one by one: who wants few of them waits for few of them. A row without a string gives None.
     """
     try:
         import datasets
@@ -20,7 +20,9 @@ def read_dataset(name: str, *, column: str = "text") -> Iterator[str]:
     try:
         for row in datasets.load_dataset(place, config or None, split=split or "train", streaming=True):
             text = row[column]
-            if isinstance(text, str) and text.strip():
+            if not isinstance(text, str):
+                yield None
+            elif text.strip():
                 yield text
     except KeyError:
         raise ValueError(f"{name} has no column {column}; name the one that holds the text with --column") from None

@@ -19,8 +19,8 @@ from massieu.inspection.corpus import Corpus
 from massieu.inspection.loading import load
 from massieu.inspection.options import Options
 from massieu.inspection.parts import merge_parts
-from massieu.inspection.reader import Reader
-from massieu.inspection.splits import text_splits
+from massieu.inspection.reader import NotObservable, Reader
+from massieu.inspection.splits import grouped, text_splits
 
 TEXTS = [f"Some years ago, never mind how long precisely, {i} whales." for i in range(40)]
 
@@ -141,6 +141,36 @@ def test_to_resume_may_be_said_beside_a_checkpoint(tmp_path):
     found = inspect_model(texts=corpus, experiments="heads", checkpoint=kept, resume=True)
     assert found.facts["text"]["documents"] == len(TEXTS)
     assert kept.path.exists()
+
+
+def test_a_text_that_was_written_again_is_another_text(reader, tmp_path):
+    path, text = tmp_path / "checkpoint", tmp_path / "text.jsonl"
+    text.write_text("".join(f'"{line}"\n' for line in TEXTS))
+    os.utime(text, (1, 1))
+
+    def splits():
+        return grouped(Corpus(text, split_bytes=300).splits(), 300)
+
+    with pytest.raises(Stop):
+        Local().read(Stopping(reader, 2), splits(), checkpoint=Checkpoint(path, seconds=0))
+    keys = [split.key for split in splits()]
+    text.write_text(text.read_text().replace("years", "weeks"))
+    assert [split.key for split in splits()] == keys  # of the same size
+    with pytest.raises(ValueError, match="was made for another text"):
+        Local().read(reader, splits(), checkpoint=Checkpoint(path, resume=True))
+    os.utime(text, (1, 1))  # the control
+    assert Local().read(reader, splits(), checkpoint=Checkpoint(path, resume=True)).counts.documents == len(TEXTS)
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(0, True), (1e9, False)])
+@pytest.mark.parametrize("kind", [ValueError, NotObservable])
+def test_an_error_names_the_checkpoint_that_was_written_before_it(kind, seconds, said, reader, tmp_path):
+    splits, path = list(text_splits(TEXTS, 4)), tmp_path / "checkpoint"
+    with pytest.raises(kind, match="^line 7 is none") as caught:
+        Local().read(Stopping(reader, 3, kind("line 7 is none")), splits, checkpoint=Checkpoint(path, seconds=seconds))
+    end = f"; what was read is in {path}; the same command with --resume goes on from it"
+    assert (str(caught.value) == f"line 7 is none{end}") == said
+    assert path.exists() == said
 
 
 def test_a_text_that_comes_one_by_one_has_no_checkpoint(tmp_path):

@@ -22,6 +22,10 @@ def texts(corpus, faults=None):
     return [document.text for split in corpus.splits() for document in split.read(faults)]
 
 
+def keys(corpus):
+    return [split.key for split in corpus.splits()]
+
+
 def pieces(reader, content, size):
     """Positions and contents of the records of all splits."""
     import io
@@ -177,22 +181,38 @@ def test_texts_in_memory_are_a_corpus_too():
         Corpus.from_texts(["a", 3]).splits()
 
 
-def test_a_fingerprint_names_what_is_read_and_not_where(tmp_path):
+def test_texts_that_are_not_in_the_sample_are_not_held():
+    every = [f"document {i}" for i in range(2000)]
+    whole = Corpus.from_texts(every, "list")
+    sampled = Corpus.from_texts(iter(every), "list", sample=0.01, split_bytes=100)
+    assert sum(len(split.texts) for split in sampled.splits()) < 60
+    found = [document for split in sampled.splits() for document in split.read()]
+    places = {document.place: document.text for split in whole.splits() for document in split.read()}
+    assert found == [Document(places[document.place], document.place) for document in found]
+    assert found == [
+        document
+        for split in Corpus.from_texts(every, "list", sample=0.01, split_bytes=10**6).splits()
+        for document in split.read()
+    ]
+    assert texts(Corpus.from_texts(every, "list", sample=0.01, limit=3)) == [document.text for document in found[:3]]
+
+
+def test_keys_name_what_is_read_and_not_where(tmp_path):
     for folder in ("here", "there"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.txt").write_text("one\n\ntwo")
-    first = Corpus(tmp_path / "here").fingerprint()
-    assert first == Corpus(tmp_path / "there").fingerprint()
+    first = keys(Corpus(tmp_path / "here"))
+    assert first == keys(Corpus(tmp_path / "there"))
     others = [{"column": "body"}, {"limit": 1}, {"sample": 0.5}, {"strict": True}, {"split_bytes": 2}]
-    assert first not in [Corpus(tmp_path / "here", **other).fingerprint() for other in others]
+    assert first not in [keys(Corpus(tmp_path / "here", **other)) for other in others]
     (tmp_path / "there" / "a.txt").write_text("one\n\ntwo\n\nthree")
     seen = [first]
-    assert first != Corpus(tmp_path / "there").fingerprint()
+    assert first != keys(Corpus(tmp_path / "there"))
     for content in ("one", "one and more"):
         (tmp_path / "here" / "b.csv").write_text(content)
-        assert Corpus(tmp_path / "here").fingerprint() not in seen
-        seen.append(Corpus(tmp_path / "here").fingerprint())
-    assert Corpus.from_texts(["a", "b"]).fingerprint() != Corpus.from_texts(["ab"]).fingerprint()
+        assert keys(Corpus(tmp_path / "here")) not in seen
+        seen.append(keys(Corpus(tmp_path / "here")))
+    assert keys(Corpus.from_texts(["a", "b"])) != keys(Corpus.from_texts(["ab"]))
 
 
 @pytest.mark.parametrize(

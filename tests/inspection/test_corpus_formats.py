@@ -122,6 +122,21 @@ def test_damaged_parquet_is_counted(tmp_path):
     assert read(path) == ([], Faults({"damaged": 700}, read(path)[1].first))
 
 
+@pytest.mark.parametrize("place", [0, 1, 30])
+def test_a_damaged_footer_of_parquet_is_counted_and_other_files_are_read(place, tmp_path):
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"text": DOCUMENTS}), path)
+    (tmp_path / "b.txt").write_text("one")
+    content = bytearray(path.read_bytes())
+    footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little") + place
+    content[footer : footer + 5] = b"\xff" * 5
+    path.write_bytes(content)
+    found, faults = read(tmp_path)
+    assert (found, faults.counts) == (["one"], {"damaged": 1})
+    with pytest.raises(ValueError, match="a.parquet must be a whole Parquet file, and its end is damaged .*; copy it"):
+        read(path, strict=True)
+
+
 BAD = {
     "a.jsonl": (
         b'"one"\n{\n\n{"body": "b"}\n{"text": 7}\n\xff\n"\\ud800"\n' + b"[" * 5000 + b'\n{"text": "last"}\n " "',
@@ -158,6 +173,32 @@ def test_bad_records_are_counted_placed_and_skipped(name, tmp_path):
         assert (found, whole.counts) == (expected, faults.counts)
 
 
+@pytest.mark.parametrize(("end", "tab"), [("csv", ","), ("tsv", "\t")])
+def test_a_quote_that_is_not_closed_is_counted_and_placed(end, tab, tmp_path):
+    rows = [f"{i}{tab}whale {i}" for i in range(100)]
+    path = tmp_path / f"a.{end}"
+
+    def table(**changed):
+        lines = [changed.get(f"row{i}", row) for i, row in enumerate(rows)]
+        path.write_text("\n".join([f"id{tab}text", *lines]) + "\n")
+        return read(path)
+
+    found, faults = table(row50=f'50{tab}"oops')
+    assert found == [f"whale {i}" for i in range(50)]
+    assert reasons(faults) == [(f"a.{end}:52", "not CSV")]
+    with pytest.raises(
+        ValueError, match=rf"a.{end} must have rows as CSV .* line 52 is none \(unexpected end .*; close"
+    ):
+        read(path, strict=True)
+    # Where another quote comes, what is after its line is read.
+    found, faults = table(row50=f'50{tab}"oops', row60=f'60{tab}"whale"')
+    assert found == [f"whale {i}" for i in [*range(50), *range(61, 100)]]
+    assert reasons(faults) == [(f"a.{end}:52", "not CSV")]
+    assert table(row50=f'50{tab}"white" whale')[1].counts == {"not CSV": 1}
+    path.write_text(f'id{tab}"text\n1{tab}a\n')
+    assert reasons(read(path)[1]) == [(f"a.{end}:1", "not CSV")]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -191,6 +232,15 @@ def test_a_strict_reader_stops_at_the_first_with_one_sentence(name, content, mes
     if not found:  # if nothing can be read, the same sentence says why
         with pytest.raises(ValueError, match=message):
             Corpus(tmp_path / name).check(0, faults)
+
+
+def test_a_line_that_nobody_has_counted_is_named_by_its_first_byte(tmp_path):
+    (tmp_path / "a.jsonl").write_text('"one"\n' * 20 + "{")
+    with pytest.raises(
+        ValueError, match="a.jsonl must hold one JSON value a line, and the line at byte 120 is none; check it"
+    ):
+        read(tmp_path / "a.jsonl", strict=True, split_bytes=50)
+    assert reasons(read(tmp_path / "a.jsonl", split_bytes=50)[1]) == [("a.jsonl:byte 120", "not JSON")]
 
 
 def test_a_column_that_no_table_has_is_one_sentence(tmp_path):
@@ -235,7 +285,7 @@ def test_faults_merge_in_any_order_and_go_through_json():
     assert left.to_dict() == right.to_dict()
     assert left.total == 10 + 2 * 20
     assert left.first == many[:10]
-    assert Faults.from_dict(json.loads(json.dumps(left.to_dict()))) == left
+    assert json.loads(json.dumps(left.to_dict()))["first"][0] == many[0]._asdict()
     assert Faults().notes() == []
     assert left.notes() == [
         "50 records of the text could not be read and did not count (25 not JSON, 25 not UTF-8);"

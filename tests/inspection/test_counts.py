@@ -44,7 +44,21 @@ def test_the_share_of_common_documents_is_found(first, second, share):
     assert len(one.sketch) == min(len(first), SKETCHED)
     # Of about a thousand draws; where all are kept there is nothing to estimate.
     error = 0.05 if 0 < share < 1 and max(len(first), len(second)) > SKETCHED else 0
-    assert one.shared(other) == other.shared(one) == pytest.approx(share, abs=error + 1e-12)
+    assert one.shared(other) == other.shared(one)
+    assert one.shared(other).share == pytest.approx(share, abs=error + 1e-12)
+    assert one.shared(other).whole == (max(len(first), len(second)) < SKETCHED)
+
+
+def test_a_share_is_known_only_if_enough_documents_were_compared():
+    large = counted(range(100_000))
+    inside, outside = counted(range(50)), counted(range(100_000, 100_050))
+    for small in (inside, outside):
+        assert large.shared(small).compared < 30
+        assert not large.shared(small).known
+    assert large.shared(counted(range(10_000))).known
+    assert inside.shared(outside).known  # all of them are kept
+    assert Counts().shared(inside).known
+    assert not Counts().shared(large).known  # as of any small run
 
 
 def test_a_module_that_ran_anywhere_is_not_idle():

@@ -159,11 +159,54 @@ def test_what_is_no_part_is_refused_in_one_sentence(part, tmp_path):
         ('{"schema": "massieu.part/1", "part": {"Part": {}}}', "is damaged"),
         ('{"schema": "massieu.part/1", "part": {"system": []}}', "is damaged .'system' is missing"),
         ('{"schema": "massieu.part/1", "part": 7}', "is damaged .it holds no part"),
+        ("[]", "must have the schema massieu.part/1, got None"),
+        ('{"schema": "massieu.part/1", "part": {"Part": [1]}}', "is damaged"),
+        ('{"schema": "massieu.part/1", "part": {"tensor": []}}', "is damaged"),
+        ('{"schema": "massieu.part/1", "part": {"tensor": ["x", "symmetric", 5]}}', "is damaged"),
     ):
         save_file({"x": torch.ones(1)}, path, metadata=header and {"massieu": header})
         with pytest.raises(ValueError, match=message) as caught:
             load_part(path)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("counts",), {"list": []}, r"is damaged \(counts is not as expected\)"),
+        (("counts",), None, r"is damaged \(counts is not as expected\)"),
+        (("counts", "Counts", "documents"), "many", r"is damaged \(documents is not as expected\)"),
+        (("counts", "Counts"), [1], "is damaged"),
+        (("layers",), {"Faults": {"counts": {"dict": []}, "first": {"list": []}}}, r"is damaged \(layers is not"),
+        (("identity", "Identity", "options"), 7, r"is damaged \(options is not as expected\)"),
+        (("sources",), {"list": []}, r"is damaged \(sources is not as expected\)"),
+    ],
+)
+def test_a_part_of_other_kinds_is_refused_in_one_sentence(part, path, value, message, tmp_path):
+    tensors = {}
+    packed = pack(part, "part", tensors)
+    inside = packed["Part"]
+    for name in path[:-1]:
+        inside = inside[name]
+    inside[path[-1]] = value
+    header = json.dumps({"schema": "massieu.part/1", "part": packed})
+    save_file(tensors, tmp_path / "part.safetensors", metadata={"massieu": header})
+    with pytest.raises(ValueError, match=message) as caught:
+        load_part(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_checkpoint_of_an_unfinished_run_is_no_part(part, tmp_path):
+    path = save_checkpoint(tmp_path / "checkpoint.safetensors", part, {0}, "c" * 64)
+    with pytest.raises(ValueError, match="must be the part of a finished run, and it is the checkpoint .* --resume"):
+        load_part(path)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no such modes")
+def test_a_part_may_be_read_by_those_who_may_read_other_files(part, tmp_path):
+    (tmp_path / "other").write_text("")
+    for path in (save_part(part, tmp_path / "p"), save_checkpoint(tmp_path / "c", part, {0}, "c" * 64)):
+        assert path.stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
 def test_arguments_that_no_file_can_hold_leave_the_tables_without_a_part(tmp_path):

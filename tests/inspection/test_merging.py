@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 
@@ -13,7 +14,9 @@ from taps.families import build
 
 from massieu import assets, cli
 from massieu.inspection import inspect_model
-from massieu.inspection.merging import merge_runs
+from massieu.inspection.counts import Counts
+from massieu.inspection.files import load_part, save_part
+from massieu.inspection.merging import _note, _overlap, merge_runs
 
 TEXTS = [text[:200] for text in assets.documents()[:24]]
 
@@ -56,6 +59,24 @@ def test_the_command_prints_the_report_and_says_where_it_is(runs, tmp_path, caps
     assert {path.name for path in tmp_path.iterdir()} >= {"part.safetensors", "report.html", "inspection.json"}
     assert cli.main(["merge", str(runs / "first"), str(runs / "second")]) == 0
     assert "pass --out DIR for the report" in capsys.readouterr().out
+
+
+def test_a_quiet_merge_says_where_the_report_is_and_nothing_else(runs, tmp_path, capsys):
+    arguments = ["merge", "-q", str(runs / "first"), str(runs / "second")]
+    assert cli.main([*arguments, "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"report: {tmp_path / 'report.html'}\n"
+    assert cli.main(arguments) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_sums_that_do_not_fit_are_one_sentence(runs, tmp_path):
+    part = load_part(runs / "second")
+    means = part.heads.layers[("decoder", 0)].means
+    means.sum = means.sum[..., :1, :1].repeat(1, 1, 7)[..., :3]
+    (tmp_path / "odd").mkdir()
+    save_part(part, tmp_path / "odd" / "part.safetensors")
+    with pytest.raises(ValueError, match="the sums of .*odd do not fit those of the runs before it .*; one of them is"):
+        merge_runs([runs / "first", tmp_path / "odd"])
 
 
 def test_runs_that_do_not_belong_together_are_refused_in_one_sentence(runs, tmp_path, capsys):
@@ -103,3 +124,35 @@ def test_a_model_that_has_moved_has_to_be_named(tmp_path):
     with pytest.raises(ValueError, match="the model of these runs cannot be loaded .*; say where it is with --model"):
         merge_runs(folders, offline=True)
     assert merge_runs(folders, model=str(tmp_path / "there")).facts["text"]["documents"] == 16
+
+
+def counted(numbers):
+    counts = Counts()
+    counts.add(hashlib.sha256(str(number).encode()).hexdigest() for number in numbers)
+    return counts
+
+
+def test_a_small_run_beside_a_large_one_is_not_judged_by_chance():
+    """By a handful of documents a twentieth in common would now and then look like all of them."""
+    large = counted(range(100_000))
+    for trial in range(20):
+        begin = 100_000 * (trial + 1)
+        small = counted([*range(10 * trial, 10 * trial + 10), *range(begin, begin + 190)])
+        overlap = _overlap("large", large, "small", small)
+        note = _note(2, [overlap])
+        assert "no document was found" not in note
+        assert f"{overlap.compared} documents could be compared, too few to tell whether some count twice" in note
+        assert note.endswith(f"; {overlap.common} were found in both.")
+    with pytest.raises(ValueError, match="about 100% of the documents of a or b are in both and would count twice"):
+        _overlap("a", large, "b", counted(range(20_000)))
+    with pytest.raises(ValueError, match="about 100% of the documents of a or b are in both and would count twice"):
+        _overlap("a", counted(range(3)), "b", counted(range(3)))
+
+
+def test_what_is_said_of_documents_in_common_depends_on_how_many_were_compared():
+    sampled = _overlap("a", counted(range(20_000)), "b", counted(range(20_000, 40_000)))
+    whole = _overlap("a", counted(range(10)), "b", counted(range(9, 20)))
+    assert _note(2, [whole]).endswith("up to 10.0% of the documents of one are in another and count twice.")
+    assert _note(2, [sampled]).endswith(
+        f"no document was found in two of them, by {sampled.compared:,} or more documents that could be compared."
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gzip
 import json
 from dataclasses import replace
 
@@ -21,9 +22,10 @@ from massieu.inspection.packing import pack
 from massieu.inspection.parts import Part, merge_parts
 from massieu.inspection.reader import Reader, read_split
 from massieu.inspection.run import inspect_model
-from massieu.inspection.splits import TextSplit, text_splits
+from massieu.inspection.splits import TextSplit, grouped, text_splits
 
 TEXTS = tuple(text[:300] for text in assets.documents()[:10])
+ALL = range(len(TEXTS))
 FEW = settings(max_examples=25, deadline=None)
 
 
@@ -74,12 +76,11 @@ def assert_counts_are_equal(first: Part, second: Part) -> None:
 
 
 @st.composite
-def trees(draw):
-    """The parts in some order, in some tree of merges, with empty parts here and there."""
-    leaves = draw(st.permutations(range(len(TEXTS))))
+def trees(draw, leaves=ALL):
+    """The leaves in some order, in some tree of merges, with empty parts here and there."""
+    trees = list(draw(st.permutations(leaves)))
     for _ in range(draw(st.integers(0, 3))):
-        leaves.insert(draw(st.integers(0, len(leaves))), None)
-    trees = list(leaves)
+        trees.insert(draw(st.integers(0, len(trees))), None)
     while len(trees) > 1:
         at = draw(st.integers(0, len(trees) - 2))
         width = draw(st.integers(2, 4))
@@ -87,10 +88,12 @@ def trees(draw):
     return trees[0]
 
 
-def merged(tree) -> Part:
+def merged(tree, parts: list[Part] | None = None) -> Part:
     if tree is None:
-        return Part.empty(reader().identity)
-    return merge_parts([merged(each) for each in tree]) if isinstance(tree, list) else pieces()[tree]
+        return Part.empty((parts or pieces())[0].identity)
+    if isinstance(tree, list):
+        return merge_parts([merged(each, parts) for each in tree])
+    return (parts or pieces())[tree]
 
 
 @FEW
@@ -99,6 +102,40 @@ def test_any_tree_and_any_order_with_empty_parts_give_the_same(tree):
     expected, found = merge_parts(pieces()), merged(tree)
     assert_same(found, expected)
     assert_counts_are_equal(found, expected)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Files of all kinds, with equal documents, blank ones and one that cannot be read."""
+    folder = tmp_path_factory.mktemp("corpus")
+    words = [f"whale {number % 5} is white" for number in range(12)]
+    (folder / "a.txt").write_text("\n\n".join(words[:5]) + "\n\n\n")
+    (folder / "b.jsonl").write_text("".join(f'"{word}"\n' for word in [*words[5:9], " "]) + "oops\n")
+    (folder / "c.csv").write_text("text\n" + "\n".join(words[9:11]))
+    (folder / "d.txt.gz").write_bytes(gzip.compress(words[11].encode()))
+    return folder
+
+
+@functools.cache
+def heads_reader() -> Reader:
+    return Reader(loaded().model, loaded().tokenizer, Options(experiments="heads"), name="embedded")
+
+
+@FEW
+@given(st.data())
+def test_any_cut_of_a_corpus_merged_by_any_tree_counts_each_document_once(folder, data):
+    size, together = data.draw(st.integers(3, 120)), data.draw(st.integers(1, 200))
+    cut = grouped(Corpus(folder, split_bytes=size).splits(), together)
+    parts = [heads_reader().read(piece) for piece in cut]
+    found = merged(data.draw(trees(range(len(parts)))), parts)
+    whole = heads_reader().read(TextSplit(tuple(f"whale {number % 5} is white" for number in range(12))))
+    assert found.counts == whole.counts
+    assert found.counts.documents == 12
+    assert found.faults.counts == {"not JSON": 1}
+    # The control: a piece that is read twice, or not at all, is seen.
+    some = next(number for number, part in enumerate(parts) if part.counts.documents)
+    for odd in ([*parts, parts[some]], parts[:some] + parts[some + 1 :] or [Part.empty(found.identity)]):
+        assert merge_parts(odd).counts.digest != whole.counts.digest
 
 
 def test_the_parts_of_pieces_are_the_part_of_the_whole():

@@ -5,6 +5,7 @@ import types
 
 import pytest
 
+from massieu.inspection.corpus import Corpus, Faults
 from massieu.inspection.texts import read_dataset
 
 
@@ -24,7 +25,7 @@ def hub(monkeypatch):
 
 
 def test_documents_come_one_by_one(hub):
-    assert list(itertools.islice(read_dataset("whales"), 2)) == ["whale 1", "whale 3"]
+    assert list(itertools.islice(read_dataset("whales"), 4)) == [None, "whale 1", None, "whale 3"]
     next(read_dataset("whales:white:test"))
     assert hub == [("whales", None, "train", True), ("whales", "white", "test", True)]
 
@@ -34,3 +35,13 @@ def test_what_a_hub_does_not_have_is_one_sentence(hub):
         next(read_dataset("whales", column="body"))
     with pytest.raises(ValueError, match=r"the dataset sharks cannot be read \(no such dataset\)"):
         next(read_dataset("sharks"))
+
+
+def test_rows_of_a_dataset_without_a_string_are_counted_or_refused(hub):
+    faults = Faults()
+    rows = itertools.islice(read_dataset("whales"), 20)
+    found = [document for split in Corpus.from_texts(rows, "whales").splits() for document in split.read(faults)]
+    assert [document.text for document in found] == [f"whale {i}" for i in range(1, 20, 2)]
+    assert (faults.counts, faults.first[0].place) == ({"not a string": 10}, "whales:document 1")
+    with pytest.raises(ValueError, match="whales must hold strings, and document 1 is none; check it"):
+        list(Corpus.from_texts([None], "whales", strict=True).splits()[0].read())

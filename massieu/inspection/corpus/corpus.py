@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -12,7 +11,7 @@ from pathlib import Path
 from massieu.inspection.corpus.faults import Faults
 from massieu.inspection.corpus.files import File, find_files
 from massieu.inspection.corpus.lines import paragraphs
-from massieu.inspection.corpus.opening import opened
+from massieu.inspection.corpus.opening import needed, opened, unreadable
 from massieu.inspection.corpus.splits import Split, Wanted
 from massieu.inspection.corpus.tables import row_group_ranges
 
@@ -22,6 +21,8 @@ SPLIT_BYTES = 1 << 20
 FEWEST_BYTES = 1 << 15
 PIECES = 64
 """Into how many a small corpus is cut, so that several workers share it."""
+
+NAMED = 8  # paths that the name of a corpus names
 
 
 class Corpus:
@@ -68,26 +69,31 @@ class Corpus:
         split_bytes: int | None = None,
     ) -> None:
         self._want(Wanted(column, sample, seed, strict), limit, SPLIT_BYTES if split_bytes is None else split_bytes)
-        self.files = find_files([paths] if isinstance(paths, (str, Path)) else paths)
+        named = [str(path) for path in ([paths] if isinstance(paths, (str, Path)) else paths)]
+        self.files = find_files(named)
         if not self.files:
             raise ValueError("a corpus needs at least one path, got none; pass files or folders")
         if split_bytes is None:
             share = sum(file.size or 0 for file in self.files) // PIECES
             self.split_bytes = min(SPLIT_BYTES, max(FEWEST_BYTES, share))
-        self.name = ", ".join(sorted({file.name for file in self.files[:4]})) + ", ..." * (len(self.files) > 4)
+        titles = list(dict.fromkeys(_title(path) for path in named))
+        self.name = ", ".join([*titles[:NAMED], *["..."] * (len(titles) > NAMED)])
 
     @classmethod
     def from_texts(
         cls,
-        texts: Iterable[str],
+        texts: Iterable[str | None],
         name: str = "texts",
         *,
         limit: int | None = None,
         sample: float | None = None,
         seed: int = 0,
+        strict: bool = False,
         split_bytes: int = SPLIT_BYTES,
     ) -> Corpus:
-        """A corpus of texts in memory; its splits hold them.
+        """A corpus of texts in memory; its splits hold those that are in the sample.
+
+        None stands for a record without text, which is counted as one that cannot be read.
 
         Example:
             >>> corpus = Corpus.from_texts(["Call me Ishmael.", "Some years ago", "never mind"], limit=2)
@@ -97,7 +103,7 @@ class Corpus:
         if isinstance(texts, str):
             raise TypeError("texts must be a list of strings, got a single string; pass [text]")
         corpus = object.__new__(cls)
-        corpus._want(Wanted("text", sample, seed), limit, split_bytes)
+        corpus._want(Wanted("text", sample, seed, strict), limit, split_bytes)
         corpus.files, corpus.name, corpus._texts = [], name, texts
         return corpus
 
@@ -109,7 +115,7 @@ class Corpus:
         if split_bytes < 1:
             raise ValueError(f"split_bytes must be positive, got {split_bytes}; {SPLIT_BYTES} is usual")
         self.wanted, self.limit, self.split_bytes = wanted, limit, split_bytes
-        self._texts: Iterable[str] = ()
+        self._texts: Iterable[str | None] = ()
         self._made: list[Split] | None = None
 
     def splits(self) -> Sequence[Split]:
@@ -122,13 +128,6 @@ class Corpus:
             every = self._pieces()
             self._made = list(every if self.limit is None else _first(every, self.limit))
         return self._made
-
-    def fingerprint(self) -> str:
-        """A hash of what is read: names and sizes of the files, splits, column, sample, limit, texts in memory."""
-        digest = hashlib.sha256()
-        for split in self.splits():
-            digest.update(split.key.encode())
-        return digest.hexdigest()
 
     def check(self, num_documents: int, faults: Faults) -> None:
         """One sentence if nothing was read."""
@@ -146,31 +145,51 @@ class Corpus:
             if file.pipe:
                 yield from self._carried(file.name, _raw_paragraphs(file))
             else:
+                whole = Split(file.path, file.name, file.format, compression=file.compression, size=file.size)
+                whole = replace(whole, wanted=self.wanted, elsewhere=file.elsewhere, version=file.version)
                 for start, stop in self._ranges(file):
-                    whole = Split(file.path, file.name, file.format, start, stop, file.compression)
-                    yield replace(whole, size=file.size, wanted=self.wanted)
+                    yield replace(whole, start=start, stop=stop)
 
     def _ranges(self, file: File) -> list[tuple[int, int | None]]:
         if file.format == "parquet":
-            with opened(file.path) as table:
-                return row_group_ranges(table, self.wanted.column, self.split_bytes)
+            needed("pyarrow.parquet")
+            with opened(file.path, elsewhere=file.elsewhere) as table:
+                try:
+                    return row_group_ranges(table, self.wanted.column, self.split_bytes)
+                except Exception as error:  # whatever the place raises
+                    raise unreadable(file.path, error) from error
         if file.compression or file.size is None or file.format not in ("text", "jsonl"):
             return [(0, None)]
         starts = range(0, file.size, self.split_bytes)
         return [(start, min(start + self.split_bytes, file.size)) for start in starts]
 
-    def _carried(self, name: str, texts: Iterable[str | bytes]) -> Iterator[Split]:
-        """Splits that hold their texts."""
-        held: list[str | bytes] = []
-        start = size = 0
-        for text in texts:
-            held.append(text)
-            size += len(text)
+    def _carried(self, name: str, texts: Iterable[str | bytes | None]) -> Iterator[Split]:
+        """Splits that hold their texts; those that nobody wants are not kept."""
+        chosen = ((number, text) for number, text in enumerate(texts) if self.wanted.chooses(name, number))
+        held: dict[int, str | bytes | None] = {}
+        size = 0
+        for number, text in chosen:
+            held[number] = text
+            size += len(text or "")
             if size >= self.split_bytes:
-                yield Split("", name, "memory", start, texts=tuple(held), wanted=self.wanted)
-                start, size, held = start + len(held), 0, []
+                yield self._holding(name, held)
+                held, size = {}, 0
         if held:
-            yield Split("", name, "memory", start, texts=tuple(held), wanted=self.wanted)
+            yield self._holding(name, held)
+
+    def _holding(self, name: str, held: dict[int, str | bytes | None]) -> Split:
+        start = min(held)
+        numbers = () if max(held) - start + 1 == len(held) else tuple(held)
+        return Split("", name, "memory", start, texts=tuple(held.values()), numbers=numbers, wanted=self.wanted)
+
+
+def _title(path: str) -> str:
+    """What a path is called in a report: its last part, and "." by the name of the folder."""
+    title = Path(path).name
+    if title in ("", ".."):
+        title = Path(path).resolve().name
+    # A URL of a host alone may begin with a password; names of files may be no UTF-8.
+    return (title or path).rpartition("@")[2].encode("utf-8", "replace").decode()
 
 
 def _first(splits: Iterable[Split], limit: int) -> Iterator[Split]:
@@ -183,9 +202,9 @@ def _first(splits: Iterable[Split], limit: int) -> Iterator[Split]:
             return
 
 
-def _strings(texts: Iterable[str]) -> Iterator[str]:
+def _strings(texts: Iterable[str | None]) -> Iterator[str | None]:
     for number, text in enumerate(texts):
-        if not isinstance(text, str):
+        if text is not None and not isinstance(text, str):
             got = type(text).__name__
             raise TypeError(f"texts must be strings, got {got} at number {number}; pass a list of strings")
         yield text
@@ -193,7 +212,6 @@ def _strings(texts: Iterable[str]) -> Iterator[str]:
 
 def _raw_paragraphs(file: File) -> Iterator[bytes]:
     """Documents of what can be read only once, not yet decoded: who reads the split counts what is wrong with them."""
-    with contextlib.ExitStack() as stack:
-        source = sys.stdin.buffer if file.path == "-" else stack.enter_context(open(file.path, "rb"))
+    with contextlib.nullcontext(sys.stdin.buffer) if file.path == "-" else opened(file.path) as source:
         for record in paragraphs(source, ""):
             yield record.content

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -88,8 +87,3 @@ class Faults:
         """As plain values, for JSON."""
         first = [fault._asdict() for fault in self.first]
         return {"total": self.total, "reasons": dict(sorted(self.counts.items())), "first": first}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Faults:
-        """What :meth:`to_dict` gave."""
-        return cls({**values["reasons"]}, [Fault(**fault) for fault in values["first"]])

@@ -10,9 +10,9 @@ import io
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple, cast
 
-__all__ = ["COMPRESSIONS", "damage", "file_system", "is_local", "needed", "opened", "unreadable"]
+__all__ = ["BLOCK", "COMPRESSIONS", "Elsewhere", "damage", "file_system", "is_local", "needed", "opened", "unreadable"]
 
 BLOCK = 1 << 18  # bytes that are asked for at once from a file that is not on this machine
 
@@ -30,10 +30,24 @@ COMPRESSIONS: dict[str, Callable[..., Any]] = {
 """How a file is opened that is compressed, by its last extension."""
 
 
+class Elsewhere(NamedTuple):
+    """Where a file is that is not in the file system of this machine.
+
+    Attributes:
+        system: of fsspec; it knows the host, and the archive or the cache between, also in another process.
+        path: what the file is called there.
+        stream: whether it can be read from its beginning only.
+    """
+
+    system: Any
+    path: str
+    stream: bool = False
+
+
 @contextlib.contextmanager
-def opened(path: str, compression: str = "") -> Iterator[IO[bytes]]:
+def opened(path: str, compression: str = "", elsewhere: Elsewhere | None = None) -> Iterator[IO[bytes]]:
     """A file as it was before it was compressed, or as it is stored."""
-    with _stored(path) as file:
+    with _stored(path, elsewhere) as file:
         if not compression:
             yield file
             return
@@ -42,11 +56,14 @@ def opened(path: str, compression: str = "") -> Iterator[IO[bytes]]:
 
 
 def damage(error: Exception) -> str | None:
-    """What is wrong with a compressed file; None if the error says nothing about its content."""
+    """What is wrong with a compressed file or with Parquet; None if the error says nothing about its content."""
     # The standard library and pyarrow report bad content by errors without number, which the system never does.
     plain = type(error) is OSError and error.errno is None
-    known = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
-    return (" ".join(str(error).split())[:120] or type(error).__name__) if plain or isinstance(error, known) else None
+    known = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, UnicodeDecodeError)
+    arrow = type(error).__name__ in ("ArrowInvalid", "ArrowNotImplementedError")  # pyarrow may not be installed
+    if not (plain or arrow or isinstance(error, known)):
+        return None
+    return " ".join(str(error).split())[:120] or type(error).__name__
 
 
 def file_system(path: str) -> tuple[Any, str]:
@@ -74,18 +91,17 @@ def is_local(system: Any) -> bool:
 
 
 def unreadable(path: str, error: Exception) -> ValueError:
-    """What is said of a path that cannot be opened."""
+    """What is said of a path that cannot be opened, or not be read to the end."""
     why = getattr(error, "strerror", None) or " ".join(str(error).split())[:160] or type(error).__name__
     return ValueError(f"{path} cannot be read: {why}; check the path and its permissions")
 
 
-def _stored(path: str) -> IO[bytes]:
+def _stored(path: str, elsewhere: Elsewhere | None) -> IO[bytes]:
     """A file as it is stored."""
-    system, place = file_system(path)
     try:
-        if is_local(system):
-            return open(place, "rb")
-        file = system.open(place, "rb", block_size=BLOCK)
+        if elsewhere is None:
+            return open(path, "rb")
+        file = elsewhere.system.open(elsewhere.path, "rb", block_size=0 if elsewhere.stream else BLOCK)
     except Exception as error:  # whatever the place raises
         raise unreadable(path, error) from error
     if isinstance(file, io.BytesIO):  # in memory, where all who open it share one position

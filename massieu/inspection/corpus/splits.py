@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from massieu.inspection.corpus.faults import BadRecord, Fault, Faults
 from massieu.inspection.corpus.lines import json_lines, paragraph, paragraphs
-from massieu.inspection.corpus.opening import damage, opened
-from massieu.inspection.corpus.records import Reader, Record, refused
+from massieu.inspection.corpus.opening import Elsewhere, damage, needed, opened, unreadable
+from massieu.inspection.corpus.records import Reader, Record, decoded, refused
 from massieu.inspection.corpus.tables import csv_rows, parquet_rows, tab_rows
 
 __all__ = ["Document", "Split", "Wanted"]
@@ -23,6 +23,7 @@ READERS: dict[str, Reader] = {
     "tsv": tab_rows,
     "parquet": parquet_rows,
 }
+MAKERS: dict[type, Callable[[Any], str]] = {bytes: paragraph, type(None): decoded}  # of texts that are here
 END = 2**63 - 1  # a position after all others
 
 
@@ -62,7 +63,7 @@ class Split:
     """A piece of a corpus, by reference or with its texts.
 
     Attributes:
-        path: what opens the file; empty if the texts are here.
+        path: a path that opens the file, or a URL for people; empty if the texts are here.
         name: what the file is called in reports.
         format: text, jsonl, csv, tsv, parquet, or memory for texts that are here.
         start: first byte of text and jsonl, first row group of Parquet, number of the first text in memory.
@@ -70,8 +71,11 @@ class Split:
         compression: extension, or empty.
         first: read no more than this number of documents; None for all.
         size: bytes of the file as it is stored, if known.
-        texts: the documents; bytes are decoded by who reads them.
+        texts: the documents; bytes are decoded by who reads them, and None is no document.
+        numbers: of the texts, if they do not follow each other.
         wanted: what is wanted of every file.
+        elsewhere: what opens the file if it is not on this machine.
+        version: when the file was written, or another mark of its content; not in the key, so that copies are the same.
 
     Example:
         >>> split = Split("", "texts", "memory", texts=("Call me Ishmael.", "Some years ago"))
@@ -87,17 +91,20 @@ class Split:
     compression: str = ""
     first: int | None = None
     size: int | None = None
-    texts: tuple[str | bytes, ...] = field(default=(), repr=False)
+    texts: tuple[str | bytes | None, ...] = field(default=(), repr=False)
+    numbers: tuple[int, ...] = field(default=(), repr=False)
     wanted: Wanted = Wanted()
+    elsewhere: Elsewhere | None = field(default=None, repr=False)
+    version: str = ""
 
     @property
     def key(self) -> str:
         """A name of the split that is the same wherever the files lie, and another if something else is wanted."""
         what = (self.name, self.format, self.start, self.stop, self.compression, self.first, self.size, self.wanted)
         digest = hashlib.sha256(repr(what).encode())
-        for text in self.texts:
+        for number, text in self._numbered():
             own = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
-            digest.update(hashlib.sha256(own).digest())
+            digest.update(f"{number} {own is None}".encode() + hashlib.sha256(own or b"").digest())
         return digest.hexdigest()
 
     def read(self, faults: Faults | None = None) -> Iterator[Document]:
@@ -107,7 +114,8 @@ class Split:
             faults: where records are counted that cannot be read and are skipped.
 
         Raises:
-            ValueError: a record cannot be read, and ``strict`` was wanted; or the file cannot be opened.
+            ValueError: a record cannot be read, and ``strict`` was wanted; or the file cannot be opened, or not be read
+                to its end.
         """
         left = self.first
         with contextlib.closing(self._records()) as records:
@@ -131,22 +139,28 @@ class Split:
 
     def _records(self) -> Generator[Record]:
         if self.format == "memory":
-            for number, text in enumerate(self.texts, self.start):
-                yield Record(number, f"document {number + 1}", text, paragraph if isinstance(text, bytes) else str)
+            for number, text in self._numbered():
+                yield Record(number, f"document {number + 1}", text, MAKERS.get(type(text), str))
             return
-        with opened(self.path, self.compression) as file:
+        if self.format == "parquet":
+            needed("pyarrow.parquet")
+        with opened(self.path, self.compression, self.elsewhere) as file:
             try:
                 yield from READERS[self.format](file, self.wanted.column, self.start, self.stop)
-            except Exception as error:
+            except Exception as error:  # whatever the place raises; what is done with records is not inside
                 why = damage(error) if self.compression else None
                 if why is None:
-                    raise
+                    raise unreadable(self.path, error) from error
                 bad = BadRecord("damaged", "must be a whole file", f"is damaged ({why})", "copy it again")
                 yield Record(END, "its end", bad, refused)
+
+    def _numbered(self) -> Iterator[tuple[int, str | bytes | None]]:
+        return zip(self.numbers, self.texts, strict=True) if self.numbers else enumerate(self.texts, self.start)
 
     def _place(self, record: Record) -> str:
         return f"{self.name}:{record.label.removeprefix('line ')}"
 
     def _fault(self, record: Record, bad: BadRecord) -> Fault:
-        sentence = f"{self.name} {bad.expected}, and {record.label} {bad.got}; {bad.remedy}"
+        where = f"the line at {record.label}" if record.label.startswith("byte ") else record.label
+        sentence = f"{self.name} {bad.expected}, and {where} {bad.got}; {bad.remedy}"
         return Fault(self.name, record.position, self._place(record), bad.reason, sentence)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 from massieu.inspection.corpus.faults import BadRecord
-from massieu.inspection.corpus.opening import needed
+from massieu.inspection.corpus.opening import damage, needed
 from massieu.inspection.corpus.records import Record, decoded, refused, without_column
 
 __all__ = ["csv_rows", "parquet_rows", "row_group_ranges", "tab_rows"]
@@ -32,77 +32,96 @@ def csv_rows(
     csv.field_size_limit(max(FIELD_LIMIT, csv.field_size_limit()))  # the usual limit refuses documents of 128 kB
     # Bytes that are not UTF-8 become surrogates, which spoil their own row only.
     with io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
-        rows = csv.reader(text, delimiter=delimiter)
-        header = next(rows, None)
-        if header is None:
-            return
-        if column not in header:
-            yield Record(1, "line 1", without_column(column, header), refused)
-            return
-        field = _field(header.index(column), len(header))
-        while True:
-            line = rows.line_num + 1
-            try:
-                row = next(rows, None)
-            except csv.Error as error:
-                bad = BadRecord("not CSV", "must be CSV", f"is not ({error})")
-                yield Record(line, f"line {line}", bad, refused)
-                continue
-            if row is None:
+        # Not strict, a quote that is never closed takes the rest of the file for its field and nobody hears of it.
+        rows = csv.reader(text, delimiter=delimiter, strict=True)
+        header = None
+        for line, row in _rows(rows):
+            if isinstance(row, BadRecord):
+                yield Record(line, f"line {line}", row, refused)
+                if header is None:
+                    return
+            elif header is not None:
+                yield Record(line, f"line {line}", row, header)
+            elif column in row:
+                header = _field(row.index(column), len(row))
+            else:
+                yield Record(line, f"line {line}", without_column(column, row), refused)
                 return
-            if row:
-                yield Record(line, f"line {line}", row, field)
+
+
+def _rows(rows: Any) -> Iterator[tuple[int, list[str] | BadRecord]]:
+    """Rows that are not empty, with the lines where they begin, or what is wrong with them."""
+    while True:
+        line = rows.line_num + 1
+        try:
+            row = next(rows, None)
+        except csv.Error as error:
+            remedy = "close its quotes, and write those inside of quotes twice"
+            yield line, BadRecord("not CSV", "must have rows as CSV has them", f"is none ({error})", remedy)
+            continue
+        if row is None:
+            return
+        if row:
+            yield line, row
 
 
 def tab_rows(file: IO[bytes], column: str, start: int = 0, stop: int | None = None) -> Iterator[Record]:
-    """The same with tabs between the fields."""
+    """The same with tabs between the fields; quotes mean what they mean in CSV, as pandas and spreadsheets write."""
     yield from csv_rows(file, column, delimiter="\t")
 
 
 def parquet_rows(file: IO[bytes], column: str, start: int = 0, stop: int | None = None) -> Iterator[Record]:
     """Rows of the row groups from ``start`` until before ``stop``; they count from 0 in the whole file."""
-    pyarrow = needed("pyarrow")
+    number, end, label = 0, 1, "its end"
     try:
         table = _parquet(file)
-    except pyarrow.ArrowInvalid as error:
-        yield Record(0, "its end", _damaged(error), refused)
-        return
-    sizes = [table.metadata.row_group(group).num_rows for group in range(table.num_row_groups)]
-    groups = range(len(sizes))[start:stop]
-    number, end = sum(sizes[:start]), sum(sizes[: groups.stop])
-    bad = _no_strings(table.schema_arrow, column, end - number)
-    if bad is not None:
-        if number < end:
-            yield Record(number, f"row {number}", bad, refused)
-        return
-    try:
+        sizes = [table.metadata.row_group(group).num_rows for group in range(table.num_row_groups)]
+        groups = range(len(sizes))[start:stop]
+        number, end = sum(sizes[:start]), sum(sizes[: groups.stop])
+        label = f"row {number}"
+        bad = _no_strings(table.schema_arrow, column, end - number)
+        if bad is not None:
+            if number < end:
+                yield Record(number, label, bad, refused)
+            return
         for batch in table.iter_batches(ROWS_AT_ONCE, row_groups=[*groups], columns=[column], use_threads=False):
             for value in _values(batch.column(0)):
-                yield Record(number, f"row {number}", value, decoded)
+                yield Record(number, label, value, decoded)
                 number += 1
-    except (pyarrow.ArrowInvalid, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # the disk, and not the file
+                label = f"row {number}"
+    except Exception as error:
+        why = damage(error)
+        if why is None:
             raise
-        yield Record(number, f"row {number}", _damaged(error, end - number), refused)
+        got = f"is damaged ({why})"
+        bad = BadRecord("damaged", "must be a whole Parquet file", got, "copy it again", count=max(1, end - number))
+        yield Record(number, label, bad, refused)
 
 
 def row_group_ranges(file: IO[bytes], column: str, size: int) -> list[tuple[int, int | None]]:
     """Half-open ranges of row groups of Parquet, each with about ``size`` bytes of the column."""
-    pyarrow = needed("pyarrow")
     try:
         metadata = _parquet(file).metadata
-    except pyarrow.ArrowInvalid:  # who reads it will count it
-        return [(0, None)]
+        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        held = [_size(group, column) for group in groups]
+    except Exception as error:
+        if damage(error) is None:
+            raise
+        return [(0, None)]  # who reads it will count it
     ranges: list[tuple[int, int | None]] = []
-    begin, held = 0, 0
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        columns = (group.column(i) for i in range(group.num_columns))
-        held += sum(own.total_uncompressed_size for own in columns if own.path_in_schema == column)
-        if held >= size or number == metadata.num_row_groups - 1:
-            ranges.append((begin, number + 1))
-            begin, held = number + 1, 0
+    begin, total = 0, 0
+    for number, own in enumerate(held, 1):
+        total += own
+        if total >= size or number == len(held):
+            ranges.append((begin, number))
+            begin, total = number, 0
     return ranges
+
+
+def _size(group: Any, column: str) -> int:
+    """Bytes of a column in a row group."""
+    columns = (group.column(number) for number in range(group.num_columns))
+    return sum(own.total_uncompressed_size for own in columns if own.path_in_schema == column)
 
 
 def _field(place: int, width: int) -> Callable[[list[str]], str]:
@@ -141,8 +160,3 @@ def _values(array: Any) -> Iterator[object]:
     except UnicodeDecodeError:
         for value in array.cast("binary").to_pylist():
             yield None if value is None else value.decode("utf-8", "surrogateescape")
-
-
-def _damaged(error: Exception, count: int = 1) -> BadRecord:
-    why = " ".join(str(error).split())[:120]
-    return BadRecord("damaged", "must be a whole Parquet file", f"is damaged ({why})", "copy it again", count=count)
