@@ -5,7 +5,7 @@ statistics), ``backward`` (gradients by recomputation) and ``mass_count``. It kn
 """
 
 from massieu.kernels.blocks import LN2, LOG2E, hidden
-from massieu.kernels.results import Best, Found, Gradients, Moments, Slope
+from massieu.kernels.results import Best, Found, Gradients, Slope
 from massieu.kernels.rows import Inputs, Plan, Rows, arrange
 from massieu.kernels.selection import backend, backward, forward, mass_count, reason, retrieve
 
@@ -16,7 +16,6 @@ __all__ = [
     "Inputs",
     "LN2",
     "LOG2E",
-    "Moments",
     "Plan",
     "Rows",
     "Slope",

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from massieu.kernels.blocks import masked_log_weight
-from massieu.kernels.results import Best, Found, Gradients, Moments, Slope
+from massieu.kernels.results import Best, Found, Gradients, Slope
 from massieu.kernels.rows import Inputs, Plan
 
 __all__ = ["Library", "serves"]
@@ -137,16 +137,16 @@ class Library:
             fields += [top, *map(_pointer, best)]
         self._call("retrieve" if split_atoms else "forward", _Forward(call.rows, *fields))
         if not level:  # every view costs, and a small call is over soon
-            return Found(output, (None,) * 6, Moments(*statistics[6:].unbind()), best)
-        log_z, mean, entropy, variance, peak, collision, *moments = statistics.unbind()
+            return Found(output, (None,) * 6, statistics[6:], best)
+        log_z, mean, entropy, variance, peak, collision = statistics[:6].unbind()
         second = (variance, collision) if level == 2 else (None, None)
         found = (log_z, mean, entropy, second[0], peak, second[1])
-        return Found(output, found, Moments(*moments), best)
+        return Found(output, found, statistics[6:], best)
 
     def backward(
         self,
         inputs: Inputs,
-        moments: Moments,
+        moments: Tensor,
         slope: Slope,
         output: Tensor | None,
         grad_output: Tensor | None,
@@ -157,7 +157,9 @@ class Library:
         call, log_weight = _Call(inputs), inputs.log_weight
         if grad_output is None or output is None:
             output = grad_output = None
-        stacked, coefficients = call.stack(moments), call.stack(slope)
+        if len(moments) == 2:  # nobody asked for the third, so no coefficient needs it
+            moments = torch.cat([moments, torch.zeros_like(moments[:1])])
+        moments, coefficients = moments.to(call.exact).contiguous(), call.stack(slope)
         output, grad_output = (None if x is None else call.dense(x) for x in (output, grad_output))
         grads = [None if x is None else call.like(x) for x in (call.query, call.key, call.value)]
         if grad_output is None and grads[2] is not None:
@@ -167,7 +169,7 @@ class Library:
             grad_weight = torch.zeros(log_weight.shape, dtype=call.exact, device="cpu")
             weight_batch, strides = _weight_strides(grad_weight, inputs.plan)
             order = np.argsort(weight_batch, kind="stable")
-        tensors = (stacked, coefficients, output, grad_output, *grads)
+        tensors = (moments, coefficients, output, grad_output, *grads)
         places = map(call.place, (output, grad_output, *grads))
         arrays = (None if x is None else x.ctypes.data for x in (weight_batch, order))
         fields = (*map(_pointer, tensors), *places, _pointer(grad_weight), *arrays, *strides)

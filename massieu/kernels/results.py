@@ -6,18 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-__all__ = ["Best", "Found", "Gradients", "Moments", "Slope"]
-
-
-class Moments(NamedTuple):
-    """Where the backward pass starts from, each ``(batch, groups, queries)``; a row without atoms has nan.
-
-    With u the base-2 scores minus ``maximum`` and p the weights: ``total`` = sum of 2^u, ``offset`` = E_p[u].
-    """
-
-    maximum: Tensor
-    total: Tensor
-    offset: Tensor | None
+__all__ = ["Best", "Found", "Gradients", "Slope"]
 
 
 class Best(NamedTuple):
@@ -35,12 +24,14 @@ class Found(NamedTuple):
     """Output ``(*batch, *groups, queries, value_dim)``, the fields of ``RowStatistics`` in order, and the moments.
 
     The output has the axes of the query, often in its order in memory; statistics have one axis for all of the batch
-    and one for all groups. The best atoms are there if they were asked for.
+    and one for all groups. The backward pass starts from the moments, ``(2 or 3, batch, groups, queries)``: the
+    largest score in base 2, the sum of :math:`2^u` with u the base-2 scores minus it, and :math:`E_p[u]`, which is
+    there whenever statistics are. A row without atoms has nan. The best atoms are there if they were asked for.
     """
 
     output: Tensor | None
     statistics: tuple[Tensor | None, ...]
-    moments: Moments
+    moments: Tensor
     best: Best | None = None
 
 

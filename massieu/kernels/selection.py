@@ -13,7 +13,7 @@ from torch import Tensor
 
 from massieu.kernels import tiles
 from massieu.kernels.compiled import LIBRARY, Library, serves
-from massieu.kernels.results import Found, Gradients, Moments, Slope
+from massieu.kernels.results import Found, Gradients, Slope
 from massieu.kernels.rows import Inputs, arrange
 
 __all__ = ["backend", "backward", "forward", "mass_count", "reason", "retrieve"]
@@ -141,7 +141,7 @@ def retrieve(inputs: Inputs, level: int, top: int = 0) -> Found:
 
 def backward(
     inputs: Inputs,
-    moments: Moments,
+    moments: Tensor,
     slope: Slope,
     output: Tensor | None,
     grad_output: Tensor | None,

@@ -28,7 +28,7 @@ from massieu.kernels.blocks import (
     slices,
     tile_shape,
 )
-from massieu.kernels.results import Best, Found, Gradients, Moments, Slope
+from massieu.kernels.results import Best, Found, Gradients, Slope
 from massieu.kernels.rows import Inputs, Plan
 
 __all__ = ["backward", "best", "forward", "mass_count"]
@@ -45,20 +45,16 @@ def forward(inputs: Inputs, level: int) -> Found:
         into = None if out is None else out[:, part]
         own_sink = None if sink is None else sink[:, part]
         _forward(own, key, value, weights, own_sink, visible, level, rows[:, :, part], into)
-    maximum, total = rows[:2]
     out = None if out is None else out.view(*inputs.query.shape[:-1], out.shape[-1])
-    return Found(out, _statistics(rows) if level else (None,) * 6, Moments(maximum, total, rows[2] if level else None))
+    return Found(out, _statistics(rows) if level else (None,) * 6, rows[:3])
 
 
 def _statistics(rows: Tensor) -> tuple[Tensor | None, ...]:
     """The fields of ``RowStatistics``, from sums in base 2 about the maximum."""
-    maximum, total, *powers = rows
+    maximum, total, offset, *powers = rows
     log_total, peak = total.log(), total.reciprocal()
     log_normalizer = LN2 * maximum + log_total
-    if not powers:
-        return log_normalizer, None, None, None, peak, None
-    offset = powers[0]
-    variance, collision = (LN2**2 * powers[1], powers[2]) if len(powers) > 1 else (None, None)
+    variance, collision = (LN2**2 * powers[0], powers[1]) if powers else (None, None)
     # The entropy is never negative: the total is at least one, and no score lies above the maximum.
     return log_normalizer, LN2 * (maximum + offset), log_total - LN2 * offset, variance, peak, collision
 
@@ -165,7 +161,7 @@ class RowSums:
 
 def backward(
     inputs: Inputs,
-    moments: Moments,
+    moments: Tensor,
     slope: Slope,
     output: Tensor | None,
     grad_output: Tensor | None,
@@ -185,10 +181,11 @@ def backward(
     if output is not None and grad_output is not None:
         through = -(grad_output.to(dtype) * output.to(dtype)).sum(-1)
         constant = through if constant is None else constant + through
-    empty = moments.total.isnan()
+    maximum, total, *offset = moments.unbind()
+    empty = total.isnan()
     per_row = [
         None if row is None else row.to(dtype).masked_fill(empty, 0.0)
-        for row in (moments.maximum, moments.total.reciprocal(), moments.offset, constant, *slope[1:])
+        for row in (maximum, total.reciprocal(), offset[0] if offset else None, constant, *slope[1:])
     ]
     for part, own, weights, visible in group_parts(query, log_weight, plan, TILE_ROWS):
         own_weights = grad_weight[:, part] if grad_weight is not None and grad_weight.shape[1] > 1 else grad_weight

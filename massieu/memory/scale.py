@@ -162,9 +162,7 @@ class _Merged:
         """Mix in one more tile; the entropy of a mixture is the mean of entropies and that of the choice."""
         assert found.output is not None
         assert found.statistics[2] is not None
-        maximum, total, _ = (None if x is None else x.reshape(-1).double() for x in found.moments)
-        assert maximum is not None
-        assert total is not None
+        maximum, total, *_ = found.moments.flatten(1).double()
         seen = maximum[~maximum.isneginf()].abs()
         self.highest = max(self.highest, float(seen.amax()) if len(seen) else 0.0)
         # From the moments: a log normalizer in float32 near 10,000 is too coarse for weights.

@@ -26,6 +26,8 @@ def check_tokens(x: Any, name: str, dim: int, *, sequences: bool = True) -> None
 
 def check_dtype(x: Tensor, name: str, module: nn.Module) -> None:
     """One sentence unless the tensor has the dtype of the module's weights, or autocast will see to it."""
+    if x.dtype == getattr(getattr(module, "weight", None), "dtype", None):  # most of the time, and soon
+        return
     dtype = next((weight.dtype for weight in module.parameters() if weight.is_floating_point()), x.dtype)
     if x.dtype == dtype:
         return

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from massieu import kernels
-from massieu.kernels import LN2, LOG2E, Inputs, Moments, Plan, Slope
+from massieu.kernels import LN2, LOG2E, Inputs, Plan, Slope
 
 __all__ = ["Attention"]
 
@@ -42,15 +42,15 @@ class Attention(_Function):
         fields = tuple(x if x is None or x.dtype == exposed else x.to(exposed) for x in fields)
         if output is not None and output.dtype != query.dtype:
             output = output.to(query.dtype)
-        return (output, *fields, *moments)
+        return (output, *fields, moments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         *tensors, ctx.plan, _ = inputs
-        out, _, _, _, variance, peak, collision, *moments = output
-        ctx.mark_non_differentiable(*(x for x in (peak, *moments) if x is not None))
+        out, _, _, _, variance, peak, collision, moments = output
+        ctx.mark_non_differentiable(moments, *(() if peak is None else (peak,)))
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, out, *moments, variance, collision)
+        ctx.save_for_backward(*tensors, out, moments, variance, collision)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -74,8 +74,8 @@ class Gradient(_Function):
         *rest: Any,
     ) -> tuple[Tensor | None, ...]:
         *tensors, plan, (want_log_weight, want_sink) = rest
-        moments, (variance, collision), grads = Moments(*tensors[:3]), tensors[3:5], tuple(tensors[5:])
-        slope, grad_output = _slope(grads, variance, collision), grads[0]
+        moments, variance, collision, *grads = tensors
+        slope, grad_output = _slope(tuple(grads), variance, collision), grads[0]
         inputs = Inputs(query, key, value, log_weight, sink, plan)
         found = kernels.backward(inputs, moments, slope, output, grad_output, want_log_weight=want_log_weight)
         grad_sink = None
@@ -86,9 +86,9 @@ class Gradient(_Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        ctx.plan, ctx.wanted = inputs[18:]
+        ctx.plan, ctx.wanted = inputs[16:]
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs[:5], *inputs[11:18])
+        ctx.save_for_backward(*inputs[:5], *inputs[9:16])
 
     @staticmethod
     def backward(ctx: Any, *second: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -112,7 +112,7 @@ class Gradient(_Function):
             else [None] * len(wanted)
         )
         spread = [None if x is None else next(found) for x in leaves]
-        return (*spread[:5], *[None] * 6, *spread[5:], None, None)
+        return (*spread[:5], *[None] * 4, *spread[5:], None, None)
 
 
 def _slope(grads: Grads, variance: Tensor | None, collision: Tensor | None) -> Slope:
@@ -140,21 +140,19 @@ def _slope(grads: Grads, variance: Tensor | None, collision: Tensor | None) -> S
 
 
 def _sink_gradient(
-    sink: Tensor, moments: Moments, slope: Slope, output: Tensor | None, grad_output: Tensor | None
+    sink: Tensor, moments: Tensor, slope: Slope, output: Tensor | None, grad_output: Tensor | None
 ) -> Tensor:
     """The gradient in the score of the sink, an atom whose value is zero, summed over the queries."""
     score = sink.unsqueeze(-1)
-    maximum, total, offset = (None if x is None else x.double() for x in moments)
-    assert maximum is not None
-    assert total is not None
+    maximum, total, *offset = moments.double().unbind()
     weight = torch.exp2(LOG2E * score - maximum) / total
     slopes = torch.zeros_like(weight)
     if output is not None and grad_output is not None:
         slopes -= torch.einsum("bgqv,bgqv->bgq", grad_output.double(), output.double())
     if slope.constant is not None:
         slopes += slope.constant
-    if offset is not None:
-        centred = score - LN2 * (maximum + offset)
+    if offset:
+        centred = score - LN2 * (maximum + offset[0])
         for power, coefficient in ((centred, slope.linear), (centred.square(), slope.quadratic)):
             if coefficient is not None:
                 slopes += coefficient * power
