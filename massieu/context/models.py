@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from massieu.context.prompts import Prompts, layout_named
 from massieu.nn import LinearAttention, Transformer
 
-__all__ = ["ContextModel", "LinearModel", "SoftmaxModel"]
+__all__ = ["ContextModel", "LinearModel", "SoftmaxModel", "balanced_loss"]
 
 TOGETHER = 2048  # tasks that a model is asked about at once
 NUMBERS = 2**24  # in tables of attention, or tokens, of these at most
@@ -94,14 +94,27 @@ class SoftmaxModel(ContextModel):
         return read
 
     def loss(self, prompts: Prompts) -> Tensor:
-        r"""The mean :math:`\bar e` of the squared errors :math:`e_i` after i examples.
+        """The :func:`balanced_loss`."""
+        return balanced_loss(self(prompts), prompts.targets)
 
-        Its gradient is :math:`\bar e \, \nabla \frac1n \sum_i \log e_i`, as of a normal likelihood with a variance for
-        each i: few examples, after which nobody can know much, do not drown the others.
-        """
-        errors: Tensor = (self(prompts) - prompts.targets).square().mean(0)
-        known = errors.detach()
-        return (errors * known.mean() / known.clamp_min(torch.finfo(known.dtype).tiny)).mean()
+
+def balanced_loss(predicted: Tensor, targets: Tensor) -> Tensor:
+    r"""The mean :math:`\bar e` of the squared errors :math:`e_i` after i examples.
+
+    Its gradient is :math:`\bar e \, \nabla \frac1n \sum_i \log e_i`, as of a normal likelihood with a variance for each
+    i: few examples, after which nobody can know much, do not drown the others.
+
+    Args:
+        predicted: shape ``(prompts, examples)``.
+        targets: likewise.
+
+    Example:
+        >>> balanced_loss(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 0.0]]))
+        tensor(2.5000)
+    """
+    errors = (predicted - targets).square().mean(0)
+    known = errors.detach()
+    return (errors * known.mean() / known.clamp_min(torch.finfo(known.dtype).tiny)).mean()
 
 
 class LinearModel(ContextModel):
