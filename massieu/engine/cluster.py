@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import torch
+
 from massieu.engine.attendance import Attendance, LostCluster, ended_workers
 from massieu.engine.checkpoints import Checkpoint, Ledger
 from massieu.engine.driving import PULSE, Drive
@@ -31,6 +33,9 @@ __all__ = ["Dask", "LostCluster"]
 LOOPBACK = "127.0.0.1"
 CONNECTION = 15.0  # seconds for a scheduler to answer
 FIRST = 60.0  # and for its first worker to come
+# Dask would have workers give every piece of memory back at once, and a model asks for the same again and again: it
+# would read half as fast.
+ALLOCATION = {"distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": None}
 GUARD = "worker processes import the file that starts them: put what it does under if __name__ == '__main__':"
 
 
@@ -93,7 +98,7 @@ class Dask:
             )
         ledger = Ledger(reader.identity, splits, checkpoint)
         recipe = Recipe(os.urandom(4).hex(), origin, reader.options, reader.identity, many)
-        with ledger.kept():
+        with ledger.kept(), _one_thread():  # the others are for the workers, if they are here
             Drive(self.client, recipe, ledger, progress).run()
         return ledger.part
 
@@ -184,25 +189,38 @@ class Dask:
 
     def _started(self) -> Client:
         """A cluster of processes of this machine."""
+        import dask
         from distributed import Client, LocalCluster
 
         if getattr(multiprocessing.current_process(), "_inheriting", False):
             raise SystemExit(GUARD)
         try:
-            started = LocalCluster(
-                n_workers=self._workers or os.cpu_count() or 1,
-                threads_per_worker=1,
-                processes=True,
-                host=LOOPBACK,
-                dashboard_address=f"{LOOPBACK}:0",
-                silence_logs=logging.CRITICAL,
-                preload=["massieu.engine.workers"],
-            )
+            with dask.config.set(ALLOCATION):
+                started = LocalCluster(
+                    n_workers=self._workers or os.cpu_count() or 1,
+                    threads_per_worker=1,
+                    processes=True,
+                    host=LOOPBACK,
+                    dashboard_address=f"{LOOPBACK}:0",
+                    silence_logs=logging.CRITICAL,
+                    preload=["massieu.engine.workers"],
+                )
         except RuntimeError as error:  # a worker ended before it had begun
             raise ValueError(f"no worker process could be started ({error}); {GUARD}") from None
         cluster = self._open.enter_context(started)
         client: Client = self._open.enter_context(Client(cluster, set_as_default=False))
         return client
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """One thread of torch, and as many as before afterwards."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _address_in(file: Path) -> str:

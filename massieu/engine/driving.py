@@ -25,6 +25,7 @@ GROUPS = 2  # that are on their way at once, so that nobody waits for the last o
 PULSE = 0.5  # seconds between two looks at how far the workers are
 CANCELLING = 5.0  # seconds for the scheduler to hear that nobody waits any more
 LONGEST = 2**20  # pieces of a stretch
+SHORTEST = 5.0  # seconds of work in a stretch, if there is a choice
 BETWEEN = 30.0  # seconds of work in a stretch, if no checkpoint says
 
 Stretch = tuple[tuple[int, Piece], ...]
@@ -83,7 +84,7 @@ class Drive:
                 finished = self._finished()
             if not self._groups:
                 return
-            for future in finished:
+            for future in finished[:1]:  # the others when there is new work for those who gave this
                 self._take(future)
             self._report()
 
@@ -98,12 +99,16 @@ class Drive:
 
     def _length(self) -> int:
         """How many pieces the next task reads."""
-        wanted = max(1, int(min(self._between / self._pace, LONGEST)))
+        longest = max(1, int(min(self._between / self._pace, LONGEST)))
         splits = self.ledger.splits
         if not isinstance(splits, Sequence):
-            return wanted
+            return longest
         left = len(splits) - len(self.ledger.done) - sum(len(s) for group in self._groups.values() for s in group)
-        return max(1, min(wanted, left // (2 * self._workers)))
+        # What a stretch gives is packed, sent and merged whatever its length, so there should be few; and all alike.
+        shortest = max(1, math.ceil(SHORTEST / self._pace))
+        rounds = max(1, left // (shortest * self._workers))
+        alike = math.ceil(left / (rounds * self._workers)) if self._pace < math.inf else 1
+        return min(longest, max(1, alike, left // (2 * self._workers)))
 
     def _submit(self, group: list[Stretch]) -> Future[Any]:
         """One future of what a group gives, merged by a tree."""

@@ -25,7 +25,7 @@ from massieu.inspection.splits import TOGETHER, Piece, TextSplit, grouped, text_
 
 __all__ = ["NotObservable", "inspect_model"]
 
-PIECES = 32
+PIECES = 16
 """Into how many a text in memory is cut for several workers, if these are not too small or too large."""
 
 FEWEST_TOGETHER = 32
