@@ -51,6 +51,7 @@ def benchmarks() -> dict[str, Benchmark]:
     from benchmarks.attention import forward, forward_backward, forward_bfloat16, forward_grouped
     from benchmarks.contrast import contrast
     from benchmarks.dynamics import dynamics
+    from benchmarks.engine import engine
     from benchmarks.inspection import inspection
     from benchmarks.learning import learning
     from benchmarks.margin import margin
@@ -60,7 +61,7 @@ def benchmarks() -> dict[str, Benchmark]:
     from benchmarks.watch import watch
 
     kernels = (forward, forward_bfloat16, forward_grouped, forward_backward, retrieval, scale, memory)
-    every = (*kernels, inspection, contrast, dynamics, learning, margin, patterns, watch)
+    every = (*kernels, inspection, engine, contrast, dynamics, learning, margin, patterns, watch)
     return {benchmark.__name__: benchmark for benchmark in every}
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import NoReturn
 
 import massieu
-from massieu.commands import INTERRUPTED, Run, bench, compare, doctor, inspect, learn, verify, watch
+from massieu.commands import INTERRUPTED, Run, bench, compare, doctor, inspect, learn, merge, verify, watch
 from massieu.commands.interrupts import interruptible
 
 __all__ = ["main"]
 
-COMMANDS = (inspect, compare, verify, watch, learn, doctor, bench)
+COMMANDS = (inspect, compare, merge, verify, watch, learn, doctor, bench)
 CLOSED = 141  # as shells call a process that ended because nobody read on
 
 
@@ -34,8 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with interruptible():
             code: int = options.run(options)
             sys.stdout.flush()
-    except KeyboardInterrupt:
-        print("massieu: interrupted; nothing was written", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:  # who kept something says what
+        print(f"massieu: interrupted; {str(interrupt) or 'nothing was written'}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # who read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
@@ -45,6 +46,9 @@ def test_out_writes_all_files_and_says_where(tmp_path, capsys):
     names = {path.name for path in (tmp_path / "report").iterdir()}
     assert names >= {"report.html", "inspection.json", "heads.parquet", "heads.csv", "layers.parquet", "figures"}
     assert "</html>" in (tmp_path / "report" / "report.html").read_text()
+    assert "part.safetensors" in names
+    assert cli.main(["inspect", "-q", "--no-part", "--out", str(tmp_path / "report"), *FAST]) == 0
+    assert "part.safetensors" not in {path.name for path in (tmp_path / "report").iterdir()}
 
 
 def test_a_text_file_and_a_package_can_be_named(tmp_path, capsys):
@@ -55,6 +59,83 @@ def test_a_text_file_and_a_package_can_be_named(tmp_path, capsys):
     facts = json.loads(capsys.readouterr().out)["facts"]
     assert facts["text"]["source"] == "text.txt"
     assert facts["model"]["class"] == "BertModel"
+
+
+def test_a_report_names_the_files_that_were_read(tmp_path, monkeypatch, capsys):
+    (tmp_path / "sea").mkdir()
+    (tmp_path / "sea" / "whale.txt").write_text("Call me Ishmael.")
+    monkeypatch.chdir(tmp_path / "sea")
+    for path, name in ((".", "sea"), ("whale.txt", "whale.txt"), ("../sea/", "sea")):
+        assert cli.main(["inspect", "--text", path, "--heads-only", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["facts"]["text"]["source"] == name
+    assert cli.main(["inspect", "--json", *FAST]) == 0
+    assert json.loads(capsys.readouterr().out)["facts"]["text"]["source"] == "embedded text"
+
+
+def test_a_corpus_gives_the_same_figures_in_any_format(tmp_path, capsys):
+    import gzip
+
+    import pandas
+
+    texts = [f"{word}, it was the age of {word}" for word in ("wisdom", "foolishness", "belief", "incredulity")]
+    table = pandas.DataFrame({"body": texts, "id": range(4)})
+    table.to_parquet(tmp_path / "a.parquet", row_group_size=2)
+    table.to_csv(tmp_path / "a.csv.gz", index=False)
+    (tmp_path / "a.txt").write_text("\n\n".join(texts))
+    (tmp_path / "folder").mkdir()
+    for name, some in (("b", texts[2:]), ("a", texts[:2])):
+        lines = "".join(json.dumps({"body": text}) + "\n" for text in some)
+        (tmp_path / "folder" / f"{name}.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    found = []
+    for name in ("a.txt", "a.parquet", "*.csv.gz", "folder"):
+        column = [] if name == "a.txt" else ["--column", "body"]
+        assert cli.main(["inspect", "--text", str(tmp_path / name), *column, "--heads-only", "--json"]) == 0
+        document = json.loads(capsys.readouterr().out)
+        assert document["facts"]["text"]["source"] == name
+        assert document["facts"]["text"]["bad_records"] == {"total": 0, "reasons": {}, "first": []}
+        found.append((document["facts"]["text"]["sha256"], pandas.DataFrame(document["heads"])))
+    for digest, heads in found[1:]:
+        assert digest == found[0][0]
+        # Two files are two batches of float32.
+        pandas.testing.assert_frame_equal(heads, found[0][1], rtol=1e-6, atol=1e-6)
+
+
+def test_rows_of_a_dataset_without_text_are_counted_or_refused(monkeypatch, capsys):
+    rows = [{"text": "It was the best of times."}, {"text": None}]
+    hub = types.SimpleNamespace(load_dataset=lambda *_, **__: rows)
+    monkeypatch.setitem(sys.modules, "datasets", hub)
+    arguments = ["inspect", "--dataset", "times", "--heads-only", "--json"]
+    assert cli.main(arguments) == 0
+    text = json.loads(capsys.readouterr().out)["facts"]["text"]
+    assert (text["documents"], text["source"], text["bad_records"]["total"]) == (1, "times", 1)
+    assert cli.main([*arguments, "--strict"]) == 2
+    assert "times must hold strings, and document 2 is none" in capsys.readouterr().err
+
+
+def test_records_that_cannot_be_read_are_counted_and_placed(tmp_path, capsys):
+    lines = ['{"text": "It was the best of times."}', "{", '"It was the worst."', '{"body": "x"}']
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    arguments = ["inspect", "--text", str(tmp_path / "a.jsonl"), "--heads-only"]
+    assert cli.main([*arguments, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["facts"]["text"]["documents"] == 2
+    bad = document["facts"]["text"]["bad_records"]
+    assert bad["reasons"] == {"not JSON": 1, "without the field": 1}
+    assert [record["place"] for record in bad["first"]] == ["a.jsonl:2", "a.jsonl:4"]
+    assert cli.main([*arguments, "--out", str(tmp_path / "report")]) == 0
+    note = "2 records of the text could not be read and did not count"
+    assert note in capsys.readouterr().out
+    assert note in (tmp_path / "report" / "report.html").read_text()
+
+
+def test_a_sample_is_the_same_whenever_it_is_taken(capsys):
+    def texts(*options: str) -> tuple[str, int]:
+        assert cli.main(["inspect", "--heads-only", "--json", "--limit", "3", *options]) == 0
+        text = json.loads(capsys.readouterr().out)["facts"]["text"]
+        return text["sha256"], text["documents"]
+
+    assert texts("--sample", "0.5") == texts("--sample", "0.5", "--seed", "0")
+    assert len({texts(), texts("--sample", "0.5"), texts("--sample", "0.5", "--seed", "1")}) == 3
 
 
 def test_a_condition_that_holds_makes_exit_code_one(tmp_path, capsys):
@@ -89,7 +170,13 @@ def broken(tmp_path):
         ),
         (["{empty}"], "must hold a config.json, and there is none"),
         (["--text", "{empty}/none.txt"], "none.txt cannot be read: No such file or directory"),
-        (["--text", "{empty}"], "cannot be read: Is a directory"),
+        (["--text", "{empty}"], "empty must hold a file that can be read, and there is none; known are .txt"),
+        (["--text", "{empty}/*.csv"], "/*.csv must hold a file that can be read, and there is none; known are .txt"),
+        (["--text", "{bad}", "--strict"], "bad.jsonl must hold one JSON value a line, and line 2 is none; check it"),
+        (["--text", "{bad}", "--column", "body"], 'objects with a field "body", and line 1 does not; name the field'),
+        (["--text", "s3://bucket/a.txt"], "s3://bucket/a.txt cannot be read: Install s3fs to access S3"),
+        (["--sample", "2"], "sample must be a share above 0 and at most 1, got 2.0; 0.01 is one in 100"),
+        (["--sample", "1e-9"], "the sample must hold some text, and it is empty; raise 1e-09 or the seed"),
         (["--text", "{blank}"], "blank.txt must hold some text, and it is empty"),
         (
             ["--text", "{long}"],
@@ -102,17 +189,26 @@ def broken(tmp_path):
         (["--fail-on", "expansion>1"], "--heads-only does not measure expansion of --fail-on"),
         (["--fail-on", "qk_norm>9"], "--heads-only does not measure qk_norm of --fail-on"),
         (["--fail-on", "head_class>2"], "--fail-on compares numbers, and head_class is a class"),
-        (["--text", "{blank}", "--column", "body"], "--column names a column of --dataset or a field of .jsonl"),
+        (["--text", "{blank}", "--column", "body"], "--column names a column of --dataset, .csv or .parquet"),
+        (
+            ["--column", "body"],
+            "--column names a column of --dataset, .csv or .parquet or a field of .jsonl; leave it out",
+        ),
+        (["--dataset", "a"], "--dataset needs the package datasets, which is not installed; pip install datasets"),
         (["--dtype", "int4"], "dtype must be auto or one of"),
         (["--device", "abacus"], "device abacus cannot take the model"),
         (["--text", "{blank}", "--dataset", "a"], "text comes from --text or from --dataset, got both"),
     ],
 )
-def test_bad_input_is_one_sentence_exit_code_two_and_no_file(arguments, message, tmp_path, capsys):
+def test_bad_input_is_one_sentence_exit_code_two_and_no_file(arguments, message, tmp_path, capsys, monkeypatch):
     (tmp_path / "empty").mkdir()
     (tmp_path / "blank.txt").write_text(" \n")
     (tmp_path / "long.txt").write_text("word " * 3000)
-    places = {"empty": tmp_path / "empty", "blank": tmp_path / "blank.txt", "long": tmp_path / "long.txt"}
+    (tmp_path / "bad.jsonl").write_text('{"text": "one"}\n{')
+    for package in ("datasets", "s3fs"):
+        monkeypatch.setitem(sys.modules, package, None)
+    files = {"blank": "blank.txt", "long": "long.txt", "bad": "bad.jsonl", "empty": "empty"}
+    places = {name: tmp_path / file for name, file in files.items()}
     before = sorted(tmp_path.rglob("*"))
     given = [argument.format(**places) for argument in arguments]
     limits = [] if "--text" in given or "--dataset" in given else ["--limit", "2"]

@@ -25,9 +25,11 @@ BLOCKS = {
 SHOWN = {name: pair for name, pair in BLOCKS.items() if pair[1]}
 DRAWN = {name: block for name, (block, printed) in BLOCKS.items() if not printed and ".savefig(" in block}
 CONTINUED = "watch.md-4"  # with the names of the page's first block
-SKETCHES = ["inspection.md-0", "watch.md-1", "watch.md-2", "watch.md-3"]  # lines for a program that the reader has
+# Lines for a program that the reader has.
+SKETCHES = ["engine.md-0", "inspection.md-0", "watch.md-1", "watch.md-2", "watch.md-3"]
 NEEDED = {
     "context.md": ["pandas", "sklearn"],
+    "inspection.md": ["transformers", "pandas", "fsspec"],
     "margin.md": ["scipy", "pandas", "matplotlib"],
     "memory.md": ["matplotlib", "sklearn"],
     "patterns.md": ["matplotlib"],

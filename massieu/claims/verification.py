@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import os
@@ -12,10 +13,13 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from massieu.claims.claim import Claim, Evidence, Gap, Trial, Verdict, judge, worst
 from massieu.claims.registry import all_claims
+
+if TYPE_CHECKING:
+    from massieu.engine import Engine
 
 __all__ = ["Result", "examine", "figures_of", "verify"]
 
@@ -105,6 +109,7 @@ def verify(
     full: bool = False,
     model: str | None = None,
     workers: int | None = None,
+    engine: Engine | None = None,
     progress: Callable[[str, int, int], object] | None = None,
 ) -> list[Result]:
     """Run claims side by side, each in one thread, and return their results in the order of the claims.
@@ -115,6 +120,7 @@ def verify(
         full: sizes as in the papers instead of quick ones.
         model: for the experiments on a trained model; None for the embedded one.
         workers: processes; None for one per core.
+        engine: such as :class:`massieu.engine.Dask`, whose workers run the claims instead; they must be registered.
         progress: called with what is being done, how much of it is done, and of how much.
 
     Example:
@@ -137,7 +143,11 @@ def verify(
             if progress is not None:
                 progress("verifying", len(found), len(claims))
 
-    if workers > 1 and known:  # other processes know the registered claims only
+    if engine is not None and known:
+        keys = [[claim.key for claim in part] for part in parts]
+        for rows in engine.map(functools.partial(_examine_elsewhere, options=options), keys):
+            done([Result(_registered()[key], *rest) for key, *rest in rows])
+    elif workers > 1 and known:  # other processes know the registered claims only
         for results in _side_by_side(parts, options, workers):
             done(results)
     else:
@@ -182,6 +192,12 @@ def _examine_keys(keys: list[str], options: dict[str, Any]) -> list[tuple[Any, .
     """What a worker does; experiments are functions of modules, so only their keys travel."""
     results = [examine(_registered()[key], **options) for key in keys]
     return [(each.claim.key, each.verdict, each.expected, each.evidence, each.seconds, each.reason) for each in results]
+
+
+def _examine_elsewhere(keys: list[str], options: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """The same in a process that was not begun for it."""
+    _alone()
+    return _examine_keys(keys, options)
 
 
 def _registered() -> dict[str, Claim]:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from massieu.commands import Command
-from massieu.commands.arguments import add_loading, loading, positive
+from massieu.commands.arguments import add_engine, add_loading, engine, loading, number, positive, seed
 from massieu.commands.packages import need
 from massieu.commands.progress import progress_shown
 
+if TYPE_CHECKING:
+    from massieu.engine import Checkpoint
+    from massieu.inspection.corpus import Corpus
+
 __all__ = ["add", "run"]
+
+CHECKPOINT = "checkpoint.safetensors"
 
 
 def add(command: Command) -> None:
@@ -29,12 +37,16 @@ def add(command: Command) -> None:
         "--text",
         action="extend",
         nargs="+",
-        metavar="FILE",
-        help="documents between blank lines, or one a line in .jsonl; - is standard input; none: the embedded text",
+        metavar="PATH",
+        help="files, folders, wildcards or URLs of .txt, .jsonl, .csv, .tsv and .parquet, compressed or not;"
+        " - is standard input; none: the embedded text",
     )
     text.add_argument("--dataset", metavar="NAME[:CONFIG[:SPLIT]]", help="documents of a Hugging Face dataset")
-    text.add_argument("--column", metavar="NAME", help="of a dataset or .jsonl, what holds the text; none: text")
+    text.add_argument("--column", metavar="NAME", help="field or column that holds the text; none: text")
     text.add_argument("--limit", type=positive, metavar="N", help="use the first N documents")
+    text.add_argument("--sample", type=number, metavar="SHARE", help="use a share of the documents, such as 0.01")
+    text.add_argument("--seed", type=seed, default=0, metavar="N", help="another seed takes another sample")
+    text.add_argument("--strict", action="store_true", help="fail at the first record that cannot be read")
     text.add_argument("--max-length", type=positive, metavar="T", help="cut documents into passages of T tokens")
     text.add_argument("--special-tokens", action="store_true", help="count special tokens as well")
     how = parser.add_argument_group("how")
@@ -42,8 +54,15 @@ def add(command: Command) -> None:
     how.add_argument("--rows", type=_rows, default=32, metavar="N|all", help="rows of a passage looked at whole")
     how.add_argument("--heads-only", action="store_true", help="statistics of attention alone: the fastest")
     add_loading(parser)
+    where = add_engine(parser)
+    where.add_argument("--workers", type=positive, metavar="N", help="processes of a cluster on this machine")
+    where.add_argument("--resume", action="store_true", help="go on where the same command was broken off")
+    where.add_argument("--checkpoint", metavar="FILE", help="how far the run has come; none: a file in --out")
+    where.add_argument("--checkpoint-every", type=number, default=30, metavar="S", help="seconds between two of them")
+    where.add_argument("--split-bytes", type=positive, metavar="N", help="text that is read as one piece")
     results = parser.add_argument_group("results")
     results.add_argument("--out", metavar="DIR", help="write report.html, tables, JSON and figures there")
+    results.add_argument("--no-part", action="store_true", help="do not write what massieu merge needs")
     results.add_argument(
         "--fail-on",
         action="append",
@@ -56,44 +75,37 @@ def add(command: Command) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Inspect a model, write and print what was found."""
-    need("transformers", "pandas", "rich")
-    from massieu.inspection import inspect_model, result, texts, thresholds
+    need("transformers", "pandas", "rich", "fsspec")
+    from massieu.inspection import inspect_model, result, thresholds
 
     conditions = [thresholds.parse_threshold(expression) for expression in options.fail_on]
     if options.heads_only:
         thresholds.check_heads_only(conditions)
-    if options.text and options.dataset:
-        raise ValueError("text comes from --text or from --dataset, got both; choose one")
-    if options.column and not options.dataset and not any(path.endswith(".jsonl") for path in options.text or ()):
-        raise ValueError("--column names a column of --dataset or a field of .jsonl, got neither; leave it out")
-    documents, source = None, None
-    if options.text:
-        documents = texts.read_documents(options.text, options.column or "text")
-        source = ", ".join(Path(path).name for path in options.text)
-    elif options.dataset:
-        documents = texts.read_dataset(options.dataset, column=options.column or "text", limit=options.limit)
-        source = options.dataset
-    elif options.limit:
-        from massieu import assets
-
-        documents, source = assets.documents(), "embedded text"
+    corpus = _corpus(options)
     if options.out:
         result.check_writable(Path(options.out))
-    with progress_shown(options.quiet or options.json) as progress:
+    checkpoint = _checkpoint(options)
+    chosen = engine(options, options.workers)
+    mentioned = contextlib.nullcontext if checkpoint is None else checkpoint.mentioned
+    with mentioned(), contextlib.closing(chosen), progress_shown(options.quiet or options.json) as progress:
         found = inspect_model(
             options.model,
-            documents[: options.limit] if documents is not None else None,
+            corpus,
             batch_size=options.batch_size,
             max_length=options.max_length,
             experiments="heads" if options.heads_only else "default",
             rows=options.rows,
             special_tokens=options.special_tokens,
-            source=source,
             progress=progress,
+            engine=chosen,
+            checkpoint=checkpoint,
             **loading(options),
         )
     crossed = thresholds.crossings(found, conditions)
-    report = found.save(options.out) if options.out else None
+    with mentioned():
+        report = found.save(options.out, part=not options.no_part) if options.out else None
+    if checkpoint is not None:
+        checkpoint.remove()
     if options.json:
         print(json.dumps(found.to_dict(), allow_nan=False))
     elif not options.quiet:
@@ -109,6 +121,39 @@ def run(options: argparse.Namespace) -> int:
     for sentence in crossed:
         print(f"massieu: {sentence}", file=sys.stderr)
     return 1 if crossed else 0
+
+
+def _corpus(options: argparse.Namespace) -> Corpus:
+    """The documents that the options name."""
+    from massieu.inspection.corpus import Corpus
+
+    if options.text and options.dataset:
+        raise ValueError("text comes from --text or from --dataset, got both; choose one")
+    column, few = options.column or "text", {name: getattr(options, name) for name in ("limit", "sample", "seed")}
+    if options.dataset:
+        from massieu.inspection.texts import read_dataset
+
+        rows = read_dataset(options.dataset, column=column)
+        return Corpus.from_texts(rows, options.dataset, strict=options.strict, **few)
+    if options.text:
+        corpus = Corpus(options.text, column, strict=options.strict, split_bytes=options.split_bytes, **few)
+        if not options.column or any(file.format != "text" for file in corpus.files):
+            return corpus
+    if options.column:
+        raise ValueError("--column names a column of --dataset, .csv or .parquet or a field of .jsonl; leave it out")
+    from massieu import assets
+
+    return Corpus.from_texts(assets.documents(), "embedded text", **few)
+
+
+def _checkpoint(options: argparse.Namespace) -> Checkpoint | None:
+    """Where the run writes how far it has come, if it has a place to write."""
+    from massieu.engine import Checkpoint
+
+    path = options.checkpoint or (Path(options.out) / CHECKPOINT if options.out else None)
+    if path is None and options.resume:
+        raise ValueError("--resume goes on from a checkpoint, got no place; pass --out or --checkpoint as before")
+    return None if path is None else Checkpoint(Path(path), options.resume, options.checkpoint_every)
 
 
 def _rows(text: str) -> int | None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 __all__ = ["progress_shown"]
 
+TOKENS = "tokens"  # what they are called by who counts them beside what is being done
 PATIENCE = 10.0  # seconds between two lines on how far we are
 
 
@@ -18,17 +19,21 @@ def progress_shown(quiet: bool, first: str = "loading") -> Iterator[Callable[[st
     if quiet:
         yield None
         return
+    rate = _Rate()
     if not sys.stderr.isatty():
         begun, said = {first}, [time.perf_counter()]
         print(f"{first} ...", file=sys.stderr, flush=True)
 
         def tell(what: str, done: int, total: int) -> None:
-            if what not in begun:
+            if what == TOKENS:
+                rate.add(done)
+            elif what not in begun:
                 begun.add(what)
                 print(f"{what} ...", file=sys.stderr, flush=True)
             elif time.perf_counter() - said[-1] > PATIENCE:
                 said.append(time.perf_counter())
-                print(f"{what}: {done} of {total} ..." if total else f"{what} ...", file=sys.stderr, flush=True)
+                far = f"{what}: {done} of {total}" if total else what
+                print(f"{far}{rate} ...", file=sys.stderr, flush=True)
 
         yield tell
         return
@@ -38,4 +43,29 @@ def progress_shown(quiet: bool, first: str = "loading") -> Iterator[Callable[[st
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(first, total=None)
-        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total or None)
+
+        def show(what: str, done: int, total: int) -> None:
+            if what == TOKENS:
+                rate.add(done)
+            else:
+                bar.update(task, description=f"{what}{rate}", completed=done, total=total or None)
+
+        yield show
+
+
+class _Rate:
+    """Tokens per second since the first were counted, in words."""
+
+    def __init__(self) -> None:
+        self._first: tuple[float, int] | None = None
+        self._last = (0.0, 0)
+
+    def add(self, tokens: int) -> None:
+        self._last = (time.perf_counter(), tokens)
+        self._first = self._first or self._last
+
+    def __str__(self) -> str:
+        if self._first is None or self._last[0] == self._first[0]:
+            return ""
+        seconds, tokens = (new - old for new, old in zip(self._last, self._first, strict=True))
+        return f", {tokens / seconds:,.0f} tokens/s"

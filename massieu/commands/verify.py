@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from massieu.commands import Command
-from massieu.commands.arguments import positive, seed
+from massieu.commands.arguments import add_engine, engine, positive, seed
 from massieu.commands.packages import need
 from massieu.commands.progress import progress_shown
 
@@ -27,6 +28,7 @@ def add(command: Command) -> None:
     parser.add_argument("--seed", type=seed, default=0, metavar="N", help="other random choices")
     parser.add_argument("--model", metavar="MODEL", help="for experiments on a trained model; none: the embedded one")
     parser.add_argument("--workers", type=positive, metavar="N", help="processes; none: one per core")
+    add_engine(parser)
     parser.add_argument("--out", metavar="DIR", help="write a page with figures and code, and JSON, there")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress and no table")
 
@@ -48,8 +50,12 @@ def run(options: argparse.Namespace) -> int:
         result.check_writable(Path(options.out))
     begin = time.perf_counter()
     choices = {"seed": options.seed, "full": options.full, "model": options.model}
-    with progress_shown(options.quiet or options.json, first="starting") as progress:
-        found = claims.verify(chosen, **choices, workers=options.workers, progress=progress)
+    with contextlib.ExitStack() as stack:
+        where = None
+        if options.engine == "dask" or options.address or options.scheduler_file:
+            where = stack.enter_context(contextlib.closing(engine(options, options.workers)))
+        progress = stack.enter_context(progress_shown(options.quiet or options.json, first="starting"))
+        found = claims.verify(chosen, **choices, workers=options.workers, engine=where, progress=progress)
     facts = {"seconds": round(time.perf_counter() - begin, 1), **choices}
     page = None
     if options.out:

@@ -6,13 +6,29 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from massieu.inspection.corpus import Corpus
     from massieu.inspection.margins import margin_report
+    from massieu.inspection.merging import merge_runs
     from massieu.inspection.result import Inspection, read_inspection
     from massieu.inspection.run import NotObservable, inspect_model
 
-__all__ = ["Inspection", "NotObservable", "inspect_model", "margin_report", "read_inspection"]
+__all__ = [
+    "Corpus",
+    "Inspection",
+    "NotObservable",
+    "inspect_model",
+    "margin_report",
+    "merge_runs",
+    "read_inspection",
+]
 
-HOMES = {"Inspection": "result", "read_inspection": "result", "margin_report": "margins"}
+HOMES = {
+    "Corpus": "corpus",
+    "Inspection": "result",
+    "read_inspection": "result",
+    "margin_report": "margins",
+    "merge_runs": "merging",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -11,6 +11,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from massieu.inspection.corpus.splits import Document
+from massieu.inspection.splits import text_hash
+
 __all__ = ["Batch", "Passage", "given_batches", "passages", "text_batches"]
 
 SORTED_TOGETHER = 32  # batches whose passages are sorted by length before they are put together
@@ -71,14 +74,15 @@ def _fitting(masks: Mapping[str, Tensor], stack: str, rows: int, queries: int) -
 
 
 def passages(
-    documents: Iterable[str], tokenizer: Any, longest: int, *, cut: bool, special_tokens: bool = False
+    documents: Iterable[str | Document], tokenizer: Any, longest: int, *, cut: bool, special_tokens: bool = False
 ) -> Iterator[Passage]:
     """Tokens of the documents, at most ``longest`` at a time; a longer document is ``cut``, or refused."""
     # Special tokens that are written out in a text count as special too; an unknown word is still a word.
     others = ("bos", "eos", "pad", "cls", "sep", "mask")
     named = {getattr(tokenizer, f"{name}_token_id", None) for name in others}
     marks_text = {*tokenizer.all_special_ids} - ({tokenizer.unk_token_id} - named)
-    for number, text in enumerate(documents):
+    for number, document in enumerate(documents):
+        text, place = document if isinstance(document, Document) else (document, f"text number {number + 1}")
         if not isinstance(text, str):
             raise TypeError(
                 f"texts must be strings, got {type(text).__name__} at number {number}; pass a list of strings"
@@ -88,13 +92,13 @@ def passages(
         if len(ids) > longest:
             if not cut:
                 raise ValueError(
-                    f"text number {number + 1} has {len(ids)} tokens, but the model reads at most {longest};"
+                    f"{place} has {len(ids)} tokens, but the model reads at most {longest};"
                     f" pass --max-length {longest} (max_length in Python) to cut such texts into passages"
                 )
             parts = _cut(text, tokenizer, longest)
         else:
             parts = [(ids, encoded["special_tokens_mask"])]
-        origin = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        origin = text_hash(text)
         for own, marks in parts:
             special = zip(own, marks, strict=True)
             content = [special_tokens or not (mark or token in marks_text) for token, mark in special]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from massieu.inspection.moments import HashSample, LogHistogram, Mean, Moments
 from massieu.inspection.regression import Regression, held_out_r2
 from massieu.inspection.tokens import Tokens
 
-__all__ = ["NARROW", "WIDEST", "LayerStatistics", "States"]
+__all__ = ["NARROW", "WIDEST", "LayerStatistics", "LayerSums", "States"]
 
 WIDEST, NARROW = 768, 512
 """Above the first width covariances are those of as many fixed random directions as the second says."""
@@ -252,6 +252,31 @@ class LayerStatistics:
 
     def _narrow(self, x: Tensor) -> Tensor:
         return x if self.width == self.dim else torch.matmul(x, frame(self.dim, self.width).to(x))
+
+
+@dataclass
+class LayerSums:
+    """What was seen of all blocks of a model.
+
+    Attributes:
+        statistics: by stack and layer.
+        notes: sentences about tokens that could not be told apart.
+    """
+
+    statistics: dict[tuple[str, int], LayerStatistics] = field(default_factory=dict)
+    notes: set[str] = field(default_factory=set)
+
+    def of(self, row: tuple[str, int], dim: int) -> LayerStatistics:
+        """The statistics of one block, empty at first."""
+        if row not in self.statistics:
+            self.statistics[row] = LayerStatistics(dim)
+        return self.statistics[row]
+
+    def merge(self, other: LayerSums) -> None:
+        """Add what was seen of the same model elsewhere; the other stays as it is."""
+        self.notes = self.notes | other.notes
+        for row, statistics in other.statistics.items():
+            self.of(row, statistics.dim).merge(statistics)
 
 
 @functools.lru_cache(maxsize=4)

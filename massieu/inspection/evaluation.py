@@ -39,4 +39,6 @@ def moved(value: Any, model: nn.Module) -> Any:
     first = next(model.parameters(), None)
     if first is None:
         return value
-    return value.to(first.device, first.dtype if value.is_floating_point() else value.dtype)
+    # Parts that lie on disk have no device; their hooks move what comes.
+    device = value.device if first.is_meta else first.device
+    return value.to(device, first.dtype if value.is_floating_point() else value.dtype)

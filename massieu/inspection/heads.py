@@ -38,7 +38,7 @@ FEWEST_ATOMS = 32  # a row with fewer cannot reach class IV, so it says nothing 
 
 
 @dataclass
-class _Layer:
+class LayerOfHeads:
     """What was seen of all heads of one attention call."""
 
     name: str
@@ -48,13 +48,30 @@ class _Layer:
     rows: int = 0
     empty: int = 0
     notes: set[str] = field(default_factory=set)
+    by_passage: Means | None = None
 
     @classmethod
-    def of(cls, call: AttentionCall) -> _Layer:
-        heads = call.shape[1]
-        name = f"{call.name}[{call.number}]" if call.number else call.name
+    def of(cls, name: str, heads: int, by_passage: bool) -> LayerOfHeads:
         shape = (len(MEANS), heads)
-        return cls(name, Means(shape), Extremes.none((len(EXTREMES), heads)), Shares((heads,)))
+        found = cls(name, Means(shape), Extremes.none((len(EXTREMES), heads)), Shares((heads,)))
+        found.by_passage = Means(shape) if by_passage else None
+        return found
+
+    @property
+    def heads(self) -> int:
+        return self.means.sum.shape[-1]
+
+    def merge(self, other: LayerOfHeads) -> None:
+        self.means.merge(other.means)
+        self.extremes.merge(other.extremes)
+        self.shares.merge(other.shares)
+        self.rows += other.rows
+        self.empty += other.empty
+        self.notes = self.notes | other.notes
+        if self.by_passage is None or other.by_passage is None:
+            self.by_passage = None
+        else:
+            self.by_passage.merge(other.by_passage)
 
 
 class HeadStatistics:
@@ -63,22 +80,25 @@ class HeadStatistics:
     Args:
         rows: how many rows of each passage are looked at whole, for the 90% mass and the range of the scores; None for
             all of them. Everything else counts every row.
+        by_passage: whether to keep what is needed for standard errors that treat a passage as one draw.
     """
 
-    def __init__(self, rows: int | None = 32) -> None:
+    def __init__(self, rows: int | None = 32, *, by_passage: bool = False) -> None:
         if rows is not None and (not isinstance(rows, int) or rows < 1):
             raise ValueError(f"rows must be a positive whole number or None, got {rows!r}; None looks at every row")
         self.sampled = rows
-        self.layers: dict[tuple[str, int], _Layer] = {}
+        self.by_passage = by_passage
+        self.layers: dict[tuple[str, int], LayerOfHeads] = {}
 
     def receive(self, call: AttentionCall, batch: Batch) -> None:
         """Take in one call on one batch."""
-        layer = self.layers.setdefault((call.stack, call.layer), _Layer.of(call))
+        name = f"{call.name}[{call.number}]" if call.number else call.name
+        layer = self.layers.setdefault((call.stack, call.layer), LayerOfHeads.of(name, call.shape[1], self.by_passage))
         layer.notes |= set(_notes(call))
         with torch.no_grad():
             self._add(layer, call, batch)
 
-    def _add(self, layer: _Layer, call: AttentionCall, batch: Batch) -> None:
+    def _add(self, layer: LayerOfHeads, call: AttentionCall, batch: Batch) -> None:
         exact = exact_rows(call)
         log_z = exact["log_normalizer"]
         sequences, queries = len(log_z), log_z.shape[-1]
@@ -118,22 +138,26 @@ class HeadStatistics:
         total, count = (x.unflatten(0, windows).sum(1) for x in (total, count))
         for entry, (document, parts) in enumerate(zip(batch.documents, batch.parts, strict=True)):
             layer.means.add(document, total[entry], count[entry], parts=parts)
+            if layer.by_passage is not None:
+                layer.by_passage.add(0, total[entry], count[entry])
 
     def merge(self, other: HeadStatistics) -> None:
-        """Add what was found on other documents."""
+        """Add what was found on other documents; the other stays as it is."""
+        if not other.by_passage:
+            self.forget_passages()
         for key, theirs in other.layers.items():
-            if key not in self.layers:
-                self.layers[key] = theirs
-                continue
-            ours = self.layers[key]
-            ours.means.merge(theirs.means)
-            ours.extremes.merge(theirs.extremes)
-            ours.shares.merge(theirs.shares)
-            ours.rows, ours.empty, ours.notes = (
-                ours.rows + theirs.rows,
-                ours.empty + theirs.empty,
-                ours.notes | theirs.notes,
-            )
+            self.layers.setdefault(key, LayerOfHeads.of(theirs.name, theirs.heads, self.by_passage)).merge(theirs)
+
+    def close(self) -> None:
+        """End all documents: what comes next are others, by whatever numbers they go."""
+        for layer in self.layers.values():
+            layer.means.close()
+
+    def forget_passages(self) -> None:
+        """Drop what only standard errors by passage need."""
+        self.by_passage = False
+        for layer in self.layers.values():
+            layer.by_passage = None
 
     @property
     def notes(self) -> list[str]:
@@ -145,13 +169,14 @@ class HeadStatistics:
         return found
 
     def table(self) -> pandas.DataFrame:
-        """One row per head; means with their standard errors beside them."""
+        """One row per head; means with their standard errors beside them, by passage if that was kept."""
         import pandas
 
         records = []
         for (stack, number), layer in sorted(self.layers.items()):
             layer.means.close()
-            mean, error = layer.means.mean(), layer.means.standard_error()
+            means = layer.means if layer.by_passage is None else layer.by_passage
+            mean, error = means.mean(), means.standard_error()
             largest, smallest = layer.extremes.largest, layer.extremes.smallest
             median, classes = layer.shares.median(), head_class(layer.shares)
             for head in range(mean.shape[-1]):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from massieu.inspection.anatomy import Block, Place, block_input, hidden_tensors, read_anatomy
-from massieu.inspection.blocks import NARROW, WIDEST, LayerStatistics, States
+from massieu.inspection.blocks import NARROW, WIDEST, LayerStatistics, LayerSums, States
 from massieu.inspection.moments import Moments
 from massieu.inspection.tokens import Tokens
 
@@ -50,6 +50,7 @@ class _Passage:
 
     block: Block
     tokens: Tokens
+    alone: Tokens | None
     tokens_first: bool
     before: Tensor
     seen: dict[Place, Tensor] = field(default_factory=dict)
@@ -62,6 +63,11 @@ class LayerObserver:
     Args:
         model: any module with blocks that :func:`read_anatomy` can read.
         inputs: keyword arguments of a forward pass over a few tokens, for the anatomy.
+
+    Attributes:
+        anatomy: where the stream of the model is.
+        sums: what was seen; another may be put in its place.
+        by_passage: the same with every passage as a document of its own, if a place for it was made.
 
     Example:
         >>> _ = torch.manual_seed(0)
@@ -77,20 +83,25 @@ class LayerObserver:
     def __init__(self, model: nn.Module, inputs: Mapping[str, Any]) -> None:
         self.model = model
         self.anatomy = read_anatomy(model, inputs)
-        self.statistics: dict[Row, LayerStatistics] = {}
+        self.sums = LayerSums()
+        self.by_passage: LayerSums | None = None
         self._open: list[_Passage] = []
         self._numbers: dict[str, int] = {}
-        self._tokens: dict[str, Tokens] = {}
+        self._tokens: dict[str, tuple[Tokens, Tokens | None]] = {}
         self._content: Mapping[str, Tensor] = {}
         self._present: Mapping[str, Tensor | None] = {}
         self._keys: Sequence[object] = ()
         self._documents: Sequence[object] | None = None
-        self._unmasked: set[str] = set()
+
+    @property
+    def statistics(self) -> dict[Row, LayerStatistics]:
+        """What was seen of each block."""
+        return self.sums.statistics
 
     @property
     def notes(self) -> list[str]:
         """Sentences about what could not be measured, and how."""
-        notes = [*self.anatomy.notes, *sorted(self._unmasked)]
+        notes = [*self.anatomy.notes, *sorted(self.sums.notes)]
         found = self.statistics.values()
         wide = {statistics.dim for statistics in found if statistics.dim > WIDEST}
         notes += [
@@ -161,9 +172,7 @@ class LayerObserver:
 
     def merge(self, other: LayerObserver) -> None:
         """Add what another observer has seen of the same model."""
-        for row, statistics in other.statistics.items():
-            mine = self.statistics.setdefault(row, LayerStatistics(statistics.dim))
-            mine.merge(statistics)
+        self.sums.merge(other.sums)
 
     def table(self, fields: pandas.DataFrame | None = None) -> pandas.DataFrame:
         """The layers table, one row for each block, and one more for each cross-attention.
@@ -187,20 +196,22 @@ class LayerObserver:
         numbers = [column for column in COLUMNS if column not in ("stack", "layer", "name", "tokens")]
         return table.astype(dict.fromkeys(numbers, "float64"))
 
-    def _tokens_of(self, stack: str, stream: Tensor, tokens_first: bool) -> Tokens:
-        """The tokens of a stack that count: those of its mask, or all if there is no mask for them."""
+    def _tokens_of(self, stack: str, stream: Tensor, tokens_first: bool) -> tuple[Tokens, Tokens | None]:
+        """The tokens of a stack that count, by document and by passage: those of its mask, or all if it has none."""
         if stack not in self._tokens:
             rows = len(self._keys)
             whole = torch.ones(rows, stream.shape[0 if tokens_first else 1], dtype=torch.bool)
             content = self._content.get(stack, whole)
             if content.shape != whole.shape:
-                self._unmasked.add(
+                self.sums.notes.add(
                     f"the {stack} has {whole.shape[1]} tokens where its mask has {content.shape[-1]}: all are counted"
                 )
                 content = whole
             present = self._present.get(stack)
             fits = present is not None and present.shape == content.shape
-            self._tokens[stack] = Tokens.of(content, self._keys, present if fits else None, self._documents)
+            masks = (content, self._keys, present if fits else None)
+            alone = None if self.by_passage is None else Tokens.of(*masks)
+            self._tokens[stack] = (Tokens.of(*masks, self._documents), alone)
         return self._tokens[stack]
 
     def _enter(self, name: str) -> Any:
@@ -216,8 +227,8 @@ class LayerObserver:
                     " observe every forward pass in a batch of its own"
                 )
             first = any(getattr(part, "batch_first", True) is False for part in module.modules())
-            tokens = self._tokens_of(blocks[number].stack, stream[1], first)
-            passage = _Passage(blocks[number], tokens, first, _rows(stream[1], tokens, first, name))
+            tokens, alone = self._tokens_of(blocks[number].stack, stream[1], first)
+            passage = _Passage(blocks[number], tokens, alone, first, _rows(stream[1], tokens, first, name))
             self._open.append(passage)
 
         return hook
@@ -242,8 +253,9 @@ class LayerObserver:
             with torch.no_grad():
                 for stack, states in _states(passage, found).items():
                     row = (stack, passage.block.layer)
-                    statistics = self.statistics.setdefault(row, LayerStatistics(found.shape[-1]))
-                    statistics.update(passage.tokens, states)
+                    self.sums.of(row, found.shape[-1]).update(passage.tokens, states)
+                    if self.by_passage is not None and passage.alone is not None:
+                        self.by_passage.of(row, found.shape[-1]).update(passage.alone, states)
 
         return hook
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +33,7 @@ def load(
     *,
     dtype: str = "auto",
     device: str = "cpu",
+    device_map: str | Mapping[str, Any] | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
     offline: bool = False,
@@ -42,6 +45,9 @@ def load(
         dtype: "auto" (float32, whatever the file holds: statistics of rounded scores are no better than the scores),
             or the name of a dtype.
         device: where the model goes, as torch names it.
+        device_map: for a model that is larger than one device, how accelerate spreads its parts: "auto", or a device
+            for each part by its name; then ``device`` does not matter. Parts on "disk" are read when they are needed,
+            which is enough for the statistics of attention (``experiments="heads"``).
         revision: branch, tag or commit of a Hugging Face id.
         trust_remote_code: whether code that comes with the model may run.
         offline: never ask the network.
@@ -58,6 +64,11 @@ def load(
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": offline}
     if revision is not None:
         options["revision"] = revision
+    spread: dict[str, Any] = {}
+    if device_map is not None:
+        if importlib.util.find_spec("accelerate") is None:
+            raise ValueError("device_map needs the package accelerate, which is not installed; pip install accelerate")
+        spread["device_map"] = device_map if isinstance(device_map, str) else dict(device_map)
     if not offline and not Path(place).is_dir() and not _hub_answers(name, revision):
         options["local_files_only"] = True  # what was fetched before, at once and not after a dozen attempts
     hub = logging.getLogger("huggingface_hub")
@@ -68,7 +79,7 @@ def load(
     bars = transformers.logging.is_progress_bar_enabled()
     transformers.logging.disable_progress_bar()
     try:
-        model = _model(transformers, name, place, DTYPES.get(dtype, torch.float32), options)
+        model = _model(transformers, name, place, DTYPES.get(dtype, torch.float32), options | spread)
         tokenizer = _tokenizer(transformers, place, options)
     finally:
         transformers.logging.set_verbosity(quiet)
@@ -76,7 +87,7 @@ def load(
         if bars:
             transformers.logging.enable_progress_bar()
     try:
-        model = model.to(device)
+        model = model if spread else model.to(device)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"device {device} cannot take the model ({_sentence(error)}); try --device cpu") from error
     found = getattr(model.config, "_commit_hash", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 
 import torch
@@ -146,7 +147,9 @@ class Moments:
         total = self.count + count
         step, other_step = mean - self.mean, other_mean - self.other_mean
         self.scatter = self.scatter + scatter
-        self.scatter.addr_(step, other_step, alpha=self.count * count / total)
+        # The root goes to both sides, so that what is symmetric stays so to the last bit.
+        root = math.sqrt(self.count * count / total)
+        self.scatter.addr_(root * step, root * other_step)
         self.mean = self.mean + step * (count / total)
         self.other_mean = self.other_mean + other_step * (count / total)
         self.count = total

@@ -20,9 +20,12 @@ from massieu.inspection.quantities import QUANTITIES, describe
 if TYPE_CHECKING:
     import pandas
 
+    from massieu.inspection.parts import Part
+
 __all__ = ["SCHEMA", "Inspection", "check_writable", "read_inspection", "records", "written_together"]
 
 SCHEMA = "massieu.inspection/1"
+PART = "part.safetensors"
 
 
 @dataclass
@@ -35,6 +38,8 @@ class Inspection:
         experiments: the tests of the theory in long form, with control and prediction.
         facts: model, text, what was heard, versions, options.
         notes: sentences on what was left out and what does not apply.
+        part: the sums behind the tables, which merge with those of other texts; None if they are not at hand, or if
+            their memory was wanted back.
     """
 
     heads: pandas.DataFrame
@@ -42,6 +47,7 @@ class Inspection:
     experiments: pandas.DataFrame
     facts: dict[str, Any]
     notes: list[str] = field(default_factory=list)
+    part: Part | None = field(default=None, repr=False)
 
     @property
     def findings(self) -> list[Finding]:
@@ -76,8 +82,13 @@ class Inspection:
         facts = {"massieu": json.dumps({"schema": SCHEMA, "facts": _plain(self.facts)})}
         pyarrow.parquet.write_table(table.replace_schema_metadata({**table.schema.metadata, **facts}), path)
 
-    def save(self, folder: str | Path, *, figures: bool = True) -> Path:
-        """Write report, tables, JSON and figures into a folder; all of them or none.
+    def save(self, folder: str | Path, *, figures: bool = True, part: bool = True) -> Path:
+        """Write report, tables, JSON, figures and the part that merges into a folder; all of them or none.
+
+        Args:
+            folder: where; what is there under other names stays.
+            figures: whether to draw.
+            part: whether to write the sums that :func:`~massieu.inspection.merge_runs` needs, which can be large.
 
         Returns:
             The path of the report.
@@ -94,7 +105,22 @@ class Inspection:
                 from massieu import figures as drawing
 
                 drawing.save_figures(self.to_dict(), place / "figures")
+            mergeable = part and self._save_part(place)
+        if not mergeable:  # an older one would belong to other tables
+            (Path(folder) / PART).unlink(missing_ok=True)
         return Path(folder) / "report.html"
+
+    def _save_part(self, place: Path) -> bool:
+        from massieu.inspection.files import save_part
+        from massieu.inspection.packing import Unpackable
+
+        if self.part is None:
+            return False
+        try:
+            save_part(self.part, place / PART)
+        except Unpackable:  # arguments of a model can be anything
+            return False
+        return True
 
     def compare(self, *others: Inspection) -> pandas.DataFrame:
         """This inspection and others side by side: one row per head and quantity, one column per inspection."""

@@ -10,17 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from massieu.inspection.anatomy import Anatomy
+from massieu.inspection.evaluation import moved
 from massieu.inspection.fields import Fields, probe_fields
 from massieu.inspection.moments import document_hash
 
-__all__ = ["PassageSample"]
+__all__ = ["KeptPassage", "PassageSample"]
 
 LONGEST = 128
 """Tokens of a passage that are kept: graphs of attention hold its matrices."""
 
 
 @dataclass(frozen=True)
-class _Passage:
+class KeptPassage:
+    """A passage of the sample: what identifies it, arguments of a forward pass over it alone, which tokens count."""
+
     key: object
     inputs: dict[str, Any]
     content: dict[str, Tensor]
@@ -44,12 +47,22 @@ class PassageSample:
 
     def __init__(self, count: int = 4) -> None:
         self.count = count
-        self._kept: dict[int, _Passage] = {}
+        self._kept: dict[int, KeptPassage] = {}
+
+    @property
+    def kept(self) -> list[KeptPassage]:
+        """The passages, in the order of their hashes."""
+        return [self._kept[hashed] for hashed in sorted(self._kept)]
 
     @property
     def keys(self) -> list[object]:
         """What identifies the passages that were kept, in the order of their hashes."""
-        return [self._kept[hashed].key for hashed in sorted(self._kept)]
+        return [passage.key for passage in self.kept]
+
+    def keep(self, passage: KeptPassage) -> None:
+        """Keep a passage, if it belongs into the sample."""
+        self._kept[document_hash(passage.key)] = passage
+        self._forget()
 
     def offer(self, inputs: Mapping[str, Any], content: Mapping[str, Tensor] | Tensor, keys: Sequence[object]) -> None:
         """Keep what belongs into the sample.
@@ -63,8 +76,7 @@ class PassageSample:
         for row, key in enumerate(keys):
             hashed = document_hash(key)
             if len(self._kept) < self.count or hashed < max(self._kept):
-                self._kept[hashed] = _cut(inputs, masks, row, len(keys), key)
-                self._forget()
+                self.keep(_cut(inputs, masks, row, len(keys), key))
 
     def merge(self, other: PassageSample) -> None:
         """Add what another has kept."""
@@ -76,11 +88,11 @@ class PassageSample:
         import pandas
 
         found = []
-        for hashed in sorted(self._kept):
-            passage = self._kept[hashed]
+        for passage in self.kept:
             content = passage.content.get("", passage.content)
             if any(bool(mask.any()) for mask in passage.content.values()) or not passage.content:
-                found.append(probe_fields(model, passage.inputs, anatomy, content, [passage.key]))
+                inputs = {name: moved(value, model) for name, value in passage.inputs.items()}
+                found.append(probe_fields(model, inputs, anatomy, content, [passage.key]))
         tables = [fields.table for fields in found if len(fields.table)]
         notes = list(dict.fromkeys(note for fields in found for note in fields.notes))
         if not tables:
@@ -89,21 +101,21 @@ class PassageSample:
         return Fields(by_layer.mean().join(by_layer.sem().add_suffix("_se")).reset_index(), notes)
 
     def _forget(self) -> None:
-        for hashed in sorted(self._kept)[self.count :]:
-            del self._kept[hashed]
+        self._kept = dict(sorted(self._kept.items())[: self.count])
 
 
-def _cut(inputs: Mapping[str, Any], content: Mapping[str, Tensor], row: int, rows: int, key: object) -> _Passage:
+def _cut(inputs: Mapping[str, Any], content: Mapping[str, Tensor], row: int, rows: int, key: object) -> KeptPassage:
     """One row of a batch, its first tokens without padding."""
     columns = {side: _columns(inputs, side, row) for side in ("", "decoder_")}
     paired = columns["decoder_"] is not None
     kept: dict[str, Any] = {}
     for name, value in inputs.items():
         own = value[row : row + 1].clone() if isinstance(value, Tensor) and value.shape[:1] == (rows,) else value
-        kept[name] = _select(own, columns["decoder_" if name.startswith("decoder_") else ""])
+        own = _select(own, columns["decoder_" if name.startswith("decoder_") else ""])
+        kept[name] = own.cpu() if isinstance(own, Tensor) else own
     sides = {stack: "decoder_" if paired and stack == "decoder" else "" for stack in content}
     masks = {stack: _select(mask[row : row + 1].clone(), columns[sides[stack]]) for stack, mask in content.items()}
-    return _Passage(key, kept, masks)
+    return KeptPassage(key, kept, masks)
 
 
 def _columns(inputs: Mapping[str, Any], side: str, row: int) -> tuple[int, Tensor] | None:

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from massieu.inspection.batches import Batch
+from massieu.inspection.batches import Batch, given_batches
 from massieu.inspection.evaluation import evaluating, moved, run_model
 from massieu.inspection.loading import load
-from massieu.inspection.reading import Reading
+from massieu.inspection.options import Options
+from massieu.inspection.reading import Reading, check_texts
 from massieu.inspection.rows import num_atoms, scores_at
 from massieu.inspection.weights import TOLERANCE, HeadWeights, each_layer
 from massieu.margin import TokenSelection
@@ -101,7 +102,7 @@ def each_sample(
     if not isinstance(model, nn.Module):
         loaded = load(model or str(assets.MODEL), **loading)
         model, tokenizer = loaded.model, tokenizer or loaded.tokenizer
-    batches = list(Reading(model, tokenizer, texts, inputs, 16, max_length, False, "right").batches())
+    batches = _batches(model, tokenizer, texts, inputs, Options(max_length=max_length))
     if not batches:
         raise ValueError("inputs must hold at least one batch, got none; pass [{name of an argument: tensor}]")
     sampled = _sampled(batches, rows, generator)
@@ -116,6 +117,19 @@ def each_sample(
     missing = sorted(set(layers or ()) - set(seen))
     if missing:
         raise ValueError(f"layers must be some of 0 to {max(seen, default=0)}, got {missing[0]}; count from zero")
+
+
+def _batches(
+    model: nn.Module,
+    tokenizer: Any | None,
+    texts: Sequence[str] | None,
+    inputs: Iterable[Mapping[str, Any]] | None,
+    options: Options,
+) -> list[Batch]:
+    check_texts(texts, inputs)
+    if texts is None:
+        return list(given_batches(inputs or []))
+    return list(Reading(model, tokenizer, options).batches(texts))
 
 
 def some(values: Sequence[int] | None, name: str) -> list[int] | None:

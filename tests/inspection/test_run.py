@@ -216,7 +216,7 @@ def test_an_inspection_is_written_and_read_again(reference, tmp_path):
     report = reference.save(tmp_path / "a" / "b", figures=False)
     assert sorted(path.name for path in report.parent.iterdir()) == [
         *("experiments.csv", "experiments.parquet", "heads.csv", "heads.parquet", "inspection.json"),
-        *("layers.csv", "layers.parquet", "report.html"),
+        *("layers.csv", "layers.parquet", "part.safetensors", "report.html"),
     ]
     again = read_inspection(report.parent)
     assert largest_difference(reference.heads, again.heads) == 0

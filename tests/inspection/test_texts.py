@@ -1,60 +1,47 @@
-"""Documents from files; what cannot be read is one sentence."""
+"""Documents of a dataset by name, from a package that stands for the real one."""
 
-import io
+import itertools
+import types
 
 import pytest
 
-from massieu.inspection.texts import read_documents
+from massieu.inspection.corpus import Corpus, Faults
+from massieu.inspection.texts import read_dataset
 
 
-def test_documents_lie_between_blank_lines(tmp_path):
-    path = tmp_path / "book.txt"
-    path.write_bytes("First,\r\nstill first.\r\n\r\n \r\nSecond é.\n".encode())
-    assert read_documents([path]) == ["First,\nstill first.", "Second é."]
+@pytest.fixture
+def hub(monkeypatch):
+    """A hub with one endless dataset; the list says what was asked for."""
+    asked = []
+
+    def load_dataset(name, config, *, split, streaming):
+        asked.append((name, config, split, streaming))
+        if name != "whales":
+            raise OSError("no such\ndataset")
+        return ({"text": f"whale {i}" if i % 2 else None} for i in itertools.count())
+
+    monkeypatch.setitem(__import__("sys").modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    return asked
 
 
-def test_jsonl_has_one_document_a_line(tmp_path):
-    path = tmp_path / "texts.jsonl"
-    path.write_text('"one\u2028still one"\r\n\n{"text": "two\\n\\nstill two", "id": 3}\n', encoding="utf-8")
-    assert read_documents([path, path]) == ["one\u2028still one", "two\n\nstill two"] * 2
+def test_documents_come_one_by_one(hub):
+    assert list(itertools.islice(read_dataset("whales"), 4)) == [None, "whale 1", None, "whale 3"]
+    next(read_dataset("whales:white:test"))
+    assert hub == [("whales", None, "train", True), ("whales", "white", "test", True)]
 
 
-def test_a_dash_is_standard_input(monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\n\nb")))
-    assert read_documents(["-"]) == ["a", "b"]
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\xff")))
-    with pytest.raises(ValueError, match="- must be a text file in UTF-8"):
-        read_documents(["-"])
+def test_what_a_hub_does_not_have_is_one_sentence(hub):
+    with pytest.raises(ValueError, match="whales has no column body; name the one that holds the text with --column"):
+        next(read_dataset("whales", column="body"))
+    with pytest.raises(ValueError, match=r"the dataset sharks cannot be read \(no such dataset\)"):
+        next(read_dataset("sharks"))
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("empty.txt", b"", "must hold some text, and it is empty"),
-        ("blank.txt", b" \n\n\t\n", "must hold some text, and it is empty"),
-        ("binary.txt", b"\xff\xfe\x00\x80", "must be a text file in UTF-8"),
-        ("bad.jsonl", b'"a"\n{', "line 2 is none"),
-        ("other.jsonl", b'{"content": "a"}', 'a field "text", and line 1 does not'),
-    ],
-)
-def test_a_file_without_text_is_refused_in_one_sentence(name, content, message, tmp_path):
-    path = tmp_path / name
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=message) as caught:
-        read_documents([path])
-    assert "\n" not in str(caught.value)
-
-
-def test_a_file_that_is_not_there_or_a_folder_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="cannot be read: No such file or directory; check the path"):
-        read_documents([tmp_path / "missing.txt"])
-    with pytest.raises(ValueError, match="cannot be read: Is a directory"):
-        read_documents([tmp_path])
-
-
-def test_the_field_of_a_line_has_a_name(tmp_path):
-    file = tmp_path / "a.jsonl"
-    file.write_text('{"body": "Call me"}\n"Ishmael"\n')
-    assert read_documents([file], column="body") == ["Call me", "Ishmael"]
-    with pytest.raises(ValueError, match='a field "text", and line 1 does not; name the field with --column'):
-        read_documents([file])
+def test_rows_of_a_dataset_without_a_string_are_counted_or_refused(hub):
+    faults = Faults()
+    rows = itertools.islice(read_dataset("whales"), 20)
+    found = [document for split in Corpus.from_texts(rows, "whales").splits() for document in split.read(faults)]
+    assert [document.text for document in found] == [f"whale {i}" for i in range(1, 20, 2)]
+    assert (faults.counts, faults.first[0].place) == ({"not a string": 10}, "whales:document 1")
+    with pytest.raises(ValueError, match="whales must hold strings, and document 1 is none; check it"):
+        list(Corpus.from_texts([None], "whales", strict=True).splits()[0].read())

@@ -1,0 +1,48 @@
+"""``massieu merge``: one inspection of all the texts that several have read."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from massieu.commands import Command
+from massieu.commands.arguments import add_loading, loading
+from massieu.commands.packages import need
+
+__all__ = ["add", "run"]
+
+
+def add(command: Command) -> None:
+    """Declare the arguments."""
+    parser = command("merge", run, "merge inspections of different texts into one, as if all had been read at once")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder that massieu inspect --out wrote")
+    parser.add_argument("--out", metavar="DIR", help="write report.html, tables, JSON and figures there")
+    parser.add_argument("--model", metavar="MODEL", help="where the model is now; none: where the runs had it")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no table")
+    add_loading(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Merge inspections, write and print what they say together."""
+    need("transformers", "pandas", "rich")
+    from massieu.inspection import merging, result
+
+    if options.out:
+        result.check_writable(Path(options.out))
+    found = merging.merge_runs(options.runs, model=options.model, **loading(options))
+    report = found.save(options.out) if options.out else None
+    if options.json:
+        print(json.dumps(found.to_dict(), allow_nan=False))
+        return 0
+    if not options.quiet:
+        from rich.console import Console
+
+        from massieu.report.terminal import show_inspection
+
+        show_inspection(found.to_dict(), Console())
+    if report is not None:
+        print(f"report: {report}")
+    elif not options.quiet:
+        print("pass --out DIR for the report, the tables and the figures")
+    return 0

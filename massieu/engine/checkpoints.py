@@ -1,0 +1,182 @@
+"""How far a run has come: what was read, which pieces of the text that was, and a file that says both."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from massieu.inspection.files import load_checkpoint, save_checkpoint
+from massieu.inspection.parts import Identity, Part
+from massieu.inspection.reader import NotObservable
+from massieu.inspection.splits import Piece
+
+__all__ = ["Checkpoint", "Ledger"]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where to write how far a run has come.
+
+    Attributes:
+        path: the file; its folder is made when there is something to write.
+        resume: go on from the file if it is there; no file of another run is written over or removed.
+        seconds: between two times that it is written.
+    """
+
+    path: Path
+    resume: bool = False
+    seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seconds < math.inf:
+            got = self.seconds
+            raise ValueError(f"seconds between checkpoints must be finite and not negative, got {got}; 30 is usual")
+        if self.path.is_dir():
+            raise ValueError(f"a checkpoint must be a file, got the folder {self.path}; name a file in it")
+        above = next(folder for folder in self.path.absolute().parents if folder.exists())
+        if not above.is_dir() or not os.access(above, os.W_OK):
+            raise ValueError(f"the checkpoint {self.path} cannot be written below {above}; name a file elsewhere")
+
+    @property
+    def remedy(self) -> str:
+        """What to do with it after the run was broken off, as the end of a sentence; empty if it is not there."""
+        if not self.path.exists():
+            return ""
+        return f"what was read is in {self.path}; the same command with --resume goes on from it"
+
+    @contextlib.contextmanager
+    def mentioned(self) -> Iterator[None]:
+        """Inside, an interrupt says that the file is there, if it is."""
+        try:
+            yield
+        except KeyboardInterrupt as interrupt:
+            interrupt.args = interrupt.args or ((self.remedy,) if self.remedy else ())
+            raise
+
+    def remove(self) -> None:
+        """Remove the file: nobody goes on from a run that is finished."""
+        self.path.unlink(missing_ok=True)
+
+
+class Ledger:
+    """What was read so far, as one part, with the numbers of its pieces; each counts once.
+
+    Args:
+        identity: of the run.
+        splits: all pieces of the text; with a checkpoint they must be a sequence, whose order gives them numbers.
+        checkpoint: where to write it; None for nowhere.
+
+    Example:
+        >>> from massieu.inspection.splits import TextSplit
+        >>> ledger = Ledger(Identity("a" * 64, None, {"rows": 32}), [TextSplit(("Call",)), TextSplit(("me",), 1)])
+        >>> ledger.add(Part.empty(ledger.part.identity), [0])
+        >>> [number for number, split in ledger.waiting()]
+        [1]
+    """
+
+    def __init__(self, identity: Identity, splits: Iterable[Piece], checkpoint: Checkpoint | None = None) -> None:
+        self.splits, self.checkpoint = splits, checkpoint
+        self.part, self.done = Part.empty(identity), set[int]()
+        self._saved, self._last = 0, time.monotonic()  # pieces that are in the file, and since when
+        if checkpoint is None:
+            return
+        if not isinstance(splits, Sequence):
+            raise TypeError(
+                "a checkpoint needs a text that can be read again, got one that comes one by one;"
+                " pass a list of strings or a Corpus"
+            )
+        self._corpus = _fingerprint(splits)
+        if not checkpoint.path.exists():
+            return
+        if checkpoint.resume:
+            self.part, self.done = load_checkpoint(checkpoint.path, identity, self._corpus)
+            self._saved = len(self.done)
+        elif self._is_ours(checkpoint.path):
+            raise ValueError(
+                f"{checkpoint.path} says how far an unfinished run of the same has come;"
+                " go on from it with --resume, or remove it to begin again"
+            )
+        else:
+            raise ValueError(
+                f"{checkpoint.path} must not be there yet, got a file that is no checkpoint of this run;"
+                " remove it, or name another file with --checkpoint"
+            )
+
+    def share(self, documents: int) -> float | None:
+        """About which share of the text so many documents are; None if nobody knows."""
+        if not isinstance(self.splits, Sequence) or not self.part.counts.documents:
+            return None
+        expected = self.part.counts.documents / len(self.done) * len(self.splits)
+        return min(1.0, documents / expected)
+
+    @property
+    def remedy(self) -> str:
+        """What to do after the run was broken off, as the end of a sentence."""
+        if self.checkpoint is None:
+            return "nothing was kept; next time --out DIR or --checkpoint FILE keeps what was read"
+        return self.checkpoint.remedy if self._saved else "nothing was written"
+
+    def waiting(self) -> Iterator[tuple[int, Piece]]:
+        """The pieces that were not read when this was called, with their numbers."""
+        before = set(self.done)
+        return ((number, split) for number, split in enumerate(self.splits) if number not in before)
+
+    def add(self, part: Part, numbers: Iterable[int]) -> None:
+        """Add what some pieces gave, and write the file if it is time."""
+        self.part.merge(part)
+        self.done.update(numbers)
+        if self.checkpoint is not None and time.monotonic() - self._last >= self.checkpoint.seconds:
+            self.save()
+
+    def save(self) -> None:
+        """Write the file, if there is one and something is new."""
+        if self.checkpoint is not None and len(self.done) > self._saved:
+            try:
+                self.checkpoint.path.parent.mkdir(parents=True, exist_ok=True)
+                save_checkpoint(self.checkpoint.path, self.part, self.done, self._corpus)
+            except (OSError, SafetensorError) as error:
+                text = f"the checkpoint {self.checkpoint.path} cannot be written ({error})"
+                raise ValueError(f"{text}; make room there, or name a file elsewhere with --checkpoint") from None
+            self._saved, self._last = len(self.done), time.monotonic()
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Inside, an interrupt writes the file first and says so; at the end it is complete if it was begun.
+
+        Other errors say where the file is that was written before them.
+        """
+        try:
+            yield
+        except KeyboardInterrupt as interrupt:
+            self.save()
+            interrupt.args = (self.remedy,)
+            raise
+        except (ValueError, NotObservable) as error:
+            if self._saved and self.remedy not in str(error):
+                error.args = (f"{error}; {self.remedy}",)
+            raise
+        if self._saved:
+            self.save()
+
+    def _is_ours(self, path: Path) -> bool:
+        try:
+            load_checkpoint(path, self.part.identity, self._corpus)
+        except ValueError:  # of another run, or no checkpoint: nobody goes on from it
+            return False
+        return True
+
+
+def _fingerprint(splits: Sequence[Piece]) -> str:
+    """A hash of all pieces in their order, and of when their files were written."""
+    digest = hashlib.sha256()
+    for split in splits:
+        digest.update(f"{split.key} {split.version}".encode())
+    return digest.hexdigest()

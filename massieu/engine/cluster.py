@@ -1,0 +1,256 @@
+"""The engine of a Dask cluster: workers read and merge, the driver keeps one part and says how far it is."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import importlib.util
+import json
+import logging
+import multiprocessing
+import os
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+
+from massieu.engine.attendance import Attendance, LostCluster, ended_workers
+from massieu.engine.checkpoints import Checkpoint, Ledger
+from massieu.engine.driving import PULSE, Drive
+from massieu.engine.engines import Origin, Progress
+from massieu.engine.workers import Recipe
+from massieu.inspection.parts import Part
+from massieu.inspection.reader import Reader
+from massieu.inspection.splits import Piece
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+__all__ = ["Dask", "LostCluster"]
+
+LOOPBACK = "127.0.0.1"
+CONNECTION = 15.0  # seconds for a scheduler to answer
+FIRST = 60.0  # and for its first worker to come
+# Dask would have workers give every piece of memory back at once, and a model asks for the same again and again: it
+# would read half as fast.
+ALLOCATION = {"distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": None}
+GUARD = "worker processes import the file that starts them: put what it does under if __name__ == '__main__':"
+
+
+class Dask:
+    """Reads on the workers of a Dask cluster: one that is there already, or processes of this machine.
+
+    Every worker loads the model once and reads with as many threads as the worker has; what pieces of the text give
+    is merged on the workers, by a tree, and the driver merges about one part for every checkpoint. A worker that is
+    lost costs what it was reading and nothing else. Servers that are started here listen on loopback only.
+
+    Args:
+        address: of a scheduler, or a ``distributed.Client``; None for a cluster of this machine's own processes.
+        scheduler_file: what ``dask scheduler --scheduler-file`` wrote, instead of an address.
+        workers: processes of a cluster that is started here, one thread each; None for one per core.
+        announce: called with a sentence that says where the dashboard is.
+
+    Example:
+        >>> with Dask(workers=1) as engine:  # doctest: +SKIP
+        ...     massieu.inspect_model("gpt2", ["Call me Ishmael."], engine=engine)
+    """
+
+    def __init__(
+        self,
+        address: str | Client | None = None,
+        *,
+        scheduler_file: str | Path | None = None,
+        workers: int | None = None,
+        announce: Callable[[str], object] | None = None,
+    ) -> None:
+        if missing := [name for name in ("dask", "distributed") if importlib.util.find_spec(name) is None]:
+            raise ValueError(f"the engine dask needs {', '.join(missing)}, not installed; pip install 'massieu[dask]'")
+        if address is not None and scheduler_file is not None:
+            raise ValueError("a cluster has an address or a scheduler file, got both; choose one")
+        if workers is not None and (address is not None or scheduler_file is not None):
+            raise ValueError("workers are for a cluster that is started here, and this one is there; leave them out")
+        if workers is not None and (not isinstance(workers, int) or workers < 1):
+            raise ValueError(f"workers must be a positive whole number, got {workers!r}; leave it out for one per core")
+        if scheduler_file is not None:
+            address = _address_in(Path(scheduler_file))
+        self._address, self._workers = address, workers
+        self._announce = announce
+        self._client: Client | None = None
+        self._open = contextlib.ExitStack()
+
+    def read(
+        self,
+        reader: Reader,
+        splits: Iterable[Piece],
+        *,
+        many: bool = False,
+        origin: Origin | None = None,
+        checkpoint: Checkpoint | None = None,
+        progress: Progress | None = None,
+    ) -> Part:
+        """What all pieces give together; see :class:`~massieu.engine.Engine`."""
+        if origin is None:
+            raise ValueError(
+                "the engine dask needs a model that its workers can load by name, got one in memory or with a tokenizer"
+                " of its own; save both to a folder and pass its name"
+            )
+        ledger = Ledger(reader.identity, splits, checkpoint)
+        recipe = Recipe(os.urandom(4).hex(), origin, reader.options, reader.identity, many)
+        with ledger.kept(), _one_thread():  # the others are for the workers, if they are here
+            Drive(self.client, recipe, ledger, progress).run()
+        return ledger.part
+
+    def map(self, function: Callable[[Any], Any], given: Iterable[Any], /) -> Iterator[Any]:
+        """The function of each, in the order given, each on some worker.
+
+        Futures rather than joblib's backend for Dask: that one waits for ever for a task that ends its workers, and
+        computes in the driver if the cluster has a single thread.
+
+        Example:
+            >>> with Dask(workers=1) as engine:  # doctest: +SKIP
+            ...     list(engine.map(math.sqrt, [1, 4]))
+            [1.0, 2.0]
+        """
+        from distributed import KilledWorker, wait
+
+        attendance = Attendance(self.client)
+        given, waiting = list(given), collections.deque[Any]()
+        try:
+            with attendance.talking():
+                attendance.look()
+                waiting.extend(self.client.map(function, given, pure=False))
+            while waiting:
+                error = None
+                with attendance.talking():
+                    attendance.look()
+                    with self.client.as_current(), contextlib.suppress(TimeoutError):
+                        wait(waiting[0], timeout=PULSE)
+                    if waiting[0].status == "pending":
+                        continue
+                    if waiting[0].status == "error":
+                        error = waiting[0].exception()
+                    else:
+                        found = waiting[0].result()
+                if error is not None:  # the task's own, whatever it is
+                    raise error
+                waiting.popleft()
+                yield found
+        except LostCluster as lost:
+            raise LostCluster(f"{lost}; start again") from None
+        except KilledWorker as error:
+            raise LostCluster(f"a task {ended_workers(error)}") from None
+        finally:
+            if waiting and self.client.status == "running":
+                self.client.cancel(list(waiting))
+
+    @property
+    def client(self) -> Client:
+        """The connection to the scheduler, made when it is first asked for."""
+        if self._client is None:
+            self._client = self._connected()
+            if self._announce is not None and (link := self._client.dashboard_link):
+                more = "" if importlib.util.find_spec("bokeh") else " (pip install bokeh shows more there)"
+                self._announce(f"dashboard: {link}{more}")
+        return self._client
+
+    def close(self) -> None:
+        """Leave the cluster, and end it if it was started here."""
+        self._client = None
+        self._open.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _connected(self) -> Client:
+        from distributed import Client
+
+        if isinstance(self._address, Client):
+            return self._address
+        if self._address is not None:
+            _check_address(self._address)
+        _hush(self._open)
+        if self._address is None:
+            return self._started()
+        client = Client(self._address, timeout=CONNECTION, set_as_default=False)
+        self._open.callback(client.close, timeout=2)
+        try:
+            client.wait_for_workers(1, timeout=FIRST)
+        except TimeoutError:
+            raise ValueError(
+                f"no worker has come to the scheduler at {self._address} within {FIRST:.0f} s;"
+                " start some with dask worker"
+            ) from None
+        return client
+
+    def _started(self) -> Client:
+        """A cluster of processes of this machine."""
+        import dask
+        from distributed import Client, LocalCluster
+
+        if getattr(multiprocessing.current_process(), "_inheriting", False):
+            raise SystemExit(GUARD)
+        try:
+            with dask.config.set(ALLOCATION):
+                started = LocalCluster(
+                    n_workers=self._workers or os.cpu_count() or 1,
+                    threads_per_worker=1,
+                    processes=True,
+                    host=LOOPBACK,
+                    dashboard_address=f"{LOOPBACK}:0",
+                    silence_logs=logging.CRITICAL,
+                    preload=["massieu.engine.workers"],
+                )
+        except RuntimeError as error:  # a worker ended before it had begun
+            raise ValueError(f"no worker process could be started ({error}); {GUARD}") from None
+        cluster = self._open.enter_context(started)
+        client: Client = self._open.enter_context(Client(cluster, set_as_default=False))
+        return client
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """One thread of torch, and as many as before afterwards."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _address_in(file: Path) -> str:
+    """The address that a scheduler has written into a file."""
+    try:
+        found = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        raise ValueError(f"there is no scheduler file {file}; dask scheduler --scheduler-file writes it") from None
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, dict) or not isinstance(found.get("address"), str):
+        raise ValueError(f"{file} must be what dask scheduler --scheduler-file wrote, got another file; check its name")
+    return str(found["address"])
+
+
+def _check_address(address: Any) -> None:
+    """One sentence unless somebody listens there; a client that finds nobody says so many times."""
+    from distributed.comm.addressing import get_address_host_port, resolve_address
+
+    try:
+        host, port = get_address_host_port(resolve_address(address), strict=True)
+        socket.create_connection((host, port), timeout=CONNECTION).close()
+    except (OSError, ValueError, TypeError) as error:
+        text = " ".join(str(error).split())[:120]
+        raise ValueError(f"no scheduler answers at {address!r} ({text}); start one with dask scheduler") from None
+
+
+def _hush(stack: contextlib.ExitStack) -> None:
+    """Without the library's own words about what we say in a sentence, as long as the stack is open."""
+    names = [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "distributed"]
+    for logger in map(logging.getLogger, names):  # each of them has a level of its own
+        stack.callback(logger.setLevel, logger.level)
+        logger.setLevel(logging.CRITICAL + 1)

@@ -1,0 +1,109 @@
+"""Opening files, here or elsewhere, compressed or not, with one sentence for what goes wrong."""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import gzip
+import importlib
+import io
+import lzma
+import zlib
+from collections.abc import Callable, Iterator
+from typing import IO, Any, NamedTuple, cast
+
+__all__ = ["BLOCK", "COMPRESSIONS", "Elsewhere", "damage", "file_system", "is_local", "needed", "opened", "unreadable"]
+
+BLOCK = 1 << 18  # bytes that are asked for at once from a file that is not on this machine
+
+
+def _open_zstandard(file: IO[bytes]) -> Any:
+    return io.BufferedReader(needed("pyarrow").CompressedInputStream(file, "zstd"), BLOCK)
+
+
+COMPRESSIONS: dict[str, Callable[..., Any]] = {
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+    ".zst": _open_zstandard,
+}
+"""How a file is opened that is compressed, by its last extension."""
+
+
+class Elsewhere(NamedTuple):
+    """Where a file is that is not in the file system of this machine.
+
+    Attributes:
+        system: of fsspec; it knows the host, and the archive or the cache between, also in another process.
+        path: what the file is called there.
+        stream: whether it can be read from its beginning only.
+    """
+
+    system: Any
+    path: str
+    stream: bool = False
+
+
+@contextlib.contextmanager
+def opened(path: str, compression: str = "", elsewhere: Elsewhere | None = None) -> Iterator[IO[bytes]]:
+    """A file as it was before it was compressed, or as it is stored."""
+    with _stored(path, elsewhere) as file:
+        if not compression:
+            yield file
+            return
+        with COMPRESSIONS[compression](file) as plain:
+            yield plain
+
+
+def damage(error: Exception) -> str | None:
+    """What is wrong with a compressed file or with Parquet; None if the error says nothing about its content."""
+    # The standard library and pyarrow report bad content by errors without number, which the system never does.
+    plain = type(error) is OSError and error.errno is None
+    known = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, UnicodeDecodeError)
+    arrow = type(error).__name__ in ("ArrowInvalid", "ArrowNotImplementedError")  # pyarrow may not be installed
+    if not (plain or arrow or isinstance(error, known)):
+        return None
+    return " ".join(str(error).split())[:120] or type(error).__name__
+
+
+def file_system(path: str) -> tuple[Any, str]:
+    """The file system of a path, and what the path is called there."""
+    core = needed("fsspec.core")
+    try:
+        system, place = core.url_to_fs(path)
+    except Exception as error:  # a protocol that is not known, or that needs another package
+        raise unreadable(path, error) from error
+    return system, str(place)
+
+
+def needed(module: str) -> Any:
+    """A module, or one sentence on how it is installed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        package = module.partition(".")[0]
+        raise ValueError(f"reading this needs {package}, not installed; pip install 'massieu[inspect]'") from None
+
+
+def is_local(system: Any) -> bool:
+    """Whether a file system is that of this machine."""
+    return "file" in ([system.protocol] if isinstance(system.protocol, str) else system.protocol)
+
+
+def unreadable(path: str, error: Exception) -> ValueError:
+    """What is said of a path that cannot be opened, or not be read to the end."""
+    why = getattr(error, "strerror", None) or " ".join(str(error).split())[:160] or type(error).__name__
+    return ValueError(f"{path} cannot be read: {why}; check the path and its permissions")
+
+
+def _stored(path: str, elsewhere: Elsewhere | None) -> IO[bytes]:
+    """A file as it is stored."""
+    try:
+        if elsewhere is None:
+            return open(path, "rb")
+        file = elsewhere.system.open(elsewhere.path, "rb", block_size=0 if elsewhere.stream else BLOCK)
+    except Exception as error:  # whatever the place raises
+        raise unreadable(path, error) from error
+    if isinstance(file, io.BytesIO):  # in memory, where all who open it share one position
+        return io.BytesIO(file.getvalue())
+    return cast(IO[bytes], io.BufferedReader(file, BLOCK))  # its own lines are slow

@@ -1,0 +1,135 @@
+"""Merge inspections of different days and machines into one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from massieu.inspection.counts import Counts, Overlap
+from massieu.inspection.files import load_part
+from massieu.inspection.finishing import finish
+from massieu.inspection.loading import DTYPES, load
+from massieu.inspection.parts import Identity, Part
+from massieu.inspection.result import Inspection
+
+__all__ = ["merge_runs"]
+
+SAME = 0.5
+"""From this share of common documents on, two runs have read the same text."""
+
+
+def merge_runs(runs: Sequence[str | Path], *, model: nn.Module | str | None = None, **loading: Any) -> Inspection:
+    """One inspection of all the texts that several have read.
+
+    Means, standard errors and fits are those of one run over all the texts. The experiments with derivatives and the
+    geometry of the weights need the model: it is loaded again, and must be the same to the last bit of its weights.
+
+    Args:
+        runs: folders that ``massieu inspect --out`` wrote, or their ``part.safetensors``.
+        model: the model, or where it is now; None if it is where one of the runs had it.
+        **loading: as in :func:`massieu.inspection.loading.load`.
+
+    Raises:
+        ValueError: the runs are of different models or options, two of them have read the same text, or the model
+            cannot be found.
+    """
+    begin = time.perf_counter()
+    if len(runs) < 2:
+        raise ValueError(f"merge needs at least two runs, got {len(runs)}; name another folder")
+    merged: Part | None = None
+    seen: list[tuple[str | Path, Counts]] = []
+    identities: list[Identity] = []
+    overlaps: list[Overlap] = []
+    for run in runs:
+        part = load_part(run)
+        merged = Part.empty(part.identity) if merged is None else merged
+        difference = merged.identity.difference(part.identity)
+        if difference is not None:
+            raise ValueError(
+                f"runs must come from one model that reads in one way, but in {runs[0]} and {run} {difference};"
+                " merge those that agree"
+            )
+        for other, counts in seen:
+            overlaps.append(_overlap(other, counts, run, part.counts))
+        seen.append((run, part.counts))
+        identities.append(part.identity)
+        _add(merged, part, run)
+    assert merged is not None
+    found = finish(merged, _loaded(identities, model, loading))
+    found.notes.append(_note(len(runs), overlaps))
+    found.facts |= {"runs": len(runs), "seconds": time.perf_counter() - begin}
+    return found
+
+
+def _add(merged: Part, part: Part, run: str | Path) -> None:
+    try:
+        merged.merge(part)
+    except (AttributeError, LookupError, RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"the sums of {run} do not fit those of the runs before it ({' '.join(str(error).split())[:80]});"
+            " one of them is damaged, inspect again"
+        ) from error
+
+
+def _overlap(one: str | Path, first: Counts, other: str | Path, second: Counts) -> Overlap:
+    """What two runs have in common; refused if they have read the same text."""
+    found = first.shared(second)
+    share = 1.0 if first.digest == second.digest else found.share if found.known else 0.0
+    if share >= SAME:
+        raise ValueError(
+            f"runs must have read different texts, but about {share:.0%} of the documents of {one} or {other} are in"
+            " both and would count twice; leave one of the two out"
+        )
+    return found
+
+
+def _note(runs: int, overlaps: Sequence[Overlap]) -> str:
+    """What is known about documents that count twice."""
+    known, few = [each for each in overlaps if each.known], [each for each in overlaps if not each.known]
+    sampled = [each.compared for each in known if not each.whole]
+    how = f", by {min(sampled):,} or more documents that could be compared" if sampled else ""
+    twice = max((each.share for each in known), default=0.0)
+    said = []
+    if twice:
+        said.append(f"up to {twice:.1%} of the documents of one are in another and count twice{how}")
+    elif known:
+        said.append(f"no document was found in two of them{how}")
+    if few:
+        least = min(few, key=lambda each: each.compared)
+        said.append(
+            f"of a run that is much smaller than another, {least.compared} documents could be compared, too few to"
+            f" tell whether some count twice; {sum(each.common for each in few)} were found in both"
+        )
+    return f"Merged from {runs} runs; {'; '.join(said)}."
+
+
+def _loaded(identities: Sequence[Identity], model: nn.Module | str | None, loading: dict[str, Any]) -> nn.Module:
+    """The model from where it is said to be, or from the first place of a run where it still is."""
+    if isinstance(model, nn.Module):
+        return model
+    given = {name: value for name, value in loading.items() if value is not None and (name, value) != ("dtype", "auto")}
+    recorded = {"dtype": identities[0].dtype} if identities[0].dtype in DTYPES else {}
+    if model is not None:
+        return load(model, **{**recorded, **given}).model
+    places = {identity.name: identity.revision for identity in identities if identity.name}
+    if not places:
+        raise ValueError("these runs do not know where their model is, it was made in Python; name it with --model")
+    problems = []
+    for name, revision in places.items():
+        try:
+            return load(_place(name), **{**recorded, "revision": revision, **given}).model
+        except ValueError as error:
+            problems.append(str(error))
+    raise ValueError(f"the model of these runs cannot be loaded ({problems[0]}); say where it is with --model")
+
+
+def _place(name: str) -> str:
+    if name != "embedded":
+        return name
+    from massieu import assets
+
+    return str(assets.MODEL)

@@ -1,0 +1,140 @@
+"""Accumulators as named tensors and plain values, and back: what a file can hold without running code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from massieu.inspection.blocks import LayerStatistics, LayerSums
+from massieu.inspection.corpus.faults import Fault, Faults
+from massieu.inspection.counts import Counts, Heard
+from massieu.inspection.heads import HeadStatistics, LayerOfHeads
+from massieu.inspection.moments import HashSample, LogHistogram, Mean, Moments
+from massieu.inspection.parts import Identity, Part
+from massieu.inspection.regression import Regression
+from massieu.inspection.sampling import KeptPassage, PassageSample
+from massieu.inspection.streams import Extremes, Means, Shares
+
+__all__ = ["Unpackable", "pack", "unpack"]
+
+STATE: dict[type, tuple[str, ...]] = {
+    Means: ("documents", "sum", "count", "sum_squared", "sum_count", "count_squared", "shift", "_open"),
+    Extremes: ("largest", "smallest"),
+    Shares: ("counts",),
+    LayerOfHeads: ("name", "means", "extremes", "shares", "rows", "empty", "notes", "by_passage"),
+    HeadStatistics: ("sampled", "by_passage", "layers"),
+    Mean: ("totals", "counts"),
+    Moments: ("count", "mean", "other_mean", "scatter"),
+    LogHistogram: ("counts",),
+    HashSample: ("size", "hashes", "rows"),
+    Regression: ("inputs", "cross", "spread"),
+    LayerStatistics: (
+        *("dim", "width", "tokens", "ratios", "means", "clouds", "aliases", "sample", "fits", "shuffled"),
+    ),
+    LayerSums: ("statistics", "notes"),
+    KeptPassage: ("key", "inputs", "content"),
+    PassageSample: ("count", "_kept"),
+    Counts: ("documents", "blank", "passages", "tokens", "counted", "digest", "sketch"),
+    Heard: ("expected", "heard", "ran", "linear", "notes"),
+    Identity: ("model", "tokenizer", "options", "schema", "name", "revision", "dtype"),
+    Fault: ("name", "position", "place", "reason", "sentence"),
+    Faults: ("counts", "first"),
+    Part: (
+        *("identity", "counts", "heard", "heads", "layers", "layers_by_passage", "passages", "faults"),
+        *("sources", "versions"),
+    ),
+}
+"""What each class consists of; nothing else can be in a file."""
+
+CLASSES = {kind.__name__: kind for kind in STATE}
+LONG = 1024
+"""From this length on, tensors are kept without the zeros at both ends of their last axis: histograms are wide."""
+
+
+class Unpackable(TypeError):  # noqa: N818  # said of the value, not a mistake in itself
+    """Something that no file can hold."""
+
+
+def pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """A value as JSON has it; its tensors are put among the others, by their paths.
+
+    An object of JSON has one key, which says what is in it: a tensor, a container, or a class of :data:`STATE`.
+
+    Example:
+        >>> tensors = {}
+        >>> packed = pack({"mean": torch.ones(2), "of": ("a", 1)}, "part", tensors)
+        >>> list(tensors), unpack(packed, tensors)["of"]
+        (['part.mean'], ('a', 1))
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Tensor):
+        tensors[path], how = _smaller(value.detach().cpu())
+        return {"tensor": [path, *how]}
+    kind = type(value)
+    if kind in STATE:
+        return {kind.__name__: {name: pack(getattr(value, name), f"{path}.{name}", tensors) for name in STATE[kind]}}
+    if isinstance(value, Mapping):
+        pairs = ((key, own, f"{path}.{_label(key)}") for key, own in value.items())
+        return {"dict": [[pack(key, place, tensors), pack(own, place, tensors)] for key, own, place in pairs]}
+    if isinstance(value, (list, tuple, set)):
+        name = "set" if isinstance(value, set) else "tuple" if isinstance(value, tuple) else "list"
+        every = sorted(value) if isinstance(value, set) else value
+        return {name: [pack(own, f"{path}.{number}", tensors) for number, own in enumerate(every)]}
+    raise Unpackable(f"a part can hold tensors and plain values, got {kind.__name__} in {path}; leave it out")
+
+
+def unpack(packed: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """What :func:`pack` was given."""
+    if not isinstance(packed, dict):
+        return packed
+    ((name, own),) = packed.items()
+    if name == "tensor":
+        return _larger(tensors[own[0]], *own[1:])
+    if name == "dict":
+        return {unpack(key, tensors): unpack(value, tensors) for key, value in own}
+    if name in CONTAINERS:
+        return CONTAINERS[name](unpack(value, tensors) for value in own)
+    kind, values = CLASSES[name], {field: unpack(value, tensors) for field, value in own.items()}
+    if issubclass(kind, tuple):
+        return kind(**values)
+    found = kind.__new__(kind)
+    for field in STATE[kind]:
+        object.__setattr__(found, field, values[field])
+    return found
+
+
+CONTAINERS: dict[str, Any] = {"list": list, "tuple": tuple, "set": set}
+
+
+def _label(key: Any) -> str:
+    return "-".join(str(each) for each in key) if isinstance(key, tuple) else str(key)
+
+
+def _smaller(x: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
+    """What a file keeps of a tensor, in memory of its own, and how to undo it."""
+    if x.dim() == 2 and 1 < len(x) == x.shape[1] and torch.equal(x, x.mT):
+        rows, columns = torch.triu_indices(len(x), len(x))
+        return x[rows, columns], ("symmetric", len(x))
+    if x.dim() and x.shape[-1] >= LONG and x.is_floating_point():
+        filled = (x != 0).reshape(-1, x.shape[-1]).any(0).nonzero()[:, 0]
+        begin, end = (int(filled[0]), int(filled[-1]) + 1) if len(filled) else (0, 0)
+        return x[..., begin:end].clone(memory_format=torch.contiguous_format), ("padded", x.shape[-1], begin)
+    return x.clone(memory_format=torch.contiguous_format), ()
+
+
+def _larger(x: Tensor, how: str = "", length: int = 0, begin: int = 0) -> Tensor:
+    """What :func:`_smaller` was given."""
+    if how == "symmetric":
+        full = x.new_zeros(length, length)
+        rows, columns = torch.triu_indices(length, length)
+        full[rows, columns] = full[columns, rows] = x
+        return full
+    if how == "padded":
+        full = x.new_zeros(*x.shape[:-1], length)
+        full[..., begin : begin + x.shape[-1]] = x
+        return full
+    return x

@@ -1,0 +1,248 @@
+"""Engines by name, and what a cluster says when it cannot go on."""
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import dask
+import psutil
+import pytest
+import torch
+
+from massieu import assets, cli
+from massieu.engine import Dask, LostCluster, Origin, attendance, engine_named
+from massieu.engine import cluster as clusters
+from massieu.inspection import NotObservable, inspect_model
+from massieu.inspection.corpus import Corpus
+from massieu.inspection.loading import load
+from massieu.inspection.options import Options
+from massieu.inspection.reader import Reader
+from massieu.inspection.splits import text_splits
+
+TEXTS = [f"Some years ago, never mind how long precisely, {i} whales." for i in range(100)]
+
+
+@pytest.fixture(scope="module")
+def embedded():
+    loaded = load(str(assets.MODEL))
+    return Reader(loaded.model, loaded.tokenizer, Options(experiments="heads"), name="embedded")
+
+
+class Ending:
+    """A piece of a text that ends who reads it."""
+
+    key = "ending"
+
+    def __init__(self, by):
+        self.by = by
+
+    def read(self, faults=None):
+        if self.by == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise {"silence": NotObservable, "mistake": ZeroDivisionError}[self.by]("it was asked for")
+
+
+def test_a_cluster_of_this_machine_listens_on_loopback_only(engine):
+    assert engine.client is engine.client
+    family = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    listening = {c.laddr.ip for p in family for c in p.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+    assert listening == {"127.0.0.1"}
+
+
+def test_a_worker_has_one_thread_for_the_model(engine):
+    engine.client.submit(torch.set_num_threads, 2).result()
+    inspect_model(texts=TEXTS[:8], experiments="heads", engine=engine)
+    assert engine.client.submit(torch.get_num_threads, pure=False).result() == 1
+
+
+def test_texts_in_memory_and_a_corpus_give_the_same_on_a_cluster(engine, tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text("\n\n".join(TEXTS), encoding="utf-8")
+    told = []
+    one = inspect_model(texts=TEXTS, engine=engine, experiments="heads", progress=lambda *what: told.append(what))
+    other = inspect_model(texts=Corpus(file, split_bytes=500), engine=engine, experiments="heads")
+    assert one.facts["text"]["sha256"] == other.facts["text"]["sha256"]
+    assert one.heads.entropy.to_numpy() == pytest.approx(other.heads.entropy.to_numpy(), rel=1e-6)
+    assert ("reading", len(TEXTS), len(TEXTS)) in told
+    assert [done for what, done, _ in told if what == "tokens"][-1] == one.facts["text"]["tokens"]
+
+
+def test_texts_that_come_one_by_one_are_read_on_a_cluster(engine):
+    found = inspect_model(texts=(text for text in TEXTS), engine=engine, experiments="heads")
+    assert found.facts["text"]["documents"] == len(TEXTS)
+
+
+def test_a_worker_with_another_model_is_refused_with_one_sentence(engine, embedded):
+    other = Origin(str(next((assets.MODEL.parent / "checkpoints").iterdir())))
+    sentence = (
+        r"^the worker tcp://127\.0\.0\.1:\d+ must have the model of the process that asks it, but the model differs"
+    )
+    with pytest.raises(ValueError, match=sentence):
+        engine.read(embedded, list(text_splits(TEXTS, 10)), origin=other)
+
+
+def test_what_is_wrong_with_a_text_is_said_as_in_this_process(engine, tmp_path):
+    file = tmp_path / "bad.jsonl"
+    file.write_text('"good"\n{not json\n' * 20, encoding="utf-8")
+    said = []
+    for where in (None, engine):
+        with pytest.raises(ValueError) as error:
+            inspect_model(texts=Corpus(file, strict=True, split_bytes=20), engine=where, experiments="heads")
+        said.append(str(error.value))
+    assert said[0] == said[1]
+    assert "line 2" in said[0]
+
+
+@pytest.mark.parametrize(("by", "error"), [("silence", NotObservable), ("mistake", RuntimeError)])
+def test_errors_of_workers_arrive(engine, embedded, by, error):
+    with pytest.raises(error, match="it was asked for"):
+        engine.read(embedded, [Ending(by)], origin=Origin(None))
+
+
+def test_a_piece_that_ends_every_worker_is_named(embedded):
+    once = dask.config.set({"distributed.scheduler.allowed-failures": 0})
+    with once, Dask(workers=1) as engine, pytest.raises(LostCluster) as error:
+        engine.read(embedded, [Ending("kill")], origin=Origin(None))
+    assert str(error.value).startswith("reading piece 1 of the text has ended 1 worker, the last at tcp://127.0.0.1:")
+    assert "is memory short?" in str(error.value)
+    assert str(error.value).endswith("nothing was kept; next time --out DIR or --checkpoint FILE keeps what was read")
+
+
+def test_a_cluster_without_workers_is_one_sentence(embedded, processes, tmp_path, monkeypatch):
+    monkeypatch.setattr(attendance, "ABSENCE", 1.0)
+    monkeypatch.setattr(attendance, "ROUND", 0.2)
+    processes.scheduler(tmp_path / "scheduler.json")
+    processes.worker(tmp_path / "scheduler.json")
+    with (
+        Dask(scheduler_file=tmp_path / "scheduler.json") as engine,
+        pytest.raises(LostCluster, match="all workers of the scheduler at tcp://127.0.0.1:.* have been gone for 1 s"),
+    ):
+        engine.read(embedded, [Ending("kill")], origin=Origin(None))
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:1", "tcp://127.0.0.1:1", "127.0.0.1", "tcp://", "nonsense://a:1", "", 5]
+)
+def test_an_address_where_nobody_answers_is_one_sentence(address):
+    before = threading.active_count()
+    with Dask(address) as engine, pytest.raises(ValueError, match=f"^no scheduler answers at {address!r} "):
+        inspect_model(texts=TEXTS, engine=engine, experiments="heads")
+    assert threading.active_count() == before  # nobody is left behind who tries again
+
+
+@pytest.mark.parametrize("held", [b"{bad", b"[]", b"{}", b"", b'{"address": 5}', b"\xff"])
+def test_what_no_scheduler_wrote_is_refused(held, tmp_path):
+    file = tmp_path / "scheduler.json"
+    file.write_bytes(held)
+    with pytest.raises(
+        ValueError, match=r"scheduler.json must be what dask scheduler --scheduler-file wrote, got another"
+    ):
+        Dask(scheduler_file=file)
+
+
+def test_a_worker_that_cannot_run_massieu_is_named_and_lives(processes, tmp_path):
+    file = tmp_path / "scheduler.json"
+    processes.scheduler(file)
+    (tmp_path / "massieu.py").write_text("raise ImportError('nothing here')")
+    processes.environment["PYTHONPATH"] = str(tmp_path)
+    worker = processes.worker(file, cwd=tmp_path)
+    sentence = (
+        r"^the worker tcp://127.0.0.1:\d+ must have massieu .* as this process has, got ImportError: nothing here;"
+    )
+    with Dask(scheduler_file=file) as engine:
+        with pytest.raises(ValueError, match=sentence):
+            inspect_model(texts=TEXTS, engine=engine, experiments="heads")
+        with pytest.raises(ValueError, match=sentence):
+            list(engine.map(len, ["a"]))
+        assert len(engine.client.scheduler_info()["workers"]) == 1
+    assert worker.poll() is None
+
+
+def test_a_text_that_cannot_be_read_is_not_a_lost_scheduler(engine):
+    def texts():
+        yield "Call me Ishmael."
+        raise FileNotFoundError("the rest is missing")
+
+    with pytest.raises(FileNotFoundError, match="the rest is missing"):
+        inspect_model(texts=texts(), engine=engine, experiments="heads")
+
+
+def test_a_model_that_was_trained_further_is_loaded_again(engine, tmp_path):
+    folder = tmp_path / "model"
+    loaded = load(str(assets.MODEL))
+    entropies = []
+    for _ in range(2):
+        loaded.model.save_pretrained(folder)
+        loaded.tokenizer.save_pretrained(folder)
+        found = inspect_model(str(folder), TEXTS[:8], engine=engine, experiments="heads")
+        entropies.append(found.heads.entropy.mean())
+        with torch.no_grad():
+            for weight in loaded.model.parameters():
+                weight *= 1.5
+    assert entropies[0] != entropies[1]
+
+
+def test_a_script_without_a_guard_says_what_is_missing(processes, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("from massieu.engine import Dask\nDask(workers=1).client\n")
+    ran = subprocess.run(
+        [sys.executable, str(script)], env=processes.environment, capture_output=True, text=True, timeout=120
+    )
+    assert ran.returncode != 0
+    assert "put what it does under if __name__ == '__main__':" in ran.stderr
+    assert ran.stderr.count("Traceback") <= 1  # that of the script
+
+
+def test_a_scheduler_without_workers_is_one_sentence(processes, tmp_path, monkeypatch):
+    monkeypatch.setattr(clusters, "FIRST", 2.0)
+    processes.scheduler(tmp_path / "scheduler.json")
+    sentence = "no worker has come to the scheduler at .* within 2 s; start some"
+    with Dask(scheduler_file=tmp_path / "scheduler.json") as engine, pytest.raises(ValueError, match=sentence):
+        inspect_model(texts=TEXTS, engine=engine, experiments="heads")
+
+
+def test_a_model_in_memory_is_refused_by_a_cluster(embedded):
+    with pytest.raises(ValueError, match="needs a model that its workers can load by name, got one in memory"):
+        inspect_model(embedded.model, TEXTS, tokenizer=embedded.tokenizer, engine="dask", experiments="heads")
+
+
+def test_without_dask_the_extra_is_named(monkeypatch, capsys):
+    found = importlib.util.find_spec
+    hidden = {"dask", "distributed"}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in hidden else found(name, *rest))
+    assert cli.main(["inspect", "--engine", "dask", "-q"]) == 2
+    said = "massieu: the engine dask needs dask, distributed, not installed; pip install 'massieu[dask]'\n"
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            {"address": "a:1", "scheduler_file": "b"},
+            "a cluster has an address or a scheduler file, got both; choose one",
+        ),
+        ({"address": "a:1", "workers": 2}, "workers are for a cluster that is started here, and this one is there"),
+        ({"workers": 0}, "workers must be a positive whole number, got 0"),
+        ({"workers": "2"}, "workers must be a positive whole number, got '2'"),
+        ({"scheduler_file": "nowhere.json"}, "there is no scheduler file nowhere.json"),
+    ],
+)
+def test_options_that_no_cluster_has_are_refused(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        engine_named("dask", **options)
+
+
+def test_an_unknown_engine_is_refused():
+    with pytest.raises(ValueError, match="engine must be one of local, dask, got 'spark'; local reads in this process"):
+        inspect_model(texts=TEXTS, engine="spark")
+    with pytest.raises(TypeError, match="engine must be local, dask or an engine, got int"):
+        inspect_model(texts=TEXTS, engine=42)
+
+
+def test_options_of_a_cluster_are_refused_elsewhere(capsys):
+    assert cli.main(["inspect", "--address", "127.0.0.1:1"]) == 2
+    assert capsys.readouterr().err == "massieu: address is for the engine dask, got the engine local; leave it out\n"

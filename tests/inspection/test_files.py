@@ -1,0 +1,222 @@
+"""Parts and checkpoints are written whole or not, read back to the last bit, and refused where they do not belong."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save, save_file
+
+pytest.importorskip("transformers")
+from taps.families import build
+
+from massieu import assets
+from massieu.inspection import files, inspect_model
+from massieu.inspection.corpus import Fault, Faults
+from massieu.inspection.files import load_checkpoint, load_part, part_from_bytes, save_checkpoint, save_part
+from massieu.inspection.loading import load
+from massieu.inspection.packing import STATE, Unpackable, pack, unpack
+from massieu.inspection.parts import Part
+from massieu.inspection.reader import Reader
+from massieu.inspection.splits import TextSplit
+
+TEXTS = tuple(text[:200] for text in assets.documents()[:3])
+
+
+@pytest.fixture(scope="module")
+def part() -> Part:
+    loaded = load(str(assets.MODEL))
+    return Reader(loaded.model, loaded.tokenizer, name="embedded").read(TextSplit(TEXTS))
+
+
+def assert_same(first: Part, second: Part) -> None:
+    tensors, others = {}, {}
+    assert pack(first, "part", tensors) == pack(second, "part", others)
+    assert tensors.keys() == others.keys()
+    for name, x in tensors.items():
+        assert x.dtype == others[name].dtype
+        assert torch.equal(x.nan_to_num(7), others[name].nan_to_num(7)), name
+
+
+def test_a_part_is_read_as_it_was_written(part, tmp_path):
+    path = save_part(part, tmp_path / "part.safetensors")
+    again = load_part(path)
+    assert_same(again, part)
+    assert again.identity == part.identity
+    assert_same(load_part(tmp_path), part)  # by its folder
+    header = json.loads(safe_open(path, "pt").metadata()["massieu"])
+    assert header["schema"] == "massieu.part/1"
+    assert [file.name for file in tmp_path.iterdir()] == ["part.safetensors"]
+
+
+def test_a_part_travels_in_the_bytes_of_its_file(part, tmp_path):
+    sent = pickle.dumps(part)
+    assert_same(pickle.loads(sent), part)
+    assert len(sent) < 1.01 * save_part(part, tmp_path / "p").stat().st_size + 1000
+    with pytest.raises(ValueError, match="the part must have the schema massieu.part/1, got massieu.part/2"):
+        part_from_bytes(save({}, metadata={"massieu": '{"schema": "massieu.part/2"}'}))
+
+
+def test_nothing_of_a_part_is_forgotten(part):
+    seen = set()
+
+    def look(value):
+        kind = type(value)
+        if kind in STATE:
+            seen.add(kind)
+            own = value._asdict() if issubclass(kind, tuple) else vars(value)
+            assert {*own} == {*STATE[kind]}, kind
+            for each in own.values():
+                look(each)
+        elif isinstance(value, dict):
+            for each in value.values():
+                look(each)
+        elif isinstance(value, (list, tuple, set)):
+            for each in value:
+                look(each)
+        else:
+            assert value is None or isinstance(value, (bool, int, float, str, torch.Tensor)), kind
+
+    look(part)
+    look(Faults({"not JSON": 1}, [Fault("a", 0, "a:1", "not JSON", "a sentence")]))
+    assert seen == {*STATE}
+
+
+def test_what_is_read_goes_on_like_what_was_written(part, tmp_path):
+    again, both = load_part(save_part(part, tmp_path / "p")), Part.empty(part.identity)
+    both.merge(part)
+    both.merge(part)
+    again.merge(part)
+    assert again.counts == both.counts
+    assert again.heads.table().equals(both.heads.table())
+
+
+def test_symmetric_and_wide_tensors_lose_nothing():
+    square = torch.arange(9.0).view(3, 3)
+    wide = torch.zeros(2, 3000)
+    wide[1, 700:900] = 1
+    for x in (square, square + square.T, wide, torch.zeros(2, 2000), torch.zeros(0), torch.tensor(3.0)):
+        tensors = {}
+        assert torch.equal(unpack(json.loads(json.dumps(pack(x, "x", tensors))), tensors), x)
+        assert tensors["x"].numel() <= x.numel()
+    assert tensors.keys() == {"x"}
+
+
+def test_writing_that_fails_leaves_the_old_file(part, tmp_path, monkeypatch):
+    path = save_part(part, tmp_path / "part.safetensors")
+    before = path.read_bytes()
+
+    def fail(source, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, "replace", fail)
+    with pytest.raises(OSError, match="No space left"):
+        save_checkpoint(path, Part.empty(part.identity), {1}, "corpus")
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["part.safetensors"]
+
+
+@pytest.mark.parametrize("done", [set(), {0}, {0, 1, 2, 5, 7, 8}, set(range(10_000)) - {77}])
+def test_a_checkpoint_says_which_splits_are_done(part, tmp_path, done):
+    path = save_checkpoint(tmp_path / "checkpoint", part, done, "c" * 64)
+    again, found = load_checkpoint(path, part.identity, "c" * 64)
+    assert found == done
+    assert_same(again, part)
+
+
+def test_a_checkpoint_of_another_run_is_refused(part, tmp_path):
+    path = save_checkpoint(tmp_path / "checkpoint", part, {0}, "c" * 64)
+    for change, message in (
+        ({"model": "0" * 64}, "was made by another run: the model differs: embedded"),
+        ({"options": {**part.identity.options, "rows": 7}}, "the option rows is 32 in one and 7 in the other; resume"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load_checkpoint(path, replace(part.identity, **change), "c" * 64)
+    with pytest.raises(ValueError, match="was made for another text .cccccccccccc, and this one is dddddddddddd.;"):
+        load_checkpoint(path, part.identity, "d" * 64)
+    finished = save_part(part, tmp_path / "part.safetensors")
+    with pytest.raises(ValueError, match="must be the checkpoint of a run, and it is a finished part"):
+        load_checkpoint(finished, part.identity, "c" * 64)
+
+
+def test_what_is_no_part_is_refused_in_one_sentence(part, tmp_path):
+    path = tmp_path / "part.safetensors"
+    with pytest.raises(ValueError, match="must be a part that massieu inspect --out wrote, and it cannot be read"):
+        load_part(tmp_path)
+    path.write_bytes(save_part(part, tmp_path / "other").read_bytes()[:5000])
+    with pytest.raises(ValueError, match="part.safetensors is damaged"):
+        load_part(path)
+    for header, message in (
+        (None, "must have the schema massieu.part/1, got None; inspect again"),
+        ("no json", "must have the schema massieu.part/1, got None"),
+        ('{"schema": "massieu.part/2"}', "must have the schema massieu.part/1, got massieu.part/2"),
+        ('{"schema": "massieu.part/1"}', "is damaged .'part' is missing"),
+        ('{"schema": "massieu.part/1", "part": {"Part": {}}}', "is damaged"),
+        ('{"schema": "massieu.part/1", "part": {"system": []}}', "is damaged .'system' is missing"),
+        ('{"schema": "massieu.part/1", "part": 7}', "is damaged .it holds no part"),
+        ("[]", "must have the schema massieu.part/1, got None"),
+        ('{"schema": "massieu.part/1", "part": {"Part": [1]}}', "is damaged"),
+        ('{"schema": "massieu.part/1", "part": {"tensor": []}}', "is damaged"),
+        ('{"schema": "massieu.part/1", "part": {"tensor": ["x", "symmetric", 5]}}', "is damaged"),
+    ):
+        save_file({"x": torch.ones(1)}, path, metadata=header and {"massieu": header})
+        with pytest.raises(ValueError, match=message) as caught:
+            load_part(path)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("counts",), {"list": []}, r"is damaged \(counts is not as expected\)"),
+        (("counts",), None, r"is damaged \(counts is not as expected\)"),
+        (("counts", "Counts", "documents"), "many", r"is damaged \(documents is not as expected\)"),
+        (("counts", "Counts"), [1], "is damaged"),
+        (("layers",), {"Faults": {"counts": {"dict": []}, "first": {"list": []}}}, r"is damaged \(layers is not"),
+        (("identity", "Identity", "options"), 7, r"is damaged \(options is not as expected\)"),
+        (("sources",), {"list": []}, r"is damaged \(sources is not as expected\)"),
+    ],
+)
+def test_a_part_of_other_kinds_is_refused_in_one_sentence(part, path, value, message, tmp_path):
+    tensors = {}
+    packed = pack(part, "part", tensors)
+    inside = packed["Part"]
+    for name in path[:-1]:
+        inside = inside[name]
+    inside[path[-1]] = value
+    header = json.dumps({"schema": "massieu.part/1", "part": packed})
+    save_file(tensors, tmp_path / "part.safetensors", metadata={"massieu": header})
+    with pytest.raises(ValueError, match=message) as caught:
+        load_part(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_checkpoint_of_an_unfinished_run_is_no_part(part, tmp_path):
+    path = save_checkpoint(tmp_path / "checkpoint.safetensors", part, {0}, "c" * 64)
+    with pytest.raises(ValueError, match="must be the part of a finished run, and it is the checkpoint .* --resume"):
+        load_part(path)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no such modes")
+def test_a_part_may_be_read_by_those_who_may_read_other_files(part, tmp_path):
+    (tmp_path / "other").write_text("")
+    for path in (save_part(part, tmp_path / "p"), save_checkpoint(tmp_path / "c", part, {0}, "c" * 64)):
+        assert path.stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_arguments_that_no_file_can_hold_leave_the_tables_without_a_part(tmp_path):
+    with pytest.raises(Unpackable, match="a part can hold tensors and plain values, got object in x.odd; leave it out"):
+        pack({"odd": object()}, "x", {})
+    model, inputs = build("gpt2")
+    found = inspect_model(model, inputs=[inputs])
+    found.save(tmp_path, figures=False)
+    assert load_part(tmp_path).identity.options["reads"] == "tensors"
+    found.part.passages.kept[0].inputs["odd"] = object()
+    found.save(tmp_path, figures=False)
+    assert not (tmp_path / "part.safetensors").exists()
+    assert (tmp_path / "report.html").exists()
