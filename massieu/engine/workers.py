@@ -5,6 +5,8 @@ Both are pure. Whatever goes wrong in them travels as a value, so that the user 
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import signal
 import threading
 import time
@@ -117,6 +119,8 @@ def read_stretch(recipe: Recipe, stretch: Sequence[tuple[int, Piece]]) -> Parcel
         return Parcel.of(merged, time.perf_counter() - begin)
     except Exception as error:
         return Failure(type(error).__name__, str(error), traceback.format_exc())
+    finally:
+        _give_back()
 
 
 def merge_parcels(parcels: Sequence[Parcel | Failure]) -> Parcel | Failure:
@@ -126,12 +130,21 @@ def merge_parcels(parcels: Sequence[Parcel | Failure]) -> Parcel | Failure:
         if isinstance(parcel, Failure):
             return parcel
         good.append(parcel)
-    return Parcel.of(merge_parts(parcel.open() for parcel in good), sum(parcel.seconds for parcel in good))
+    try:
+        return Parcel.of(merge_parts(parcel.open() for parcel in good), sum(parcel.seconds for parcel in good))
+    finally:
+        _give_back()
 
 
 def dask_setup(worker: Any) -> None:
     """Called by Dask in a process that this machine's own cluster begins: an interrupt is for the driver alone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _give_back() -> None:
+    """Memory that a task had goes back to the system at its end, so that what tasks before it left does not pile up."""
+    with contextlib.suppress(OSError, AttributeError):  # another system, which has its own way
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def _reader(recipe: Recipe) -> Reader:
