@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
-
-import massieu
 
 if TYPE_CHECKING:
     from distributed import Client, KilledWorker
@@ -79,10 +78,11 @@ class Attendance:
             return
         run: Any = self.client._run
         answers = self.client.sync(run, _question(), workers=new, on_error="return", callback_timeout=LOADING)
+        own = sys.modules["massieu"].__version__
         for worker, answer in answers.items():
-            if isinstance(answer, str) and answer != massieu.__version__:
+            if isinstance(answer, str) and answer != own:
                 raise ValueError(
-                    f"the worker {worker} must have massieu {massieu.__version__} as this process has, got {answer};"
+                    f"the worker {worker} must have massieu {own} as this process has, got {answer};"
                     " give scheduler, workers and this process the same packages"
                 )
 
@@ -97,11 +97,13 @@ def _question() -> Callable[[], str]:
     """Which version of this library a worker has; inside, so that it travels by value."""
 
     def version() -> str:
+        import importlib
+        import sys
+
         try:
-            import massieu
-            import massieu.engine.workers  # what tasks are made of
+            importlib.import_module("massieu.engine.workers")  # what tasks are made of
         except Exception as error:
             return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-        return massieu.__version__
+        return str(sys.modules["massieu"].__version__)
 
     return version

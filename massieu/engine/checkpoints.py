@@ -11,8 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors import SafetensorError
-
 from massieu.inspection.files import load_checkpoint, save_checkpoint
 from massieu.inspection.parts import Identity, Part
 from massieu.inspection.reader import NotObservable
@@ -139,6 +137,8 @@ class Ledger:
     def save(self) -> None:
         """Write the file, if there is one and something is new."""
         if self.checkpoint is not None and len(self.done) > self._saved:
+            from safetensors import SafetensorError
+
             try:
                 self.checkpoint.path.parent.mkdir(parents=True, exist_ok=True)
                 save_checkpoint(self.checkpoint.path, self.part, self.done, self._corpus)

@@ -150,6 +150,7 @@ def merge_parts(parts: Iterable[Part]) -> Part:
         if merged is None:
             merged = Part.empty(part.identity)
         merged.merge(part)
+        del part  # before the next one is there
     if merged is None:
         raise ValueError("merge_parts needs at least one part, got none; read some text first")
     return merged

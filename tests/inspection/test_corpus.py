@@ -136,7 +136,8 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
         return found
 
     peak(100)  # whatever is loaded the first time
-    assert peak(20_000) < 1.1 * peak(2_000) + 50_000  # some bytes for the splits themselves
+    # Some bytes for the splits, and for threads that other tests have left; the text has fifteen million more.
+    assert peak(20_000) < 1.1 * peak(2_000) + 1_000_000
 
 
 def test_the_limit_counts_from_the_beginning_of_the_corpus(tmp_path):
