@@ -18,6 +18,7 @@ from massieu.context.tasks import Task
 __all__ = ["NAME", "Spent", "check_folder", "claimed", "described", "read", "write", "write_text"]
 
 NAME = "checkpoint.safetensors"
+FORMAT = "2"  # changes with the names of its tensors
 Spent = tuple[float, float]
 """Seconds and CPU seconds of training."""
 
@@ -84,7 +85,7 @@ def write(folder: Path, state: dict[str, Tensor], step: int, spent: Spent, ident
     """Replace the checkpoint; whoever is killed meanwhile leaves the one before."""
     save = imported("safetensors.torch", "a checkpoint").save
     tensors = {name: value.detach().contiguous() for name, value in state.items()}
-    metadata = {"step": str(step), "spent": json.dumps(spent), "identity": json.dumps(identity)}
+    metadata = {"format": FORMAT, "step": str(step), "spent": json.dumps(spent), "identity": json.dumps(identity)}
     _replace(folder / NAME, save(tensors, metadata))
 
 
@@ -103,10 +104,13 @@ def read(folder: Path, identity: dict[str, Any]) -> tuple[dict[str, Tensor], int
         step, told = int(metadata["step"]), json.loads(metadata["identity"])
         seconds, cpu = map(float, json.loads(metadata["spent"]))
         found = {part: dict(told[part]) for part in ("task", "recipe")}
+        whole = metadata["format"] == FORMAT
     except (safetensors.SafetensorError, KeyError, TypeError, ValueError, OSError):
+        whole = False
+    if not whole:
         raise ValueError(
-            f"{folder / NAME} is no whole checkpoint of massieu learn; delete it, and start without --resume"
-        ) from None
+            f"{folder / NAME} is no whole checkpoint of this massieu learn; delete it, and start without --resume"
+        )
     for part in found:
         for name in dict.fromkeys([*identity[part], *found[part]]):
             theirs, ours = found[part].get(name), identity[part].get(name)

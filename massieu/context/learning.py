@@ -19,6 +19,7 @@ from massieu.context.comparison import Comparison, affordable, compare
 from massieu.context.extras import imported
 from massieu.context.hypotheses import separate
 from massieu.context.models import ContextModel, LinearModel, SoftmaxModel
+from massieu.context.optimizer import JointAdamW
 from massieu.context.pools import draw_pool
 from massieu.context.prompts import Prompts
 from massieu.context.recipes import SHAPE, Model, Recipe, Tokens
@@ -229,9 +230,7 @@ class _Run:
         else:
             shape = {name: getattr(recipe, name) for name in SHAPE}
             self.model = SoftmaxModel(task.dim, **shape, generator=weights)
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=recipe.rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
-        )
+        self.optimizer = JointAdamW(self.model)
         self.pool = None if recipe.pool is None else draw_pool(task, recipe.pool, _generator(recipe.seed, UNSEEN + 3))
         self.glance = task.draw(GLANCE, recipe.examples + 1, _generator(recipe.seed, UNSEEN + 4))
         self.step, self.rows, self.total = 0, [], 0.0  # type: ignore[var-annotated]
@@ -243,13 +242,8 @@ class _Run:
         rate = (
             recipe.rate * min(1.0, (self.step + 1) / WARM_UP) * 0.5 * (1 + math.cos(math.pi * self.step / recipe.steps))
         )
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
         loss = self.model.loss(self._prompts())
-        self.optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
+        self.optimizer.step(loss, rate)
         self.step += 1
         self.total += float(loss.detach())
         if self.step % recipe.evaluate_every and self.step != recipe.steps:
@@ -277,8 +271,7 @@ class _Run:
     def state(self) -> dict[str, Tensor]:
         """All that the rest of the run depends on, as tensors."""
         found = {f"model.{name}": value for name, value in self.model.state_dict().items()}
-        for number, moments in self.optimizer.state_dict()["state"].items():
-            found |= {f"optimizer.{number}.{name}": value for name, value in moments.items()}
+        found |= {f"optimizer.{name}": value for name, value in self.optimizer.state().items()}
         rows = [[row[name] for name in COLUMNS] for row in self.rows]
         found["history"] = torch.tensor(rows, dtype=torch.float64).reshape(len(rows), len(COLUMNS))
         found["total"] = torch.tensor([self.total], dtype=torch.float64)
@@ -286,15 +279,12 @@ class _Run:
 
     def restore(self, state: dict[str, Tensor], step: int, spent: checkpoints.Spent) -> None:
         """Go on from a state."""
-        self.model.load_state_dict(
-            {name.removeprefix("model."): value for name, value in state.items() if name.startswith("model.")}
-        )
-        moments: dict[int, dict[str, Tensor]] = {}
+        parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}}
         for name, value in state.items():
-            if name.startswith("optimizer."):
-                _, number, which = name.split(".")
-                moments.setdefault(int(number), {})[which] = value
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
+            whose, _, which = name.partition(".")
+            parts.setdefault(whose, {})[which] = value
+        self.model.load_state_dict(parts["model"])
+        self.optimizer.restore(parts["optimizer"])
         self.rows = [dict(zip(COLUMNS, row, strict=True)) for row in state["history"].tolist()]
         for row in self.rows:
             row["step"] = int(row["step"])

@@ -207,7 +207,7 @@ def test_a_disk_that_is_full_is_one_sentence(tmp_path):
     import resource
 
     def little_room():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))
 
     command = [sys.executable, "-m", "massieu", *_short("linear"), "--out", str(tmp_path)]
     found = subprocess.run(command, preexec_fn=little_room, capture_output=True, text=True)
@@ -321,7 +321,7 @@ def test_half_a_checkpoint_is_refused(part, finished, tmp_path, capsys):
     end = int(part * len(whole)) if isinstance(part, float) else part
     (tmp_path / checkpoints.NAME).write_bytes(b"x" * 1000 if part is None else whole[:end])
     error = refusal([*_short("linear"), "--out", str(tmp_path), "--resume"], capsys)
-    assert "is no whole checkpoint of massieu learn; delete it" in error
+    assert "is no whole checkpoint of this massieu learn; delete it" in error
 
 
 @pytest.mark.usefixtures("only_training")
@@ -330,5 +330,14 @@ def test_tensors_of_something_else_are_refused(task, tmp_path):
 
     for metadata in (None, {"step": "3", "identity": "[]"}, {"step": "3", "identity": '{"task": 1, "recipe": 2}'}):
         save_file({"weights": torch.zeros(3)}, tmp_path / checkpoints.NAME, metadata)
-        with pytest.raises(ValueError, match="is no whole checkpoint of massieu learn"):
+        with pytest.raises(ValueError, match="is no whole checkpoint of this massieu learn"):
             learn(task, **SMALL, out=tmp_path, resume=True)
+
+
+def test_a_checkpoint_of_another_format_is_refused(capsys, monkeypatch, tmp_path):
+    with monkeypatch.context() as older:
+        older.setattr(checkpoints, "FORMAT", "1")
+        assert cli.main([*_short("linear"), "--out", str(tmp_path), "-q"]) == 0
+    capsys.readouterr()
+    error = refusal([*_short("linear"), "--out", str(tmp_path), "--resume"], capsys)
+    assert "is no whole checkpoint of this massieu learn; delete it" in error
