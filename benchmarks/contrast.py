@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy, normalize
 from benchmarks.memory import peak
 from benchmarks.runner import Row, alternate, track
 from massieu.contrast import info_nce, nt_xent
+from massieu.kernels.threads import limited_threads
 
 PAIRS, DIM, TEMPERATURE = 8192, 256, 0.07
 LOSSES = ("info_nce", "symmetric", "nt_xent")
@@ -30,16 +31,14 @@ def contrast() -> list[Row]:
     """Loss and gradients in a batch of 8192 pairs of dimension 256; of 4096 pairs, hence 8192 views, for NT-Xent."""
     all_threads = os.cpu_count() or 1
     cases = [(loss, threads) for loss in LOSSES for threads in dict.fromkeys((1, all_threads))]
-    before = torch.get_num_threads()
-    try:
-        rows = [compare(*case) for case in track(cases)]
-    finally:
-        torch.set_num_threads(before)
+    rows = []
+    for loss, threads in track(cases):
+        with limited_threads(threads):
+            rows.append(compare(loss, threads))
     return rows
 
 
 def compare(name: str, threads: int) -> Row:
-    torch.set_num_threads(threads)
     tensors = inputs(name)
     ours, dense = losses(name)
     row: Row = {"loss": name, "pairs": len(tensors[0]), "dim": DIM, "threads": threads}

@@ -15,10 +15,9 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
-import torch
-
 from benchmarks.memory import peak
 from benchmarks.runner import Row, track
+from massieu.kernels.threads import limited_threads
 
 Result = TypeVar("Result")
 
@@ -49,7 +48,7 @@ def texts(documents: int, words: tuple[int, int]) -> list[str]:
 def overhead() -> Row:
     from massieu.engine import Dask
 
-    given, threads = texts(DOCUMENTS, TIME), torch.get_num_threads()
+    given = texts(DOCUMENTS, TIME)
     begin = time.perf_counter()
     with Dask(workers=WORKERS) as cluster:
         assert cluster.client
@@ -57,9 +56,8 @@ def overhead() -> Row:
         first = seconds(given, engine=cluster)  # every worker loads the model
         rounds = []
         for _ in range(ROUNDS):
-            torch.set_num_threads(WORKERS)
-            rounds.append((seconds(given), seconds(given, engine=cluster)))
-    torch.set_num_threads(threads)
+            with limited_threads(WORKERS):
+                rounds.append((seconds(given), seconds(given, engine=cluster)))
     ratios = sorted(there / here for here, there in rounds)
     return {
         "case": f"{DOCUMENTS} documents",
@@ -96,17 +94,15 @@ def cost(experiments: Literal["heads", "default"], words: int) -> Row:
     from massieu.inspection.reader import Reader
     from massieu.inspection.splits import TextSplit
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     loaded = load(MODEL)
     reader = Reader(loaded.model, loaded.tokenizer, Options(experiments=experiments))
     piece = TextSplit(tuple(texts(PIECE, (words, words))))
-    reader.read(TextSplit(piece.texts[:2]))  # looks at the model
-    taken, part = timed(lambda: reader.read(piece, many=True))
-    packing, data = timed(lambda: part_to_bytes(part))
-    merging, merged = timed(lambda: merge_parts(part_from_bytes(data) for _ in range(8)))
+    with limited_threads(1):
+        reader.read(TextSplit(piece.texts[:2]))  # looks at the model
+        taken, part = timed(lambda: reader.read(piece, many=True))
+        packing, data = timed(lambda: part_to_bytes(part))
+        merging, merged = timed(lambda: merge_parts(part_from_bytes(data) for _ in range(8)))
     assert merged.counts.documents == 8 * PIECE
-    torch.set_num_threads(threads)
     return {
         "case": f"{experiments}, {words} words",
         "tokens": part.counts.tokens,

@@ -39,7 +39,7 @@ def add(command: Command) -> None:
         "--steps",
         type=positive,
         metavar="N",
-        help="of the optimizer; none: 6000, four minutes, or 3000 of a linear layer",
+        help="of the optimizer; none: 9000, a minute or two, or 3000 of a linear layer",
     )
     how.add_argument("--seed", type=seed, default=0, metavar="N", help="other weights and data; none: 0")
     how.add_argument(

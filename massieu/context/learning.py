@@ -26,6 +26,7 @@ from massieu.context.recipes import SHAPE, Model, Recipe, Tokens
 from massieu.context.robustness import errors_under_shifts
 from massieu.context.tasks import Task
 from massieu.context.tasks.shifts import Shifted
+from massieu.kernels.threads import limited_threads
 from massieu.measures.measure import as_integer
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ COLUMNS = ("step", "loss", "rate", "error")
 WARM_UP = 100  # steps until the rate is whole
 TESTS = 20480  # tasks of the comparison at the end, at most
 GLANCE = 1024  # tasks of the history, others than these: training may stop by their error
+WORK = 10**8  # weights times tokens of a step for each thread: with less they wait for each other
 UNSEEN = 2**40  # numbers of steps from here on seed what is not training
 
 
@@ -135,7 +137,7 @@ def learn(
         model=model,
         **shape,
         examples=2 * task.dim if examples is None else examples,
-        steps=(3000 if linear else 6000) if steps is None else steps,
+        steps=(3000 if linear else 9000) if steps is None else steps,
         batch=(1024 if linear else 64) if batch is None else batch,
         rate=(1e-2 if linear else 4e-3) if rate is None else rate,
         seed=seed,
@@ -157,7 +159,7 @@ def learn(
     folder = None if out is None else Path(out)
     if folder is not None:
         checkpoints.check_folder(folder, resume)
-    with checkpoints.claimed(folder):
+    with checkpoints.claimed(folder), limited_threads(run.threads):
         ended = _train(run, identity, folder, resume, checkpoint_every, tensorboard, progress)
     facts = {
         **identity,
@@ -235,6 +237,11 @@ class _Run:
         self.glance = task.draw(GLANCE, recipe.examples + 1, _generator(recipe.seed, UNSEEN + 4))
         self.step, self.rows, self.total = 0, [], 0.0  # type: ignore[var-annotated]
         self.spent: checkpoints.Spent = (0.0, 0.0)
+
+    @property
+    def threads(self) -> int:
+        """As many as have something to do in a step."""
+        return max(1, self.model.size * self.recipe.batch * self.recipe.examples // WORK)
 
     def advance(self) -> dict[str, float] | None:
         """One step; the new row of the history where one is due."""

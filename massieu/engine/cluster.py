@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import torch
-
 from massieu.engine.attendance import Attendance, LostCluster, ended_workers
 from massieu.engine.checkpoints import Checkpoint, Ledger
 from massieu.engine.driving import PULSE, Drive
@@ -24,6 +22,7 @@ from massieu.engine.workers import Recipe
 from massieu.inspection.parts import Part
 from massieu.inspection.reader import Reader
 from massieu.inspection.splits import Piece
+from massieu.kernels.threads import limited_threads
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -98,7 +97,7 @@ class Dask:
             )
         ledger = Ledger(reader.identity, splits, checkpoint)
         recipe = Recipe(os.urandom(4).hex(), origin, reader.options, reader.identity, many)
-        with ledger.kept(), _one_thread():  # the others are for the workers, if they are here
+        with ledger.kept(), limited_threads(1):  # the others are for the workers, if they are here
             Drive(self.client, recipe, ledger, progress).run()
         return ledger.part
 
@@ -210,17 +209,6 @@ class Dask:
         cluster = self._open.enter_context(started)
         client: Client = self._open.enter_context(Client(cluster, set_as_default=False))
         return client
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """One thread of torch, and as many as before afterwards."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _address_in(file: Path) -> str:

@@ -331,3 +331,23 @@ def test_a_package_that_the_comparison_needs_is_missed_before_training(monkeypat
 def test_several_outputs_are_refused():
     with pytest.raises(ValueError, match="task must have plain targets, got outputs=2"):
         learn(task_named("linear", dim=2, outputs=2), **SMALL)
+
+
+@pytest.mark.usefixtures("only_training")
+@pytest.mark.parametrize(("batch", "threads"), [(64, 1), (512, 2)])
+def test_a_small_step_has_one_thread(batch, threads, monkeypatch):
+    had, advance = [], learning._Run.advance
+
+    def watched(run):
+        had.append(torch.get_num_threads())
+        return advance(run)
+
+    monkeypatch.setattr(learning._Run, "advance", watched)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        learn(task_named("linear", dim=5), steps=1, batch=batch)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert had == [threads]
