@@ -7,8 +7,8 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from massieu.inspection.files import load_checkpoint, save_checkpoint
@@ -18,8 +18,10 @@ from massieu.inspection.splits import Piece
 
 __all__ = ["Checkpoint", "Ledger"]
 
+Stamp = tuple[int, int, int]
 
-@dataclass(frozen=True)
+
+@dataclass
 class Checkpoint:
     """Where to write how far a run has come.
 
@@ -32,6 +34,7 @@ class Checkpoint:
     path: Path
     resume: bool = False
     seconds: float = 30.0
+    _own: Stamp | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.seconds < math.inf:
@@ -46,7 +49,8 @@ class Checkpoint:
     @property
     def remedy(self) -> str:
         """What to do with it after the run was broken off, as the end of a sentence; empty if it is not there."""
-        if not self.path.exists():
+        before = self.resume and self._own is None and self.path.exists()  # it has not been opened yet
+        if not before and not self._is_own:
             return ""
         return f"what was read is in {self.path}; the same command with --resume goes on from it"
 
@@ -59,9 +63,39 @@ class Checkpoint:
             interrupt.args = interrupt.args or ((self.remedy,) if self.remedy else ())
             raise
 
+    def load(self, identity: Identity, corpus: str) -> tuple[Part, set[int]]:
+        """How far the run had come that wrote the file, which belongs to this one from now on."""
+        own = _stamp(self.path)
+        found = load_checkpoint(self.path, identity, corpus)
+        self._own = own
+        return found
+
+    def save(self, part: Part, done: Collection[int], corpus: str) -> None:
+        """Write the file; one sentence if it cannot be written, or if another run has."""
+        from safetensors import SafetensorError
+
+        if self.path.exists() and not self._is_own:
+            raise ValueError(
+                f"the checkpoint {self.path} was written by another run meanwhile;"
+                " give each run a file of its own with --checkpoint"
+            )
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            save_checkpoint(self.path, part, done, corpus)
+            self._own = _stamp(self.path)
+        except (OSError, SafetensorError) as error:
+            text = f"the checkpoint {self.path} cannot be written ({error})"
+            raise ValueError(f"{text}; make room there, or name a file elsewhere with --checkpoint") from None
+
     def remove(self) -> None:
-        """Remove the file: nobody goes on from a run that is finished."""
-        self.path.unlink(missing_ok=True)
+        """Remove the file, if this run wrote it: nobody goes on from a run that is finished."""
+        if self._is_own:
+            self.path.unlink(missing_ok=True)
+
+    @property
+    def _is_own(self) -> bool:
+        """Whether the file is there and as this run left it."""
+        return self._own is not None and self._own == _stamp(self.path)
 
 
 class Ledger:
@@ -84,6 +118,7 @@ class Ledger:
         self.splits, self.checkpoint = splits, checkpoint
         self.part, self.done = Part.empty(identity), set[int]()
         self._saved, self._last = 0, time.monotonic()  # pieces that are in the file, and since when
+        self._whole = True  # the part is that of the pieces which are done
         if checkpoint is None:
             return
         if not isinstance(splits, Sequence):
@@ -95,7 +130,7 @@ class Ledger:
         if not checkpoint.path.exists():
             return
         if checkpoint.resume:
-            self.part, self.done = load_checkpoint(checkpoint.path, identity, self._corpus)
+            self.part, self.done = checkpoint.load(identity, self._corpus)
             self._saved = len(self.done)
         elif self._is_ours(checkpoint.path):
             raise ValueError(
@@ -129,22 +164,17 @@ class Ledger:
 
     def add(self, part: Part, numbers: Iterable[int]) -> None:
         """Add what some pieces gave, and write the file if it is time."""
+        self._whole = False  # an interrupt may come in between
         self.part.merge(part)
         self.done.update(numbers)
+        self._whole = True
         if self.checkpoint is not None and time.monotonic() - self._last >= self.checkpoint.seconds:
             self.save()
 
     def save(self) -> None:
         """Write the file, if there is one and something is new."""
-        if self.checkpoint is not None and len(self.done) > self._saved:
-            from safetensors import SafetensorError
-
-            try:
-                self.checkpoint.path.parent.mkdir(parents=True, exist_ok=True)
-                save_checkpoint(self.checkpoint.path, self.part, self.done, self._corpus)
-            except (OSError, SafetensorError) as error:
-                text = f"the checkpoint {self.checkpoint.path} cannot be written ({error})"
-                raise ValueError(f"{text}; make room there, or name a file elsewhere with --checkpoint") from None
+        if self.checkpoint is not None and self._whole and len(self.done) > self._saved:
+            self.checkpoint.save(self.part, self.done, self._corpus)
             self._saved, self._last = len(self.done), time.monotonic()
 
     @contextlib.contextmanager
@@ -160,7 +190,7 @@ class Ledger:
             interrupt.args = (self.remedy,)
             raise
         except (ValueError, NotObservable) as error:
-            if self._saved and self.remedy not in str(error):
+            if self._saved and self.remedy and self.remedy not in str(error):
                 error.args = (f"{error}; {self.remedy}",)
             raise
         if self._saved:
@@ -172,6 +202,15 @@ class Ledger:
         except ValueError:  # of another run, or no checkpoint: nobody goes on from it
             return False
         return True
+
+
+def _stamp(path: Path) -> Stamp | None:
+    """What tells this file from another that was written to its place; None if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _fingerprint(splits: Sequence[Piece]) -> str:

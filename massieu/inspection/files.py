@@ -84,17 +84,17 @@ def load_checkpoint(path: str | Path, identity: Identity, corpus: str) -> tuple[
     """
     part, header, tensors = _load(Path(path))
     if "corpus" not in header or DONE not in tensors:
-        raise ValueError(f"{path} must be the checkpoint of a run, and it is a finished part; start without --resume")
+        raise ValueError(f"{path} must be the checkpoint of a run, and it is a finished part; name another file")
     difference = part.identity.difference(identity)
     if difference is not None:
         raise ValueError(
             f"the checkpoint {path} was made by another run: {difference};"
-            " resume with the same model and options, or start without --resume"
+            " resume with the same model and options, or remove it to begin again"
         )
     if header["corpus"] != corpus:
         raise ValueError(
             f"the checkpoint {path} was made for another text ({str(header['corpus'])[:12]}, and this one is"
-            f" {corpus[:12]}); resume with the same files, column, sample and limit, or start without --resume"
+            f" {corpus[:12]}); resume with the same files, column, sample and limit, or remove it to begin again"
         )
     return part, {number for begin, end in tensors[DONE].tolist() for number in range(begin, end)}
 
@@ -114,7 +114,8 @@ def _save(path: Path, part: Part, header: dict[str, Any], tensors: dict[str, Ten
 
     tensors = dict(tensors)
     text = _header(part, header, tensors)
-    temporary = path.with_name(f".{path.name}-{os.getpid()}")
+    # Always the same name: a kill leaves one such file at most, which the next write takes for its own.
+    temporary = path.with_name(f".{path.name}.part")
     try:
         temporary.touch()
         mode = temporary.stat().st_mode & 0o777  # what others may do with new files; safetensors lets nobody in

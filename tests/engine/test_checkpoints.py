@@ -16,6 +16,7 @@ from massieu.engine import Checkpoint, Local, Origin
 from massieu.engine.workers import Failure, Parcel, Recipe, merge_parcels, read_stretch
 from massieu.inspection import inspect_model
 from massieu.inspection.corpus import Corpus
+from massieu.inspection.heads import HeadStatistics
 from massieu.inspection.loading import load
 from massieu.inspection.options import Options
 from massieu.inspection.parts import merge_parts
@@ -124,14 +125,18 @@ def test_a_checkpoint_that_cannot_be_written_is_one_sentence(reader, tmp_path):
         Local().read(reader, list(text_splits(TEXTS, 4)), checkpoint=later)
 
 
-def test_an_interrupt_after_the_reading_names_the_checkpoint(tmp_path):
-    kept = Checkpoint(tmp_path / "checkpoint")
-    for there in (False, True):
+def test_an_interrupt_after_the_reading_names_the_checkpoint(reader, tmp_path):
+    def said(kept):
         with pytest.raises(KeyboardInterrupt) as interrupt, kept.mentioned():
             raise KeyboardInterrupt
-        assert str(interrupt.value) == (kept.remedy if there else "")
-        kept.path.touch()
-    assert "--resume goes on from it" in kept.remedy
+        return str(interrupt.value)
+
+    kept = Checkpoint(tmp_path / "checkpoint", seconds=0)
+    assert said(kept) == ""
+    Local().read(reader, list(text_splits(TEXTS, 4)), checkpoint=kept)
+    assert "--resume goes on from it" in said(kept)
+    assert said(Checkpoint(kept.path, resume=True)) == said(kept)
+    assert said(Checkpoint(kept.path)) == ""  # of whom it is nobody knows yet
 
 
 def test_to_resume_may_be_said_beside_a_checkpoint(tmp_path):
@@ -262,3 +267,70 @@ def test_an_interrupt_from_the_keyboard_ends_everything_and_keeps_a_checkpoint(e
     assert [path.name for path in out.iterdir()] == ["checkpoint.safetensors"]
     assert len(family) >= (2 if engine == "dask" else 0)
     assert psutil.wait_procs(family, timeout=10)[1] == []
+
+
+def test_an_interrupt_in_the_middle_of_a_merge_leaves_the_checkpoint_before_it(reader, tmp_path, monkeypatch):
+    path, splits, merge, calls = (
+        broken_off(reader, tmp_path / "a"),
+        list(text_splits(TEXTS, 4)),
+        HeadStatistics.merge,
+        [],
+    )
+
+    def interrupted(self, other):
+        calls.append(other)
+        if len(calls) == 4:  # counts were merged before
+            raise KeyboardInterrupt
+        merge(self, other)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(HeadStatistics, "merge", interrupted)
+        with pytest.raises(KeyboardInterrupt, match="--resume goes on from it"):
+            Local().read(reader, splits, checkpoint=Checkpoint(path, resume=True, seconds=1e9))
+    assert pieces_done(path) == 2
+    found = Local().read(reader, splits, checkpoint=Checkpoint(path, resume=True))
+    assert found.counts == Local().read(reader, splits).counts
+
+
+def test_an_interrupt_in_the_first_merge_writes_nothing(reader, tmp_path, monkeypatch):
+    def interrupted(self, other):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(HeadStatistics, "merge", interrupted)
+    with pytest.raises(KeyboardInterrupt, match="^nothing was written$"):
+        Local().read(reader, list(text_splits(TEXTS, 4)), checkpoint=Checkpoint(tmp_path / "new", seconds=1e9))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_runs_do_not_share_a_checkpoint(reader, tmp_path):
+    splits, path = list(text_splits(TEXTS, 4)), tmp_path / "checkpoint"
+    other = Reader(reader.model, reader.tokenizer, Options(experiments="heads", rows=8))
+
+    class Slow(Stopping):
+        """A reader beside which another run writes to the same place."""
+
+        def read(self, split, **options):
+            if self.read_now == 3 and not path.exists():
+                with pytest.raises(Stop):
+                    Local().read(Stopping(other, 2), splits, checkpoint=Checkpoint(path, seconds=0))
+            return super().read(split, **options)
+
+    mine = Checkpoint(path, seconds=1e9)
+    found = Local().read(Slow(reader, 100), splits, checkpoint=mine)
+    assert found.counts.documents == len(TEXTS)
+    mine.remove()
+    assert pieces_done(path) == 2
+    path.unlink()
+    with pytest.raises(
+        ValueError, match="checkpoint was written by another run meanwhile; give each run a file of its"
+    ):
+        Local().read(Stopping(Slow(reader, 100), 5, KeyboardInterrupt), splits, checkpoint=mine)
+    assert pieces_done(path) == 2
+    assert "resume" not in mine.remedy
+
+
+def test_a_kill_while_it_is_written_leaves_one_file_that_the_next_takes(reader, tmp_path, monkeypatch):
+    path = broken_off(reader, tmp_path / "checkpoint")
+    (tmp_path / ".checkpoint.part").write_bytes(b"half of a checkpoi")
+    Local().read(reader, list(text_splits(TEXTS, 4)), checkpoint=Checkpoint(path, resume=True))
+    assert [each.name for each in tmp_path.iterdir()] == ["checkpoint"]
