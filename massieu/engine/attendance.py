@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,9 +17,10 @@ if TYPE_CHECKING:
 __all__ = ["Attendance", "LostCluster", "ended_workers"]
 
 ROUND = 5.0  # seconds between two looks at who is there
+GLANCE = 0.2  # the same while answers are expected
 ANSWER = 30.0  # seconds for an answer of the scheduler
 ABSENCE = 60.0  # seconds without any worker
-LOADING = 60.0  # seconds for a worker to load the library
+LOADING = 300.0  # seconds for the first worker to load the library; many may read it from one disk
 
 
 class LostCluster(ValueError):  # noqa: N818  # a state of the cluster
@@ -30,17 +32,29 @@ class Attendance:
 
     Attributes:
         client: the connection to its scheduler.
-        workers: addresses of those that were there at the last look, all of which can run this library.
+        workers: addresses of those that were there at the last look and have said that they can run this library.
+        silent: of those that have not answered yet. One may still be loading it; if it hangs, the scheduler drops it
+            and gives its tasks to others after a while, its ``worker-ttl``.
     """
 
     def __init__(self, client: Client) -> None:
-        self.client, self.workers = client, frozenset[str]()
-        self._looked, self._seen = -math.inf, time.monotonic()
+        self.client, self.workers, self.silent = client, frozenset[str](), frozenset[str]()
+        self._answers: dict[str, Future[Any]] = {}
+        self._looked, self._seen, self._began = -math.inf, time.monotonic(), time.monotonic()
 
     @property
     def address(self) -> str:
         """Of the scheduler."""
         return str(getattr(self.client.scheduler, "address", "an unknown address"))
+
+    def gather(self) -> None:
+        """Wait until somebody is there, and a little longer for those who have not answered; raises as :meth:`look`."""
+        end = math.inf
+        while not self.workers or (self.silent and time.monotonic() < end):
+            self.look()
+            if self.workers:
+                end = min(end, time.monotonic() + ROUND)
+            time.sleep(0 if self.workers and not self.silent else GLANCE)
 
     def look(self) -> None:
         """See who is there, if the last look was some time ago.
@@ -50,7 +64,7 @@ class Attendance:
             ValueError: a worker cannot run this library.
         """
         now = time.monotonic()
-        if now - self._looked < ROUND:
+        if now - self._looked < (GLANCE if self.silent or not self.workers else ROUND):
             return
         self._looked = now
         scheduler: Any = self.client.scheduler
@@ -59,8 +73,17 @@ class Attendance:
             self._seen = now
         elif now - self._seen > ABSENCE:
             raise LostCluster(f"all workers of the scheduler at {self.address} have been gone for {ABSENCE:.0f} s")
-        self._ask(sorted(found - self.workers))
-        self.workers = found
+        self._ask(found)
+        self.workers = frozenset(worker for worker in found if self._has_answered(worker))
+        self.silent = found - self.workers
+        if self.silent and not self.workers and now - self._began > LOADING:
+            raise LostCluster(f"no worker of the scheduler at {self.address} has answered for {LOADING:.0f} s")
+
+    def close(self) -> None:
+        """Wait for nobody any more."""
+        for answer in self._answers.values():
+            answer.cancel()
+        self._answers.clear()
 
     @contextlib.contextmanager
     def talking(self) -> Iterator[None]:
@@ -72,19 +95,30 @@ class Attendance:
         except (CancelledError, ClosedClientError, OSError):  # an answer that does not come is an OSError too
             raise LostCluster(f"the scheduler at {self.address} is lost") from None
 
-    def _ask(self, new: Sequence[str]) -> None:
-        """A worker that cannot open a task ends itself, so everyone is asked before the first."""
-        if not new:
-            return
-        run: Any = self.client._run
-        answers = self.client.sync(run, _question(), workers=new, on_error="return", callback_timeout=LOADING)
+    def _ask(self, found: frozenset[str]) -> None:
+        """A worker that cannot open a task ends itself, so everyone is asked before the first; nobody is waited for."""
+        for worker in [worker for worker in self._answers if worker not in found]:
+            self._answers.pop(worker).cancel()
+        loop: Any = self.client.loop
+        for worker in sorted(found - self._answers.keys()):
+            asking: Any = self.client._run(_question(), workers=[worker], on_error="return")
+            self._answers[worker] = asyncio.run_coroutine_threadsafe(asking, loop.asyncio_loop)
+
+    def _has_answered(self, worker: str) -> bool:
+        answer = self._answers[worker]
+        if not answer.done():
+            return False
+        said = None if answer.cancelled() or answer.exception() else answer.result().get(worker)
+        if not isinstance(said, str):  # it was lost meanwhile, and is asked again if it is still there
+            del self._answers[worker]
+            return False
         own = sys.modules["massieu"].__version__
-        for worker, answer in answers.items():
-            if isinstance(answer, str) and answer != own:
-                raise ValueError(
-                    f"the worker {worker} must have massieu {own} as this process has, got {answer};"
-                    " give scheduler, workers and this process the same packages"
-                )
+        if said != own:
+            raise ValueError(
+                f"the worker {worker} must have massieu {own} as this process has, got {said};"
+                " give scheduler, workers and this process the same packages"
+            )
+        return True
 
 
 def ended_workers(error: KilledWorker) -> str:

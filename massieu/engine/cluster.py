@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import contextlib
 import importlib.util
@@ -11,6 +12,7 @@ import multiprocessing
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -114,17 +116,18 @@ class Dask:
         """
         from distributed import KilledWorker, wait
 
-        attendance = Attendance(self.client)
+        client = self.client  # a generator may outlive the engine
+        attendance = Attendance(client)
         given, waiting = list(given), collections.deque[Any]()
         try:
             with attendance.talking():
-                attendance.look()
-                waiting.extend(self.client.map(function, given, pure=False))
+                attendance.gather()
+                waiting.extend(client.map(function, given, pure=False))
             while waiting:
                 error = None
                 with attendance.talking():
                     attendance.look()
-                    with self.client.as_current(), contextlib.suppress(TimeoutError):
+                    with client.as_current(), contextlib.suppress(TimeoutError):
                         wait(waiting[0], timeout=PULSE)
                     if waiting[0].status == "pending":
                         continue
@@ -141,8 +144,9 @@ class Dask:
         except KilledWorker as error:
             raise LostCluster(f"a task {ended_workers(error)}") from None
         finally:
-            if waiting and self.client.status == "running":
-                self.client.cancel(list(waiting))
+            attendance.close()
+            if waiting and client.status == "running":
+                client.cancel(list(waiting))
 
     @property
     def client(self) -> Client:
@@ -225,15 +229,38 @@ def _address_in(file: Path) -> str:
 
 
 def _check_address(address: Any) -> None:
-    """One sentence unless somebody listens there; a client that finds nobody says so many times."""
+    """One sentence unless a scheduler answers there; a client waits for ever for anything else that listens."""
     from distributed.comm.addressing import get_address_host_port, resolve_address
 
     try:
         host, port = get_address_host_port(resolve_address(address), strict=True)
-        socket.create_connection((host, port), timeout=CONNECTION).close()
+        socket.create_connection((host, port), timeout=CONNECTION).close()  # which is refused at once, if it is
+        # In a thread of its own: a notebook has a loop already.
+        with ThreadPoolExecutor(1) as aside:
+            kind = aside.submit(asyncio.run, _kind(address)).result()
     except (OSError, ValueError, TypeError) as error:
         text = " ".join(str(error).split())[:120]
-        raise ValueError(f"no scheduler answers at {address!r} ({text}); start one with dask scheduler") from None
+        why = text or f"no answer for {CONNECTION:.0f} s"
+        raise ValueError(f"no scheduler answers at {address!r} ({why}); start one with dask scheduler") from None
+    if kind != "Scheduler":
+        raise ValueError(
+            f"the address must be that of a scheduler, got {address!r}, where a {kind} answers; say where"
+            " dask scheduler listens"
+        )
+
+
+async def _kind(address: Any) -> str:
+    """What listens at an address."""
+    from distributed.comm.core import connect
+    from distributed.core import send_recv
+    from distributed.security import Security
+
+    async def ask() -> Any:
+        comm = await connect(address, timeout=CONNECTION, **Security().get_connection_args("client"))
+        return await send_recv(comm, op="identity", close=True)
+
+    found = await asyncio.wait_for(ask(), CONNECTION)
+    return str(found.get("type")) if isinstance(found, dict) else "stranger"
 
 
 def _hush(stack: contextlib.ExitStack) -> None:

@@ -74,6 +74,7 @@ class Drive:
         talking = self._attendance.talking
         with talking():
             self.client.subscribe_topic(TOPIC, self._heard)
+            self._attendance.gather()
         while True:
             with talking():
                 self._attendance.look()
@@ -184,6 +185,7 @@ class Drive:
         )
 
     def _end(self) -> None:
+        self._attendance.close()
         with contextlib.suppress(Exception):  # nobody is there any more
             self.client.unsubscribe_topic(TOPIC)
             if self._groups:

@@ -292,16 +292,6 @@ def test_an_interrupt_in_the_middle_of_a_merge_leaves_the_checkpoint_before_it(r
     assert found.counts == Local().read(reader, splits).counts
 
 
-def test_an_interrupt_in_the_first_merge_writes_nothing(reader, tmp_path, monkeypatch):
-    def interrupted(self, other):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(HeadStatistics, "merge", interrupted)
-    with pytest.raises(KeyboardInterrupt, match="^nothing was written$"):
-        Local().read(reader, list(text_splits(TEXTS, 4)), checkpoint=Checkpoint(tmp_path / "new", seconds=1e9))
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_two_runs_do_not_share_a_checkpoint(reader, tmp_path):
     splits, path = list(text_splits(TEXTS, 4)), tmp_path / "checkpoint"
     other = Reader(reader.model, reader.tokenizer, Options(experiments="heads", rows=8))

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -246,3 +247,59 @@ def test_an_unknown_engine_is_refused():
 def test_options_of_a_cluster_are_refused_elsewhere(capsys):
     assert cli.main(["inspect", "--address", "127.0.0.1:1"]) == 2
     assert capsys.readouterr().err == "massieu: address is for the engine dask, got the engine local; leave it out\n"
+
+
+@pytest.fixture
+def listening():
+    """The address of something that takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_whoever_listens_and_is_no_scheduler_is_one_sentence(listening, monkeypatch):
+    monkeypatch.setattr(clusters, "CONNECTION", 1.0)
+    sentence = f"^no scheduler answers at '{listening}' .*; start one with dask scheduler$"
+    with Dask(listening) as engine, pytest.raises(ValueError, match=sentence):
+        inspect_model(texts=TEXTS, engine=engine, experiments="heads")
+
+
+def test_the_address_of_a_worker_is_one_sentence(engine):
+    (worker,) = engine.client.scheduler_info()["workers"]
+    sentence = f"^the address must be that of a scheduler, got '{worker}', where a Worker answers"
+    with Dask(worker) as other, pytest.raises(ValueError, match=sentence):
+        inspect_model(texts=TEXTS, engine=other, experiments="heads")
+
+
+def test_a_worker_that_hangs_changes_nothing(processes, tmp_path, embedded):
+    file = tmp_path / "scheduler.json"
+    processes.environment["DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL"] = "5s"  # after which the scheduler drops it
+    processes.scheduler(file)
+    hanging, _ = processes.worker(file), processes.worker(file)
+    with Dask(scheduler_file=file) as engine:
+        engine.client.wait_for_workers(2)
+        hanging.send_signal(signal.SIGSTOP)
+        found = engine.read(embedded, list(text_splits(TEXTS, 10)), origin=Origin(None))
+        assert list(engine.map(len, ["a", "bc"])) == [1, 2]
+    assert found.counts.documents == len(TEXTS)
+
+
+def test_workers_that_all_hang_are_one_sentence(processes, tmp_path, embedded, monkeypatch):
+    monkeypatch.setattr(attendance, "LOADING", 1.0)
+    file = tmp_path / "scheduler.json"
+    processes.scheduler(file)
+    hanging = processes.worker(file)
+    with Dask(scheduler_file=file) as engine:
+        engine.client.wait_for_workers(1)
+        hanging.send_signal(signal.SIGSTOP)
+        with pytest.raises(
+            LostCluster, match="no worker of the scheduler at tcp.* has answered for 1 s; nothing was kept"
+        ):
+            engine.read(embedded, list(text_splits(TEXTS, 10)), origin=Origin(None))
+
+
+def test_a_sweep_that_is_left_begins_no_cluster(monkeypatch):
+    with Dask(workers=1) as engine:
+        results = engine.map(len, ["a", "bc"])
+        assert next(results) == 1
+    monkeypatch.setattr(Dask, "_connected", lambda self: pytest.fail("a cluster was started"))
+    results.close()
