@@ -6,6 +6,7 @@ import functools
 import inspect
 import math
 import os
+import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -128,6 +129,12 @@ def verify(
         <Verdict.FAILS: 'FAILS'>
     """
     claims = all_claims() if claims is None else list(claims)
+    prints = None
+    if engine is not None and model is not None:
+        from massieu.engine import Origin
+
+        model = Origin.of(model, {}).name  # a folder by its whole path: others work elsewhere
+        prints = _prints(model) if any(claim.on_model for claim in claims) else None
     options: dict[str, Any] = {"seed": seed, "full": full, "model": model}
     # Experiments on a model share what they measured, so they run one after the other in one process.
     parts = [[claim] for claim in claims if not claim.on_model]
@@ -144,8 +151,14 @@ def verify(
                 progress("verifying", len(found), len(claims))
 
     if engine is not None and known:
-        keys = [[claim.key for claim in part] for part in parts]
-        for rows in engine.map(functools.partial(_examine_elsewhere, options=options), keys):
+        task = functools.partial(_examine_elsewhere, options=options, prints=prints)
+        waiting = [[claim.key for claim in part] for part in parts]
+        again: list[list[str]] = []
+        for rows in engine.map(task, waiting, lost=again.append):
+            done([Result(_registered()[key], *rest) for key, *rest in rows or ()])
+        # What was beside one that ended its worker may be lost with it: each is tried once more, alone.
+        for keys in again:
+            (rows,) = engine.map(task, [keys], lost=functools.partial(_rows_lost, options=options))
             done([Result(_registered()[key], *rest) for key, *rest in rows])
     elif workers > 1 and known:  # other processes know the registered claims only
         for results in _side_by_side(parts, options, workers):
@@ -190,14 +203,39 @@ def _lost(claim: Claim, options: dict[str, Any]) -> Result:
 
 def _examine_keys(keys: list[str], options: dict[str, Any]) -> list[tuple[Any, ...]]:
     """What a worker does; experiments are functions of modules, so only their keys travel."""
-    results = [examine(_registered()[key], **options) for key in keys]
-    return [(each.claim.key, each.verdict, each.expected, each.evidence, each.seconds, each.reason) for each in results]
+    return [_row(examine(_registered()[key], **options)) for key in keys]
 
 
-def _examine_elsewhere(keys: list[str], options: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """The same in a process that was not begun for it."""
+def _examine_elsewhere(
+    keys: list[str], options: dict[str, Any], prints: tuple[str, str | None] | None
+) -> list[tuple[Any, ...]]:
+    """The same in a process that was not begun for it, whose model must be the one with these fingerprints."""
     _alone()
+    name = options["model"]
+    if prints is not None and any(_registered()[key].on_model for key in keys) and _prints(name) != prints:
+        raise ValueError(
+            f"the worker {platform.node()} must have the model of the process that asks it, but its {name} has other"
+            " weights or another tokenizer; give all machines the same files and the same versions"
+        )
     return _examine_keys(keys, options)
+
+
+def _rows_lost(keys: list[str], options: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """What to say of claims that end every worker that takes them."""
+    return [_row(_lost(_registered()[key], options)) for key in keys]
+
+
+def _row(result: Result) -> tuple[Any, ...]:
+    return result.claim.key, result.verdict, result.expected, result.evidence, result.seconds, result.reason
+
+
+def _prints(model: str | None) -> tuple[str, str | None]:
+    """Of a model and its tokenizer."""
+    from massieu.inspection.fingerprint import model_fingerprint, tokenizer_fingerprint
+    from massieu.inspection.loading import load
+
+    loaded = load(str(model))
+    return model_fingerprint(loaded.model), tokenizer_fingerprint(loaded.tokenizer)
 
 
 def _registered() -> dict[str, Claim]:

@@ -10,9 +10,12 @@ import json
 import logging
 import multiprocessing
 import os
+import signal
 import socket
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -103,8 +106,10 @@ class Dask:
             Drive(self.client, recipe, ledger, progress).run()
         return ledger.part
 
-    def map(self, function: Callable[[Any], Any], given: Iterable[Any], /) -> Iterator[Any]:
-        """The function of each, in the order given, each on some worker.
+    def map(
+        self, function: Callable[[Any], Any], given: Iterable[Any], /, *, lost: Callable[[Any], Any] | None = None
+    ) -> Iterator[Any]:
+        """The function of each, in the order given, each on some worker; see :class:`~massieu.engine.Engine`.
 
         Futures rather than joblib's backend for Dask: that one waits for ever for a task that ends its workers, and
         computes in the driver if the cluster has a single thread.
@@ -135,12 +140,14 @@ class Dask:
                         error = waiting[0].exception()
                     else:
                         found = waiting[0].result()
+                if isinstance(error, KilledWorker) and lost is not None:
+                    found, error = lost(given[-len(waiting)]), None
                 if error is not None:  # the task's own, whatever it is
                     raise error
                 waiting.popleft()
                 yield found
-        except LostCluster as lost:
-            raise LostCluster(f"{lost}; start again") from None
+        except LostCluster as gone:
+            raise LostCluster(f"{gone}; start again") from None
         except KilledWorker as error:
             raise LostCluster(f"a task {ended_workers(error)}") from None
         finally:
@@ -197,22 +204,41 @@ class Dask:
 
         if getattr(multiprocessing.current_process(), "_inheriting", False):
             raise SystemExit(GUARD)
-        try:
-            with dask.config.set(ALLOCATION):
-                started = LocalCluster(
-                    n_workers=self._workers or os.cpu_count() or 1,
-                    threads_per_worker=1,
-                    processes=True,
-                    host=LOOPBACK,
-                    dashboard_address=f"{LOOPBACK}:0",
-                    silence_logs=logging.CRITICAL,
-                    preload=["massieu.engine.workers"],
-                )
-        except RuntimeError as error:  # a worker ended before it had begun
-            raise ValueError(f"no worker process could be started ({error}); {GUARD}") from None
-        cluster = self._open.enter_context(started)
-        client: Client = self._open.enter_context(Client(cluster, set_as_default=False))
+        with _undisturbed():
+            try:
+                with dask.config.set(ALLOCATION):
+                    started = LocalCluster(
+                        n_workers=self._workers or os.cpu_count() or 1,
+                        threads_per_worker=1,
+                        processes=True,
+                        host=LOOPBACK,
+                        dashboard_address=f"{LOOPBACK}:0",
+                        silence_logs=logging.CRITICAL,
+                    )
+            except RuntimeError as error:  # a worker ended before it had begun
+                raise ValueError(f"no worker process could be started ({error}); {GUARD}") from None
+            cluster = self._open.enter_context(started)
+            client: Client = self._open.enter_context(Client(cluster, set_as_default=False))
         return client
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Processes that begin inside never hear an interrupt, which is for the driver; it hears one only at the end."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # its beginning would let interrupts through again
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # threads and processes take it over
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _address_in(file: Path) -> str:

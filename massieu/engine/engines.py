@@ -81,8 +81,16 @@ class Engine(Protocol):
             progress: called while the text is read.
         """
 
-    def map(self, function: Callable[[Any], Any], given: Iterable[Any], /) -> Iterator[Any]:
-        """The function of each, in the order given."""
+    def map(
+        self, function: Callable[[Any], Any], given: Iterable[Any], /, *, lost: Callable[[Any], Any] | None = None
+    ) -> Iterator[Any]:
+        """The function of each, in the order given.
+
+        Args:
+            function: what to do with each.
+            given: what it is done with.
+            lost: what to give, here, instead of what nobody could finish because it ends who takes it; None raises.
+        """
 
     def close(self) -> None:
         """Give back what was taken for it, such as worker processes."""

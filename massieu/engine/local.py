@@ -53,8 +53,10 @@ class Local:
                 report()
         return ledger.part
 
-    def map(self, function: Callable[[Any], Any], given: Iterable[Any], /) -> Iterator[Any]:
-        """The function of each, in the order given."""
+    def map(
+        self, function: Callable[[Any], Any], given: Iterable[Any], /, *, lost: Callable[[Any], Any] | None = None
+    ) -> Iterator[Any]:
+        """The function of each, in the order given; what ends this process is not survived."""
         return map(function, given)
 
     def close(self) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import signal
 import threading
 import time
 import traceback
@@ -134,11 +133,6 @@ def merge_parcels(parcels: Sequence[Parcel | Failure]) -> Parcel | Failure:
         return Parcel.of(merge_parts(parcel.open() for parcel in good), sum(parcel.seconds for parcel in good))
     finally:
         _give_back()
-
-
-def dask_setup(worker: Any) -> None:
-    """Called by Dask in a process that this machine's own cluster begins: an interrupt is for the driver alone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _give_back() -> None:

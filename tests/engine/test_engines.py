@@ -303,3 +303,29 @@ def test_a_sweep_that_is_left_begins_no_cluster(monkeypatch):
         assert next(results) == 1
     monkeypatch.setattr(Dask, "_connected", lambda self: pytest.fail("a cluster was started"))
     results.close()
+
+
+def test_an_interrupt_while_a_cluster_begins_ends_it_without_a_word(processes, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, signal, threading, time\n"
+        "from distributed import LocalCluster\n"
+        "from massieu.engine import Dask\n"
+        "if __name__ == '__main__':\n"
+        "    threading.Timer(0.5, lambda: os.killpg(0, signal.SIGINT)).start()\n"
+        "    try:\n"
+        "        with Dask(workers=2) as engine:\n"
+        "            engine.client, time.sleep(60)\n"
+        "    except KeyboardInterrupt:\n"
+        "        print('interrupted')\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, str(script)],
+        env=processes.environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "interrupted\n", "")

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import dask
 import pytest
+import torch
 
-from massieu import claims, cli
+from massieu import assets, claims, cli
 from massieu.engine import Dask, Local, LostCluster, attendance
+from massieu.inspection.loading import load
 from massieu.memory import measure_capacity
 
 
@@ -102,6 +104,69 @@ def test_a_task_that_ends_every_worker_ends_a_sweep():
         pytest.raises(LostCluster, match="a task has ended 1 worker, the last at tcp"),
     ):
         list(engine.map(_deadly, range(2)))
+
+
+def test_what_ends_its_workers_may_be_replaced():
+    once = dask.config.set({"distributed.scheduler.allowed-failures": 0})
+    with once, Dask(workers=1) as engine:
+        found = list(engine.map(_deadly_at_two, range(4), lost=lambda number: f"{number} is lost"))
+    assert found[:3] == [0, 1, "2 is lost"]
+    assert found[3] in (9, "3 is lost")  # who waits beside it may be lost with it
+
+
+def _deadly_at_two(number):
+    if number == 2:
+        time.sleep(0.5)  # the others are told by now
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number * number
+
+
+def test_a_claim_that_ends_its_workers_is_undecided_and_the_one_beside_it_is_tried_again():
+    asked = []
+
+    class Losing(Local):
+        def map(self, function, given, /, *, lost=None):
+            asked.append(given := list(given))
+            return (lost(keys) if keys == ["C14"] or len(given) > 1 else function(keys) for keys in given)
+
+    found = {each.claim.key: each for each in claims.verify(claims.select(["C14", "C1"]), engine=Losing())}
+    assert sorted(map(len, asked)) == [1, 1, 2]
+    assert not found["C1"].surprises
+    assert found["C14"].verdict is claims.Verdict.UNDECIDED
+    assert found["C14"].expected is not None
+    assert "the process that ran it ended" in found["C14"].reason
+
+
+@pytest.fixture
+def folder(tmp_path):
+    loaded = load(str(assets.MODEL))
+    loaded.model.save_pretrained(tmp_path / "model")
+    loaded.tokenizer.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_a_model_by_a_relative_path_is_found_by_workers_elsewhere(engine, folder, monkeypatch):
+    assert engine.client.run(os.getcwd)  # the workers are there already, in another folder
+    monkeypatch.chdir(folder.parent)
+    (found,) = claims.verify(claims.select(["X5"]), engine=engine, model="model")
+    assert found.evidence is not None, found.reason
+
+
+def test_a_worker_with_another_model_is_refused(folder):
+    class Elsewhere(Local):
+        """A worker on whose machine the folder holds another model."""
+
+        def map(self, function, given, /, *, lost=None):
+            loaded = load(str(folder))
+            with torch.no_grad():
+                next(loaded.model.parameters()).mul_(2)
+            loaded.model.save_pretrained(folder)
+            return map(function, given)
+
+    with pytest.raises(
+        ValueError, match="must have the model of the process that asks it, but its .* has other weights"
+    ):
+        claims.verify(claims.select(["X5"]), engine=Elsewhere(), model=str(folder))
 
 
 def _deadly(number):
