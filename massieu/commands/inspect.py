@@ -133,8 +133,8 @@ def _corpus(options: argparse.Namespace) -> Corpus:
     if options.dataset:
         from massieu.inspection.texts import read_dataset
 
-        rows = read_dataset(options.dataset, column=column)
-        return Corpus.from_texts(rows, options.dataset, strict=options.strict, **few)
+        rows, size = read_dataset(options.dataset, column=column), options.split_bytes
+        return Corpus.from_texts(rows, options.dataset, strict=options.strict, split_bytes=size, **few)
     if options.text:
         corpus = Corpus(options.text, column, strict=options.strict, split_bytes=options.split_bytes, **few)
         if not options.column or any(file.format != "text" for file in corpus.files):

@@ -28,6 +28,9 @@ LONGEST = 2**20  # pieces of a stretch
 SHORTEST = 5.0  # seconds of work in a stretch, if there is a choice
 BETWEEN = 30.0  # seconds of work in a stretch, if no checkpoint says
 
+# Texts in memory travel with their tasks, about which Dask warns.
+QUIETLY = {"distributed.admin.large-graph-warning-threshold": "1TB"}
+
 Stretch = tuple[tuple[int, Piece], ...]
 
 
@@ -62,8 +65,11 @@ class Drive:
             ValueError: what a worker has said about the text or the model.
             NotObservable: likewise.
         """
+        import dask
+
         try:
-            self._run()
+            with dask.config.set(QUIETLY):
+                self._run()
         except LostCluster as lost:
             self.ledger.save()
             raise LostCluster(f"{lost}; {self.ledger.remedy}") from None

@@ -105,10 +105,10 @@ def read_stretch(recipe: Recipe, stretch: Sequence[tuple[int, Piece]]) -> Parcel
         recipe: the model, and how it reads.
         stretch: the pieces with their numbers.
     """
-    begin = time.perf_counter()
     try:
         # Listening to attention is for one at a time; a worker of several threads gives all of them to the model.
         with _alone:
+            begin = time.perf_counter()
             if (worker := _worker()) is not None:
                 torch.set_num_threads(worker.state.nthreads)
             reader = _reader(recipe)

@@ -21,7 +21,7 @@ from massieu.inspection.corpus import Corpus
 from massieu.inspection.loading import load
 from massieu.inspection.options import Options
 from massieu.inspection.reader import Reader
-from massieu.inspection.splits import text_splits
+from massieu.inspection.splits import TextSplit, text_splits
 
 TEXTS = [f"Some years ago, never mind how long precisely, {i} whales." for i in range(100)]
 
@@ -101,6 +101,22 @@ def test_what_is_wrong_with_a_text_is_said_as_in_this_process(engine, tmp_path):
 def test_errors_of_workers_arrive(engine, embedded, by, error):
     with pytest.raises(error, match="it was asked for"):
         engine.read(embedded, [Ending(by)], origin=Origin(None))
+
+
+class Heavy:
+    """A piece of a text that weighs more than what it gives."""
+
+    key = "heavy"
+
+    def __init__(self):
+        self.weight = os.urandom(12_000_000)
+
+    def read(self, faults=None):
+        return TextSplit(("Call me Ishmael.",)).read(faults)
+
+
+def test_large_texts_travel_without_a_warning(engine, embedded):  # which would be an error
+    assert engine.read(embedded, [Heavy()], origin=Origin(None)).counts.documents == 1
 
 
 def test_a_piece_that_ends_every_worker_is_named(embedded):

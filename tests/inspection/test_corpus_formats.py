@@ -185,7 +185,7 @@ def test_a_quote_that_is_not_closed_is_counted_and_placed(end, tab, tmp_path):
 
     found, faults = table(row50=f'50{tab}"oops')
     assert found == [f"whale {i}" for i in range(50)]
-    assert reasons(faults) == [(f"a.{end}:52", "not CSV")]
+    assert reasons(faults) == [(f"a.{end}:52", "quote never closed, with all rows after it")]
     with pytest.raises(
         ValueError, match=rf"a.{end} must have rows as CSV .* line 52 is none \(unexpected end .*; close"
     ):
@@ -196,7 +196,7 @@ def test_a_quote_that_is_not_closed_is_counted_and_placed(end, tab, tmp_path):
     assert reasons(faults) == [(f"a.{end}:52", "not CSV")]
     assert table(row50=f'50{tab}"white" whale')[1].counts == {"not CSV": 1}
     path.write_text(f'id{tab}"text\n1{tab}a\n')
-    assert reasons(read(path)[1]) == [(f"a.{end}:1", "not CSV")]
+    assert reasons(read(path)[1]) == [(f"a.{end}:1", "quote never closed, with all rows after it")]
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ __all__ = ["Corpus"]
 
 SPLIT_BYTES = 1 << 20
 FEWEST_BYTES = 1 << 15
-PIECES = 64
-"""Into how many a small corpus is cut, so that several workers share it."""
+PIECES = 512
+"""Into how many a small corpus is cut, so that several workers share it and checkpoints come often."""
 
 NAMED = 8  # paths that the name of a corpus names
 
@@ -89,7 +89,7 @@ class Corpus:
         sample: float | None = None,
         seed: int = 0,
         strict: bool = False,
-        split_bytes: int = SPLIT_BYTES,
+        split_bytes: int | None = None,
     ) -> Corpus:
         """A corpus of texts in memory; its splits hold those that are in the sample.
 
@@ -103,7 +103,7 @@ class Corpus:
         if isinstance(texts, str):
             raise TypeError("texts must be a list of strings, got a single string; pass [text]")
         corpus = object.__new__(cls)
-        corpus._want(Wanted("text", sample, seed, strict), limit, split_bytes)
+        corpus._want(Wanted("text", sample, seed, strict), limit, SPLIT_BYTES if split_bytes is None else split_bytes)
         corpus.files, corpus.name, corpus._texts = [], name, texts
         return corpus
 

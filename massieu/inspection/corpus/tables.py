@@ -17,6 +17,8 @@ ROWS_AT_ONCE = 256  # rows of Parquet in memory
 BUFFER = 1 << 18  # bytes of a column of Parquet that are read at once
 FIELD_LIMIT = 1 << 30  # characters in a field of CSV
 
+OPEN = "quote never closed, with all rows after it"
+
 
 def csv_rows(
     file: IO[bytes], column: str, start: int = 0, stop: int | None = None, delimiter: str = ","
@@ -57,7 +59,8 @@ def _rows(rows: Any) -> Iterator[tuple[int, list[str] | BadRecord]]:
             row = next(rows, None)
         except csv.Error as error:
             remedy = "close its quotes, and write those inside of quotes twice"
-            yield line, BadRecord("not CSV", "must have rows as CSV has them", f"is none ({error})", remedy)
+            reason = OPEN if "end of data" in str(error) else "not CSV"
+            yield line, BadRecord(reason, "must have rows as CSV has them", f"is none ({error})", remedy)
             continue
         if row is None:
             return
