@@ -153,6 +153,7 @@ class Drive:
             except TimeoutError:  # its worker was lost meanwhile, and another one works on it
                 return
         group = self._groups.pop(future)
+        future.release()  # at once: whoever holds what it gave waits for that, and a reference may live on in a cycle
         if isinstance(found, Failure):
             raise _as_said(found)
         numbers = [number for stretch in group for number, _ in stretch]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import pickle
 import threading
 import time
 import traceback
@@ -19,7 +20,7 @@ import torch
 from massieu.engine.engines import Origin
 from massieu.inspection.files import part_from_bytes, part_to_bytes
 from massieu.inspection.options import Options
-from massieu.inspection.parts import Identity, Part, merge_parts
+from massieu.inspection.parts import Identity, Part
 from massieu.inspection.reader import Reader
 from massieu.inspection.splits import Piece
 
@@ -82,7 +83,7 @@ class Parcel:
         True
     """
 
-    data: bytes
+    data: bytes | memoryview
     seconds: float
 
     @classmethod
@@ -92,7 +93,11 @@ class Parcel:
 
     def open(self) -> Part:
         """The part."""
-        return part_from_bytes(self.data)
+        return part_from_bytes(bytes(self.data))
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Beside the pickle, where Dask sends it without making copies."""
+        return Parcel, (pickle.PickleBuffer(self.data) if protocol >= 5 else bytes(self.data), self.seconds)
 
     def __sizeof__(self) -> int:  # the scheduler moves what is small
         return len(self.data)
@@ -130,7 +135,10 @@ def merge_parcels(parcels: Sequence[Parcel | Failure]) -> Parcel | Failure:
             return parcel
         good.append(parcel)
     try:
-        return Parcel.of(merge_parts(parcel.open() for parcel in good), sum(parcel.seconds for parcel in good))
+        merged = good[0].open()  # nobody else has it, so that others may be added to it
+        for parcel in good[1:]:
+            merged.merge(parcel.open())
+        return Parcel.of(merged, sum(parcel.seconds for parcel in good))
     finally:
         _give_back()
 

@@ -115,7 +115,7 @@ def _label(key: Any) -> str:
 
 
 def _smaller(x: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
-    """What a file keeps of a tensor, in memory of its own, and how to undo it."""
+    """What a file keeps of a tensor, in memory that it shares with no other one, and how to undo it."""
     if x.dim() == 2 and 1 < len(x) == x.shape[1] and torch.equal(x, x.mT):
         rows, columns = torch.triu_indices(len(x), len(x))
         return x[rows, columns], ("symmetric", len(x))
@@ -123,6 +123,8 @@ def _smaller(x: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
         filled = (x != 0).reshape(-1, x.shape[-1]).any(0).nonzero()[:, 0]
         begin, end = (int(filled[0]), int(filled[-1]) + 1) if len(filled) else (0, 0)
         return x[..., begin:end].clone(memory_format=torch.contiguous_format), ("padded", x.shape[-1], begin)
+    if x.dim() == 2 and x.is_contiguous() and x.untyped_storage().nbytes() == x.nbytes:
+        return x, ()  # a vector may be the same one as another
     return x.clone(memory_format=torch.contiguous_format), ()
 
 

@@ -1,5 +1,6 @@
 """Engines by name, and what a cluster says when it cannot go on."""
 
+import gc
 import importlib.util
 import os
 import signal
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from massieu import assets, cli
-from massieu.engine import Dask, LostCluster, Origin, attendance, engine_named
+from massieu.engine import Dask, LostCluster, Origin, attendance, driving, engine_named
 from massieu.engine import cluster as clusters
 from massieu.inspection import NotObservable, inspect_model
 from massieu.inspection.corpus import Corpus
@@ -101,6 +102,26 @@ def test_what_is_wrong_with_a_text_is_said_as_in_this_process(engine, tmp_path):
 def test_errors_of_workers_arrive(engine, embedded, by, error):
     with pytest.raises(error, match="it was asked for"):
         engine.read(embedded, [Ending(by)], origin=Origin(None))
+
+
+def _held(dask_worker):
+    return list(dask_worker.data)
+
+
+def test_workers_hold_nothing_that_the_driver_has_taken(engine, embedded, monkeypatch):
+    monkeypatch.setattr(driving, "BETWEEN", 0.0)  # so that every piece is a task
+    held = []
+
+    def progress(*how_far):
+        held.append(sum(map(len, engine.client.run(_held).values())))
+
+    gc.disable()  # which would find it, late
+    try:
+        engine.read(embedded, list(text_splits(TEXTS, 5)), origin=Origin(None), progress=progress)
+    finally:
+        gc.enable()
+    assert len(held) >= 20
+    assert max(held) <= driving.GROUPS + 1
 
 
 class Heavy:
