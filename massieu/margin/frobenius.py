@@ -35,6 +35,8 @@ def least_frobenius(program: Program, *, tolerance: float, rounds: int) -> Solve
     start = program.products
     if not program.least.any():
         return _nothing(program)
+    if program.void.any():  # each of them shows alone, and without rounding, that there is no margin
+        return _ended(program, program.void.ravel()[program.index].astype(float), tolerance, start)
     right, ones = program.rewards, np.where(program.free, 0.0, 1.0)
     x = np.zeros(len(program.index))
     best: Solved | None = None

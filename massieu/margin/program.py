@@ -68,6 +68,9 @@ class Program:
         queries: :math:`z_g`, shape ``(groups, query_dim)``.
         least: which slots ask for at least one, boolean, ``(groups, slots)``.
         equal: which slots ask for zero.
+
+    Attributes:
+        void: constraints that ask for at least one and are zero, as of twins, whatever the weights.
     """
 
     def __init__(self, rows: Floats, queries: Floats, least: Flags, equal: Flags) -> None:
@@ -75,6 +78,7 @@ class Program:
         self.queries, query_sizes = _units(queries)
         sizes = row_sizes * query_sizes[:, None]
         self.least, self.equal = least, equal & (sizes > 0)  # zero equals zero
+        self.void = least & (sizes == 0)  # and is never at least one
         self.index = np.flatnonzero(self.least | self.equal)
         self.free = self.equal.ravel()[self.index]
         asked = sizes[self.least & (sizes > 0)]
