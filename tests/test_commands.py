@@ -10,6 +10,7 @@ import sys
 import time
 import types
 
+import pandas
 import pytest
 
 pytest.importorskip("transformers")
@@ -75,8 +76,6 @@ def test_a_report_names_the_files_that_were_read(tmp_path, monkeypatch, capsys):
 
 def test_a_corpus_gives_the_same_figures_in_any_format(tmp_path, capsys):
     import gzip
-
-    import pandas
 
     texts = [f"{word}, it was the age of {word}" for word in ("wisdom", "foolishness", "belief", "incredulity")]
     table = pandas.DataFrame({"body": texts, "id": range(4)})
@@ -375,3 +374,27 @@ def test_lines_of_a_log_tell_how_fast_it_goes_and_how_long_it_takes(capsys, monk
         "reading: 200 of 4,000, 5.0 documents/s, 250 tokens/s, 0:12:40 left ...",
         "experiments ...",
     ]
+
+
+def test_a_report_of_heads_alone_speaks_of_nothing_else(tmp_path, capsys):
+    text = tmp_path / "text.jsonl"
+    text.write_text('"Call me Ishmael."\n{"text": "Some years ago"}\n{broken\n')
+    out = tmp_path / "out"
+    assert cli.main(["inspect", "--text", str(text), "--heads-only", "--out", str(out), "-q", "--resume"]) == 0
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert 'href="#theory"' not in page
+    assert 'id="q-entropy"' in page
+    assert 'id="q-expansion"' not in page
+    assert "<dt>bad records</dt><dd>1, 1 not JSON</dd>" in page
+    for name in ("layers", "experiments"):
+        assert pandas.read_csv(out / f"{name}.csv").empty
+    assert capsys.readouterr().err == ""
+    assert cli.main(["inspect", "--text", str(text), "--heads-only", "--out", str(tmp_path / "new"), "--resume"]) == 0
+    assert "beginning, since there is no checkpoint" in capsys.readouterr().err
+
+
+def test_rows_of_a_table_without_the_column_are_all_counted(tmp_path, capsys):
+    (tmp_path / "a.csv").write_text("id,text\n1,one\n2,two\n3,three\n")
+    (tmp_path / "b.jsonl").write_text('{"body": "Call me Ishmael."}\n')
+    assert cli.main(["inspect", "--text", str(tmp_path), "--column", "body", "--heads-only", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["facts"]["text"]["bad_records"]["reasons"] == {"no such column": 3}

@@ -85,6 +85,9 @@ def run(options: argparse.Namespace) -> int:
     if options.out:
         result.check_writable(Path(options.out))
     checkpoint = _checkpoint(options)
+    if options.resume and checkpoint is not None and not options.quiet:
+        there = "going on from" if checkpoint.path.exists() else "beginning, since there is no checkpoint"
+        print(f"{there} {checkpoint.path}", file=sys.stderr)
     chosen = engine(options, options.workers)
     mentioned = contextlib.nullcontext if checkpoint is None else checkpoint.mentioned
     with mentioned(), contextlib.closing(chosen), progress_shown(options.quiet or options.json) as progress:

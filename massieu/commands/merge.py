@@ -29,6 +29,9 @@ def run(options: argparse.Namespace) -> int:
     from massieu.inspection import merging, result
 
     if options.out:
+        runs = [Path(run).resolve() for run in options.runs]
+        if Path(options.out).resolve() in (run.parent if run.is_file() else run for run in runs):
+            raise ValueError(f"--out must be another folder than those of the runs, got {options.out}; name a new one")
         result.check_writable(Path(options.out))
     found = merging.merge_runs(options.runs, model=options.model, **loading(options))
     report = found.save(options.out) if options.out else None

@@ -78,8 +78,8 @@ class _Pace:
 
     def left(self, total: int) -> str:
         """The time until all is done, in words; empty if nobody knows."""
-        if not self.rate or not total:
-            return ""
+        if not self.rate or self._last[1] < min(50, total / 20) or not total:
+            return ""  # of few steps, which may differ, nobody can tell
         minutes, seconds = divmod(round(max(0, total - self._last[1]) / self.rate), 60)
         hours, minutes = divmod(minutes, 60)
         return f", {hours}:{minutes:02}:{seconds:02} left"

@@ -140,5 +140,7 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def _unwritable(folder: Path, error: OSError) -> ValueError:
+    if isinstance(error, (FileExistsError, NotADirectoryError)):
+        return ValueError(f"{folder} must be a folder, and there is a file in its place; choose another with --out")
     why = error.strerror or str(error)
     return ValueError(f"the folder {folder} cannot be written to: {why}; make room, or choose another with --out")

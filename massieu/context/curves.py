@@ -55,6 +55,9 @@ def error_curve(
     frames = imported("pandas", "error_curve")
     asked = check_lengths(lengths, prompts.examples)
     rows = []
+    if not isinstance(predictors, Mapping):
+        got = type(predictors).__name__
+        raise TypeError(f"predictors must be a mapping of names to predictors, got {got}; pass {{'mine': predictor}}")
     for name, predictor in predictors.items():
         if isinstance(predictor, Predictor):
             found = predictor(prompts, asked)

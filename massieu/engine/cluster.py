@@ -188,6 +188,8 @@ class Dask:
             return self._started()
         client = Client(self._address, timeout=CONNECTION, set_as_default=False)
         self._open.callback(client.close, timeout=2)
+        if self._announce is not None and not client.scheduler_info()["workers"]:
+            self._announce(f"waiting for workers of the scheduler at {self._address} ...")
         try:
             client.wait_for_workers(1, timeout=FIRST)
         except TimeoutError:

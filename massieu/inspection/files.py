@@ -94,7 +94,8 @@ def load_checkpoint(path: str | Path, identity: Identity, corpus: str) -> tuple[
     if header["corpus"] != corpus:
         raise ValueError(
             f"the checkpoint {path} was made for another text ({str(header['corpus'])[:12]}, and this one is"
-            f" {corpus[:12]}); resume with the same files, column, sample and limit, or remove it to begin again"
+            f" {corpus[:12]}); resume with the same files, column, sample,"
+            " seed, limit, strictness and --split-bytes, or remove it to begin again"
         )
     return part, {number for begin, end in tensors[DONE].tolist() for number in range(begin, end)}
 

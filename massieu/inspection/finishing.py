@@ -74,7 +74,7 @@ def _tables(part: Part, model: nn.Module) -> tuple[Inspection, list[HeadWeights]
     import pandas
 
     heads, weights = part.heads.table(), []
-    layers, experiments = pandas.DataFrame(), pandas.DataFrame()
+    layers, experiments = pandas.DataFrame(columns=["layer"]), pandas.DataFrame(columns=["experiment"])
     notes = [*_notes(part, model), *sorted(part.heard.notes), *part.heads.notes]
     idle = part.heard.idle
     if idle:

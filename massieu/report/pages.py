@@ -74,6 +74,8 @@ def _page(template: str, inspections: Sequence[Document], **values: Any) -> str:
     }
     groups: dict[str, list[dict[str, Any]]] = {}
     for name, quantity in quantities.items():
+        if not any(run[quantity["table"]] for run in inspections):
+            continue  # what was not measured need not be explained
         groups.setdefault(quantity.get("group") or quantity["table"], []).append({**quantity, "name": name})
     return page(template, runs=inspections, names=names, groups=groups, data=inline_json(data), **values)
 

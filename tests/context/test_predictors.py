@@ -299,3 +299,8 @@ def test_the_standard_error_of_a_median_is_that_of_repeated_draws():
 def test_what_cannot_predict_is_refused_in_one_sentence(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_predictors_without_names_are_one_sentence():
+    with pytest.raises(TypeError, match="predictors must be a mapping of names to predictors, got Ridge; pass {'mine'"):
+        error_curve(drawn(dim=2, noise=0.5, count=4, examples=3), Ridge(0.25), [2])

@@ -156,3 +156,15 @@ def test_what_is_said_of_documents_in_common_depends_on_how_many_were_compared()
     assert _note(2, [sampled]).endswith(
         f"no document was found in two of them, by {sampled.compared:,} or more documents that could be compared."
     )
+
+
+def test_runs_are_not_written_over_by_what_they_give_together(tmp_path, capsys):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    for runs in (["a", "b"], ["b", "a/part.safetensors"]):
+        (tmp_path / "a" / "part.safetensors").touch()
+        given = [str(tmp_path / run) for run in runs]
+        assert cli.main(["merge", *given, "--out", str(tmp_path / "a")]) == 2
+        assert "--out must be another folder than those of the runs, got " in capsys.readouterr().err
+    assert cli.main(["merge", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path)]) == 2
+    assert "--out must" not in capsys.readouterr().err  # the folder above is another one

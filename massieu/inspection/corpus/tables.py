@@ -47,7 +47,8 @@ def csv_rows(
             elif column in row:
                 header = _field(row.index(column), len(row))
             else:
-                yield Record(line, f"line {line}", without_column(column, row), refused)
+                lost = sum(1 for _ in _rows(rows))  # all of which are without it
+                yield Record(line, f"line {line}", without_column(column, row, max(1, lost)), refused)
                 return
 
 
