@@ -11,6 +11,7 @@ from massieu.report.pages import brief, page
 __all__ = ["render_learning"]
 
 STRONG = ("model", "gradient step", "best linear layer")
+ROUNDING = 1e-9
 ROOM = 30  # the axis of errors ends this far below the least error of the model, where others have none
 
 
@@ -35,6 +36,7 @@ def render_learning(document: Mapping[str, Any]) -> str:
         "last": last,
         "ends": ends,
         "own": ends["model"],
+        "over": _over,
         "few": [name for name, row in ends.items() if row["tasks"] < ends["model"]["tasks"]],
         "best": best,
         "nearest": nearest,
@@ -46,6 +48,13 @@ def render_learning(document: Mapping[str, Any]) -> str:
         "task": {name: _written(value) for name, value in document["facts"]["task"].items() if value is not None},
     }
     return page("learning.html", **{**document, **values})
+
+
+def _over(error: float | None, other: float | None) -> str:
+    """How many times one error is another; a dash where the other is zero up to rounding."""
+    if error is None or other is None or other <= ROUNDING * error:
+        return "–"
+    return brief(error / other)
 
 
 def _written(value: Any) -> str:

@@ -135,3 +135,14 @@ def test_entries_of_a_matrix_have_opposite_colours_by_sign_and_numbers_while_the
     assert len(set(light)) == 3
     assert "−1.00" in matrix_map([[1.0, -1.0], [0.0, 1.0]], 1.0, "A")
     assert 'class="value"' not in matrix_map([[0.0] * 13] * 13, 1.0, "A")
+
+
+def test_nobody_is_compared_with_rounding():
+    document = learned()
+    assert re.search(r'<td class="n">1\.2</td>', render_learning(document))
+    for row in document["curve"]:
+        if row["predictor"] == "ridge (Bayes)" and row["examples"] == 4:
+            row["error"] = 1e-17
+    page = render_learning(document)
+    assert not re.search(r'<td class="n">1\.2</td>', page)
+    assert not re.search(r"e\+1\d", page)
