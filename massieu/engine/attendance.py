@@ -40,7 +40,7 @@ class Attendance:
     def __init__(self, client: Client) -> None:
         self.client, self.workers, self.silent = client, frozenset[str](), frozenset[str]()
         self._answers: dict[str, Future[Any]] = {}
-        self._looked, self._seen, self._began = -math.inf, time.monotonic(), time.monotonic()
+        self._looked, self._seen, self._heard = -math.inf, time.monotonic(), time.monotonic()
 
     @property
     def address(self) -> str:
@@ -54,7 +54,8 @@ class Attendance:
             self.look()
             if self.workers:
                 end = min(end, time.monotonic() + ROUND)
-            time.sleep(0 if self.workers and not self.silent else GLANCE)
+            if self.silent or not self.workers:
+                time.sleep(GLANCE)
 
     def look(self) -> None:
         """See who is there, if the last look was some time ago.
@@ -76,7 +77,9 @@ class Attendance:
         self._ask(found)
         self.workers = frozenset(worker for worker in found if self._has_answered(worker))
         self.silent = found - self.workers
-        if self.silent and not self.workers and now - self._began > LOADING:
+        if self.workers:
+            self._heard = now
+        elif found and now - self._heard > LOADING:
             raise LostCluster(f"no worker of the scheduler at {self.address} has answered for {LOADING:.0f} s")
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 import dask
 import psutil
@@ -366,3 +367,21 @@ def test_an_interrupt_while_a_cluster_begins_ends_it_without_a_word(processes, t
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "interrupted\n", "")
+
+
+def test_a_worker_that_comes_late_has_time_to_answer(engine, monkeypatch):
+    clock, now = [0.0], time.monotonic
+    monkeypatch.setattr(attendance.time, "monotonic", lambda: now() + clock[0])
+    there = attendance.Attendance(engine.client)
+    there.gather()
+    clock[0] += 10 * attendance.LOADING  # of a long run
+    there.look()
+    clock[0] += attendance.ROUND
+    monkeypatch.setattr(there, "_has_answered", lambda worker: False)  # all are new
+    there.look()
+    assert there.silent
+    assert not there.workers
+    clock[0] += attendance.LOADING
+    with pytest.raises(LostCluster, match="no worker of the scheduler at .* has answered for 300 s"):
+        there.look()
+    there.close()
