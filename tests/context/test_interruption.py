@@ -341,10 +341,3 @@ def test_a_checkpoint_of_another_format_is_refused(capsys, monkeypatch, tmp_path
     capsys.readouterr()
     error = refusal([*_short("linear"), "--out", str(tmp_path), "--resume"], capsys)
     assert "is no whole checkpoint of this massieu learn; delete it" in error
-
-
-def test_a_file_where_the_folder_should_be_is_one_sentence(capsys, tmp_path):
-    (tmp_path / "file").write_text("")
-    for place in (tmp_path / "file", tmp_path / "file" / "below"):
-        error = refusal([*_short("linear"), "--out", str(place)], capsys)
-        assert f"{place} must be a folder, and there is a file in its place; choose another with --out" in error
