@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy, normalize
 from benchmarks.memory import peak
 from benchmarks.runner import Row, alternate, track
 from massieu.contrast import info_nce, nt_xent
-from massieu.kernels.threads import limited_threads
+from massieu.kernels.threads import torch_threads
 
 PAIRS, DIM, TEMPERATURE = 8192, 256, 0.07
 LOSSES = ("info_nce", "symmetric", "nt_xent")
@@ -33,7 +33,7 @@ def contrast() -> list[Row]:
     cases = [(loss, threads) for loss in LOSSES for threads in dict.fromkeys((1, all_threads))]
     rows = []
     for loss, threads in track(cases):
-        with limited_threads(threads):
+        with torch_threads(threads):
             rows.append(compare(loss, threads))
     return rows
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 
 from benchmarks.memory import peak
 from benchmarks.runner import Row, track
-from massieu.kernels.threads import limited_threads
+from massieu.kernels.threads import torch_threads
 
 Result = TypeVar("Result")
 
@@ -56,7 +56,7 @@ def overhead() -> Row:
         first = seconds(given, engine=cluster)  # every worker loads the model
         rounds = []
         for _ in range(ROUNDS):
-            with limited_threads(WORKERS):
+            with torch_threads(WORKERS):
                 rounds.append((seconds(given), seconds(given, engine=cluster)))
     ratios = sorted(there / here for here, there in rounds)
     return {
@@ -97,7 +97,7 @@ def cost(experiments: Literal["heads", "default"], words: int) -> Row:
     loaded = load(MODEL)
     reader = Reader(loaded.model, loaded.tokenizer, Options(experiments=experiments))
     piece = TextSplit(tuple(texts(PIECE, (words, words))))
-    with limited_threads(1):
+    with torch_threads(1):
         reader.read(TextSplit(piece.texts[:2]))  # looks at the model
         taken, part = timed(lambda: reader.read(piece, many=True))
         packing, data = timed(lambda: part_to_bytes(part))

@@ -23,7 +23,7 @@ import torch
 
 import massieu
 from benchmarks.runner import Row, track
-from massieu.kernels.threads import limited_threads
+from massieu.kernels.threads import torch_threads
 from massieu.monitor.listening import Listening
 from massieu.monitor.steps import Updates
 
@@ -38,7 +38,7 @@ INSIDE |= {massieu.Watch: ("_read",)}
 def watch() -> list[Row]:
     """Training steps of a 6-layer GPT-2, read each time (log Z and entropy, or all), seldom, and by wandb.watch."""
     (case,) = track([f"GPT-2 shape, 6 layers, T = {LENGTH}"])
-    with limited_threads(1):
+    with torch_threads(1):
         return [{"case": case, **compare()}]
 
 

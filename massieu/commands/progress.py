@@ -74,7 +74,7 @@ class _Pace:
     def rate(self) -> float:
         """For each second; zero if nobody knows yet."""
         seconds, done = (new - old for new, old in zip(self._last, self._first, strict=True))
-        return done / seconds if done > 0 else 0.0
+        return done / seconds if done > 0 and seconds > 0 else 0.0
 
     def left(self, total: int) -> str:
         """The time until all is done, in words; empty if nobody knows."""

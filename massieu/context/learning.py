@@ -26,7 +26,7 @@ from massieu.context.recipes import SHAPE, Model, Recipe, Tokens
 from massieu.context.robustness import errors_under_shifts
 from massieu.context.tasks import Task
 from massieu.context.tasks.shifts import Shifted
-from massieu.kernels.threads import limited_threads
+from massieu.kernels.threads import torch_threads
 from massieu.measures.measure import as_integer
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def learn(
     folder = None if out is None else Path(out)
     if folder is not None:
         checkpoints.check_folder(folder, resume)
-    with checkpoints.claimed(folder), limited_threads(run.threads):
+    with checkpoints.claimed(folder), torch_threads(run.threads):
         ended = _train(run, identity, folder, resume, checkpoint_every, tensorboard, progress)
     facts = {
         **identity,
@@ -240,8 +240,9 @@ class _Run:
 
     @property
     def threads(self) -> int:
-        """As many as have something to do in a step."""
-        return max(1, self.model.size * self.recipe.batch * self.recipe.examples // WORK)
+        """Of those that torch has, as many as have something to do in a step."""
+        busy = self.model.size * self.recipe.batch * self.recipe.examples // WORK
+        return min(max(1, busy), torch.get_num_threads())
 
     def advance(self) -> dict[str, float] | None:
         """One step; the new row of the history where one is due."""

@@ -27,7 +27,7 @@ from massieu.engine.workers import Recipe
 from massieu.inspection.parts import Part
 from massieu.inspection.reader import Reader
 from massieu.inspection.splits import Piece
-from massieu.kernels.threads import limited_threads
+from massieu.kernels.threads import torch_threads
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -102,7 +102,7 @@ class Dask:
             )
         ledger = Ledger(reader.identity, splits, checkpoint)
         recipe = Recipe(os.urandom(4).hex(), origin, reader.options, reader.identity, many)
-        with ledger.kept(), limited_threads(1):  # the others are for the workers, if they are here
+        with ledger.kept(), torch_threads(1):  # the others are for the workers, if they are here
             Drive(self.client, recipe, ledger, progress).run()
         return ledger.part
 
@@ -227,7 +227,8 @@ class Dask:
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
     """Processes that begin inside never hear an interrupt, which is for the driver; it hears one only at the end."""
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
+    main, known = threading.current_thread() is threading.main_thread(), signal.getsignal(signal.SIGINT) is not None
+    if not main or not known or not hasattr(signal, "pthread_sigmask"):
         yield
         return
     resource_tracker.ensure_running()  # its beginning would let interrupts through again

@@ -7,20 +7,20 @@ from collections.abc import Iterator
 
 import torch
 
-__all__ = ["limited_threads"]
+__all__ = ["torch_threads"]
 
 
 @contextlib.contextmanager
-def limited_threads(most: int) -> Iterator[None]:
-    """Inside, torch has so many threads at most; afterwards as many as before.
+def torch_threads(count: int) -> Iterator[None]:
+    """Inside, torch has so many threads; afterwards as many as before.
 
     Example:
-        >>> with limited_threads(1):
+        >>> with torch_threads(1):
         ...     torch.get_num_threads()
         1
     """
     before = torch.get_num_threads()
-    torch.set_num_threads(min(most, before))
+    torch.set_num_threads(count)
     try:
         yield
     finally:
