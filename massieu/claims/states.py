@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from massieu import assets
+from massieu.checks import UserError
 from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
 from massieu.claims.families import PAPER
 from massieu.claims.models import BAND, QUESTION, over_band
@@ -80,7 +81,7 @@ def reader(name: str | None) -> tuple[nn.Module, Tensor]:
     """A model and passages of the embedded text as its tokens, without special ones."""
     loaded = load(name or str(assets.MODEL))
     if loaded.tokenizer is None:
-        raise ValueError(f"{name} has no tokenizer, so it cannot read the text; choose a model of text")
+        raise UserError(f"{name} has no tokenizer, so it cannot read the text; choose a model of text")
     options: dict[str, Any] = {"truncation": True, "max_length": LENGTH, "add_special_tokens": False}
     encoded = loaded.tokenizer(assets.documents()[:24], **options)["input_ids"]
     return loaded.model, torch.tensor([row for row in encoded if len(row) == LENGTH])

@@ -16,6 +16,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from massieu.checks import UserError
 from massieu.claims.claim import Claim, Evidence, Gap, Trial, Verdict, judge, worst
 from massieu.claims.registry import all_claims
 
@@ -213,7 +214,7 @@ def _examine_elsewhere(
     _alone()
     name = options["model"]
     if prints is not None and any(_registered()[key].on_model for key in keys) and _prints(name) != prints:
-        raise ValueError(
+        raise UserError(
             f"the worker {platform.node()} must have the model of the process that asks it, but its {name} has other"
             " weights or another tokenizer; give all machines the same files and the same versions"
         )

@@ -6,6 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
+from massieu.checks import UserError
 from massieu.commands import Command
 from massieu.commands.packages import need
 
@@ -25,7 +26,7 @@ def run(options: argparse.Namespace) -> int:
     from massieu.inspection import comparison, result
 
     if len(options.runs) < 2:
-        raise ValueError(f"compare needs at least two inspections, got {len(options.runs)}; name another folder")
+        raise UserError(f"compare needs at least two inspections, got {len(options.runs)}; name another folder")
     inspections = [result.read_inspection(run) for run in options.runs]
     for run, inspection in zip(options.runs, inspections, strict=True):
         inspection.facts["run"] = Path(run).resolve().name

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from massieu.checks import UserError
 from massieu.commands import Command
 from massieu.commands.arguments import add_engine, add_loading, engine, loading, number, positive, seed
 from massieu.commands.packages import need
@@ -131,7 +132,7 @@ def _corpus(options: argparse.Namespace) -> Corpus:
     from massieu.inspection.corpus import Corpus
 
     if options.text and options.dataset:
-        raise ValueError("text comes from --text or from --dataset, got both; choose one")
+        raise UserError("text comes from --text or from --dataset, got both; choose one")
     column, few = options.column or "text", {name: getattr(options, name) for name in ("limit", "sample", "seed")}
     if options.dataset:
         from massieu.inspection.texts import read_dataset
@@ -143,7 +144,7 @@ def _corpus(options: argparse.Namespace) -> Corpus:
         if not options.column or any(file.format != "text" for file in corpus.files):
             return corpus
     if options.column:
-        raise ValueError("--column names a column of --dataset, .csv or .parquet or a field of .jsonl; leave it out")
+        raise UserError("--column names a column of --dataset, .csv or .parquet or a field of .jsonl; leave it out")
     from massieu import assets
 
     return Corpus.from_texts(assets.documents(), "embedded text", **few)
@@ -155,7 +156,7 @@ def _checkpoint(options: argparse.Namespace) -> Checkpoint | None:
 
     path = options.checkpoint or (Path(options.out) / CHECKPOINT if options.out else None)
     if path is None and options.resume:
-        raise ValueError("--resume goes on from a checkpoint, got no place; pass --out or --checkpoint as before")
+        raise UserError("--resume goes on from a checkpoint, got no place; pass --out or --checkpoint as before")
     return None if path is None else Checkpoint(Path(path), options.resume, options.checkpoint_every)
 
 

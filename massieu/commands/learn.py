@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from massieu.checks import UserError
 from massieu.commands import INTERRUPTED, Command
 from massieu.commands.arguments import count, number, positive, seed, whole
 from massieu.commands.interrupts import interruptible
@@ -64,9 +65,9 @@ def run(options: argparse.Namespace) -> int:
     from massieu.context.checkpoints import NAME
 
     if options.out == "":
-        raise ValueError("--out must name a folder, got an empty name; . is the current folder")
+        raise UserError("--out must name a folder, got an empty name; . is the current folder")
     if options.out is None and (options.resume or options.tensorboard):
-        raise ValueError("--resume and --tensorboard need the folder of the run, got none; pass --out DIR")
+        raise UserError("--resume and --tensorboard need the folder of the run, got none; pass --out DIR")
     try:
         with interruptible():
             return _learn(options)
@@ -82,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
             raise
         asked = {name: getattr(options, name) for name in ("dim", "examples", "pool")}
         sizes = ", ".join(f"--{name} {value}" for name, value in asked.items() if value is not None)
-        raise ValueError(f"there is not enough memory for {sizes}; lower them") from None
+        raise UserError(f"there is not enough memory for {sizes}; lower them") from None
 
 
 def _learn(options: argparse.Namespace) -> int:
@@ -130,5 +131,5 @@ def _task(options: argparse.Namespace) -> Any:
     if options.task in TASKS and "noise" in inspect.signature(TASKS[options.task]).parameters:
         setting["noise"] = 0.5 if options.noise is None else options.noise
     elif options.task in TASKS and options.noise is not None:
-        raise ValueError(f"the noise of {options.task} is in its labels, got --noise {options.noise}; leave it out")
+        raise UserError(f"the noise of {options.task} is in its labels, got --noise {options.noise}; leave it out")
     return task_named(options.task, **setting)

@@ -6,6 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
+from massieu.checks import UserError
 from massieu.commands import Command
 from massieu.commands.arguments import add_loading, loading
 from massieu.commands.packages import need
@@ -31,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     if options.out:
         runs = [Path(run).resolve() for run in options.runs]
         if Path(options.out).resolve() in (run.parent if run.is_file() else run for run in runs):
-            raise ValueError(f"--out must be another folder than those of the runs, got {options.out}; name a new one")
+            raise UserError(f"--out must be another folder than those of the runs, got {options.out}; name a new one")
         result.check_writable(Path(options.out))
     found = merging.merge_runs(options.runs, model=options.model, **loading(options))
     report = found.save(options.out) if options.out else None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 
+from massieu.checks import UserError
+
 __all__ = ["need"]
 
 
@@ -11,4 +13,4 @@ def need(*packages: str, extra: str = "inspect") -> None:
     """Say in a sentence which packages are not installed, and which extra brings them."""
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
     if missing:
-        raise ValueError(f"this command needs {', '.join(missing)}, not installed; pip install 'massieu[{extra}]'")
+        raise UserError(f"this command needs {', '.join(missing)}, not installed; pip install 'massieu[{extra}]'")

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from massieu.checks import UserError
 from massieu.context.extras import imported
 from massieu.context.tasks import Task
 
@@ -34,7 +35,7 @@ def described(task: Task) -> dict[str, Any]:
                 found[name] = json.loads(json.dumps(plain.tolist() if isinstance(plain, Tensor) else plain))
             except TypeError:
                 kind = type(value).__name__
-                raise TypeError(
+                raise UserError(
                     f"{name} of a task must be numbers, words, tensors or a task, got {kind}; a checkpoint tells"
                     " tasks apart by them, so give what is no part of the task a name that begins with _"
                 ) from None
@@ -44,9 +45,9 @@ def described(task: Task) -> dict[str, Any]:
 def check_folder(folder: Path, resume: bool) -> None:
     """One sentence now, rather than at the first checkpoint, unless a run can begin or go on there."""
     if resume and not (folder / NAME).exists():
-        raise ValueError(f"there is no {NAME} in {folder} to resume from; start without --resume")
+        raise UserError(f"there is no {NAME} in {folder} to resume from; start without --resume")
     if not resume and (folder / NAME).exists():
-        raise ValueError(f"{folder} holds a {NAME} already; go on with --resume, or choose another folder")
+        raise UserError(f"{folder} holds a {NAME} already; go on with --resume, or choose another folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -70,7 +71,7 @@ def claimed(folder: Path | None) -> Iterator[None]:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
-        raise ValueError(
+        raise UserError(
             f"another run is writing to {folder}; wait until it has ended, or choose another folder"
         ) from None
     except OSError:  # a file system without locks
@@ -108,14 +109,14 @@ def read(folder: Path, identity: dict[str, Any]) -> tuple[dict[str, Tensor], int
     except (safetensors.SafetensorError, KeyError, TypeError, ValueError, OSError):
         whole = False
     if not whole:
-        raise ValueError(
+        raise UserError(
             f"{folder / NAME} is no whole checkpoint of this massieu learn; delete it, and start without --resume"
         )
     for part in found:
         for name in dict.fromkeys([*identity[part], *found[part]]):
             theirs, ours = found[part].get(name), identity[part].get(name)
             if theirs != ours:
-                raise ValueError(
+                raise UserError(
                     f"the checkpoint in {folder} is of another {part}, with {name} {theirs}, got {ours};"
                     " resume with the same, or choose another folder"
                 )

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from massieu.checks import UserError
 from massieu.context.descent import check_matrix
 from massieu.nn import LinearAttention, MeasureAttention, Transformer
 from massieu.nn.checks import check_count
@@ -74,7 +75,7 @@ def gradient_step_layer(
         check_count(examples, "examples", "pass None to divide by the number of keys")
     layer = _blank(LinearAttention, input_dim, output_dim, 1, dtype, form="mean" if examples is None else "sum")
     if start is not None and curvature:
-        raise ValueError(
+        raise UserError(
             f"curvature must be zero with a start, got {curvature}; GD++ moves the inputs, so that start @ inputs is"
             " lost: subtract it from the targets and add it to the predictions"
         )
@@ -126,9 +127,7 @@ def gradient_descent_transformer(
     shared = not isinstance(step, Sequence)
     rates = [step] if not isinstance(step, Sequence) else list(step)
     if len(rates) != (1 if shared else layers):
-        raise ValueError(
-            f"step must be one rate or one for each of {layers} layers, got {len(rates)}; give all of them"
-        )
+        raise UserError(f"step must be one rate or one for each of {layers} layers, got {len(rates)}; give all of them")
 
     def attention(rate: float) -> LinearAttention:
         options: dict[str, Any] = {"examples": examples, "start": start, "preconditioner": preconditioner}
@@ -190,7 +189,7 @@ def softmax_step_layer(
     """
     _check_step(step, "step")
     if not (math.isfinite(beta) and beta > 0):
-        raise ValueError(f"beta must be positive, got {beta}; 0.01 is close to the limit and far from rounding")
+        raise UserError(f"beta must be positive, got {beta}; 0.01 is close to the limit and far from rounding")
     layer = _blank(MeasureAttention, input_dim, output_dim, 2, dtype, scale=1.0)
     size = input_dim + output_dim
     into_x, into_y = slice(None, input_dim), slice(input_dim, None)
@@ -233,4 +232,4 @@ def _residual(input_dim: int, output_dim: int, start: Tensor | None, dtype: torc
 
 def _check_step(value: float, name: str) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ValueError(f"{name} must be a finite number, got {value!r}; use float(...)")
+        raise UserError(f"{name} must be a finite number, got {value!r}; use float(...)")

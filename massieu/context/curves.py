@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from massieu.checks import UserError
 from massieu.context.extras import imported
 from massieu.context.predictors import Predictor, check_lengths
 from massieu.context.prompts import Prompts
@@ -51,13 +52,13 @@ def error_curve(
         1     ridge        10    0.3             0.0
     """
     if statistic not in ("mean", "median"):
-        raise ValueError(f'statistic must be "mean" or "median", got {statistic!r}; the median has no heavy tail')
+        raise UserError(f'statistic must be "mean" or "median", got {statistic!r}; the median has no heavy tail')
     frames = imported("pandas", "error_curve")
     asked = check_lengths(lengths, prompts.examples)
     rows = []
     if not isinstance(predictors, Mapping):
         got = type(predictors).__name__
-        raise TypeError(f"predictors must be a mapping of names to predictors, got {got}; pass {{'mine': predictor}}")
+        raise UserError(f"predictors must be a mapping of names to predictors, got {got}; pass {{'mine': predictor}}")
     for name, predictor in predictors.items():
         if isinstance(predictor, Predictor):
             found = predictor(prompts, asked)
@@ -73,7 +74,7 @@ def error_curve(
 
 def _all_lengths(found: Tensor, prompts: Prompts, name: str) -> Tensor:
     if found.shape != prompts.targets.shape:
-        raise ValueError(
+        raise UserError(
             f"{name} must give predictions of the shape of the targets, {tuple(prompts.targets.shape)}, got"
             f" {tuple(found.shape)}; predict one answer after each number of examples"
         )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from massieu.checks import UserError
 from massieu.kernels.rows import check_floating
 from massieu.nn import Transformer
 from massieu.nn.checks import check_count
@@ -38,7 +39,7 @@ def regression_tokens(inputs: Tensor, targets: Tensor, query: Tensor, start: Ten
         check_floating(tensor, name, "use .double()")
     fits = inputs.dim() == targets.dim() == query.dim() == 3
     if not (fits and inputs.shape[:2] == targets.shape[:2] and inputs.shape[::2] == query.shape[::2]):
-        raise ValueError(
+        raise UserError(
             "inputs, targets and query must have shapes (batch, examples, input_dim), (batch, examples, output_dim) and"
             f" (batch, queries, input_dim), got {tuple(inputs.shape)}, {tuple(targets.shape)} and {tuple(query.shape)};"
             " a single output needs an axis, targets[..., None]"
@@ -168,11 +169,11 @@ def check_matrix(given: Tensor | None, name: str, shape: tuple[int, int]) -> Ten
         return None
     check_floating(given, name, "use .double()")
     if given.shape != shape:
-        raise ValueError(f"{name} must have shape {shape}, got {tuple(given.shape)}; its columns belong to the inputs")
+        raise UserError(f"{name} must have shape {shape}, got {tuple(given.shape)}; its columns belong to the inputs")
     return given
 
 
 def check_noise(noise: float) -> None:
     """One sentence unless this can be a standard deviation."""
     if not 0 <= noise < float("inf"):
-        raise ValueError(f"noise must be a standard deviation of at least zero, got {noise}; zero is none")
+        raise UserError(f"noise must be a standard deviation of at least zero, got {noise}; zero is none")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from massieu.checks import MissingPackageError
+
 __all__ = ["imported"]
 
 PACKAGES = {"sklearn": "scikit-learn"}
@@ -17,4 +19,6 @@ def imported(module: str, what: str) -> Any:
     except ImportError:
         name = module.partition(".")[0]
         package = PACKAGES.get(name, name)
-        raise ImportError(f"{what} needs {package}, which is not installed; pip install 'massieu[verify]'") from None
+        raise MissingPackageError(
+            f"{what} needs {package}, which is not installed; pip install 'massieu[verify]'"
+        ) from None

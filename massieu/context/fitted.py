@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from massieu.checks import UserError
 from massieu.context.extras import imported
 from massieu.context.predictors import Predictor
 from massieu.measures.measure import as_integer
@@ -70,7 +71,7 @@ class Lasso(Fitted):
 
     def __init__(self, alpha: float, steps: int = 10_000):
         if not 0 < alpha < float("inf"):
-            raise ValueError(f"alpha must be positive and finite, got {alpha!r}; without a penalty take LeastSquares")
+            raise UserError(f"alpha must be positive and finite, got {alpha!r}; without a penalty take LeastSquares")
         self.alpha, self.steps = float(alpha), as_integer(steps, "steps", least=1)
 
     def _estimator(self) -> Any:
@@ -120,7 +121,7 @@ class Boosting(Fitted):
     def __init__(self, trees: int = 100, depth: int = 3, rate: float = 0.1, seed: int = 0):
         self.trees, self.depth = as_integer(trees, "trees", least=1), as_integer(depth, "depth", least=1)
         if not 0 < rate < float("inf"):
-            raise ValueError(f"rate must be positive and finite, got {rate!r}; 0.1 is common")
+            raise UserError(f"rate must be positive and finite, got {rate!r}; 0.1 is common")
         self.rate, self.seed = float(rate), as_integer(seed, "seed", least=0)
 
     def _estimator(self) -> Any:
@@ -155,7 +156,7 @@ class TrainedNetwork(Predictor):
     def __init__(self, hidden: int = 100, steps: int = 100, rate: float = 5e-3, seed: int = 0):
         self.hidden, self.steps = as_integer(hidden, "hidden", least=1), as_integer(steps, "steps", least=0)
         if not 0 < rate < float("inf"):
-            raise ValueError(f"rate must be positive and finite, got {rate!r}; 0.005 is common")
+            raise UserError(f"rate must be positive and finite, got {rate!r}; 0.005 is common")
         self.rate, self.seed = float(rate), as_integer(seed, "seed", least=0)
 
     def predict(self, inputs: Tensor, targets: Tensor, queries: Tensor, lengths: list[int]) -> Tensor:

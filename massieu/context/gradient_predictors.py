@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from massieu.checks import UserError
 from massieu.context.descent import check_noise
 from massieu.context.predictors import Predictor, prefix_moments, prefix_sums
 from massieu.context.steps import Schedule, StepSizes, optimal_step_sizes
@@ -38,7 +39,7 @@ def best_rate(length: int, dim: int, *, covariance: Any = None, prior: Any = Non
     """
     length, dim = as_integer(length, "length", least=0), as_integer(dim, "dim", least=1)
     if not 0 <= noise < float("inf"):
-        raise ValueError(f"noise must be non-negative and finite, got {noise!r}; it is a standard deviation")
+        raise UserError(f"noise must be non-negative and finite, got {noise!r}; it is a standard deviation")
     (_, spread), (_, weights) = (
         root_of_covariance(given, name, dim) for given, name in ((covariance, "covariance"), (prior, "prior"))
     )
@@ -208,5 +209,5 @@ def _inverse_of_largest(curvature: Tensor) -> Tensor:
 
 def _positive(value: float, name: str) -> float:
     if not 0 < value < float("inf"):
-        raise ValueError(f"{name} must be positive and finite, got {value!r}; descent needs less than 2 / curvature")
+        raise UserError(f"{name} must be positive and finite, got {value!r}; descent needs less than 2 / curvature")
     return float(value)

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from massieu.checks import UserError
 from massieu.context.tasks.task import normal, uniform
 from massieu.measures.measure import as_integer
 
@@ -63,7 +64,7 @@ class ConceptMixture:
             sums = tensor.double().sum(-1)
             fits = tuple(tensor.shape) == shape and bool((tensor >= 0).all())
             if not fits or not torch.allclose(sums, torch.ones_like(sums), atol=1e-5):
-                raise ValueError(
+                raise UserError(
                     f"{name} must be probabilities of shape {shape} that sum to one, got shape {tuple(tensor.shape)};"
                     " divide each row by its sum"
                 )
@@ -113,12 +114,12 @@ class ConceptMixture:
             known = torch.nn.functional.one_hot(concepts, self.concepts).bool()
             log_weight = torch.where(known, 0.0, -torch.inf).double()
             if not bool(possible[known].all()):
-                raise ValueError(
+                raise UserError(
                     "prompts must have positive likelihood under their concepts, got some with none; smooth the"
                     " transitions"
                 )
         else:
-            raise ValueError(
+            raise UserError(
                 f'weighing must be "posterior", "uniform", or "oracle" with concepts, got {weighing!r}; only the oracle'
                 " is told the concepts"
             )
@@ -131,7 +132,7 @@ class ConceptMixture:
         total = joint.logsumexp(-1, keepdim=True)
         impossible = int((total == -torch.inf).sum())
         if impossible:
-            raise ValueError(
+            raise UserError(
                 f"prompts must have positive likelihood under some concept, got {impossible} of {len(total)} with none;"
                 " smooth the transitions, for delimiters join states that no concept joins"
             )
@@ -142,7 +143,7 @@ class ConceptMixture:
         count = self.emissions.shape[-1]
         whole = symbols.dtype in (torch.int64, torch.int32) and symbols.dim() == 2 and symbols.numel() > 0
         if not whole or int(symbols.min()) < 0 or int(symbols.max()) >= count:
-            raise ValueError(
+            raise UserError(
                 f"symbols must be whole numbers below {count} of shape (prompts, tokens), got {symbols.dtype}"
                 f" {tuple(symbols.shape)}; for a single prompt pass symbols[None]"
             )
@@ -204,7 +205,7 @@ def concept_mixture(
         as_integer(value, name, least=least)
     for name, share in (("smoothing", smoothing), ("stay", stay)):
         if not 0 <= share <= 1:
-            raise ValueError(f"{name} must lie between 0 and 1, got {share!r}; it is a share of the transition")
+            raise UserError(f"{name} must lie between 0 and 1, got {share!r}; it is a share of the transition")
     memory = torch.randint(1, symbols, (values, slots), generator=generator)
     memory[:, 0] = 0
     drift = torch.softmax(normal((values, values), generator, torch.float64), -1)
@@ -245,7 +246,7 @@ def draw_symbol_prompts(
     length = as_integer(length, "length", least=2)
     shown = mixture.emissions[:, 0] < 1
     if not bool(shown.any()):
-        raise ValueError("some states must show another symbol than 0, got none; symbol 0 is the delimiter")
+        raise UserError("some states must show another symbol than 0, got none; symbol 0 is the delimiter")
     concepts = torch.multinomial(mixture.prior, count, replacement=True, generator=generator)
     inside = mixture.transitions * shown
     rest = inside.sum(-1, keepdim=True)

@@ -13,6 +13,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from massieu.checks import UserError
 from massieu.context import checkpoints
 from massieu.context.baselines import learner_for
 from massieu.context.comparison import Comparison, affordable, compare
@@ -148,9 +149,9 @@ def learn(
     )
     as_integer(checkpoint_every, "checkpoint_every", least=1)
     if out is None and (resume or tensorboard):
-        raise ValueError("resume and tensorboard need a folder, got out=None; pass the folder of the run")
+        raise UserError("resume and tensorboard need a folder, got out=None; pass the folder of the run")
     if out is not None and not str(out):
-        raise ValueError("out must name a folder, got an empty name; '.' is the current folder")
+        raise UserError("out must name a folder, got an empty name; '.' is the current folder")
     needed = "sklearn" if fitted else learner_for(task, recipe.examples).needs
     if needed is not None:
         imported(needed, "the comparison after training")  # now rather than then
@@ -218,9 +219,9 @@ class _Run:
 
     def __init__(self, task: Task, recipe: Recipe):
         if getattr(task, "outputs", None) is not None:
-            raise ValueError(f"task must have plain targets, got outputs={task.outputs}; train one function at a time")  # type: ignore[attr-defined]
+            raise UserError(f"task must have plain targets, got outputs={task.outputs}; train one function at a time")  # type: ignore[attr-defined]
         if isinstance(task, Shifted):
-            raise ValueError(
+            raise UserError(
                 f"task must be one that prompts are drawn from as they are, got the shift {type(task).__name__}; train"
                 " on the task inside it, and ask the model about shifted prompts after that"
             )
@@ -258,7 +259,7 @@ class _Run:
             return None
         since = self.step - (int(self.rows[-1]["step"]) if self.rows else 0)
         if not math.isfinite(error := self._error()):
-            raise ValueError(f"training has diverged by step {self.step}, at rate {recipe.rate}; choose a lower rate")
+            raise UserError(f"training has diverged by step {self.step}, at rate {recipe.rate}; choose a lower rate")
         row = {"step": self.step, "loss": self.total / since, "rate": rate, "error": error}
         self.rows.append(row)
         self.total = 0.0
@@ -320,7 +321,7 @@ def _tensorboard(folder: Path, step: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise ValueError("tensorboard is not installed; pip install tensorboard, or read history.csv") from None
+        raise UserError("tensorboard is not installed; pip install tensorboard, or read history.csv") from None
     return SummaryWriter(str(folder), purge_step=step + 1)  # what an interrupted run wrote after its checkpoint goes
 
 

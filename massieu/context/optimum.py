@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from massieu.checks import UserError
 from massieu.context.construction import gradient_step_layer
 from massieu.context.descent import check_noise
 from massieu.kernels.rows import check_floating
@@ -117,13 +118,13 @@ def optimal_linear_attention(
     sigma = _covariance(covariance, "covariance", len(covariance) if isinstance(covariance, Tensor) else 0)
     psi = torch.eye(len(sigma)).to(sigma) if prior is None else _covariance(prior, "prior", len(sigma)).to(sigma)
     if torch.linalg.eigvalsh(sigma)[0] <= 0:
-        raise ValueError("covariance must be positive definite, got a singular one; drop the directions without inputs")
+        raise UserError("covariance must be positive definite, got a singular one; drop the directions without inputs")
     check_count(examples, "examples", "it is the number of examples in the context")
     check_noise(noise)
     spread = (fourth_moment or gaussian_moment(sigma))(psi).to(sigma)
     if spread.shape != sigma.shape:
         got = tuple(spread.shape)
-        raise ValueError(
+        raise UserError(
             f"fourth_moment must return shape {tuple(sigma.shape)}, got {got}; it maps matrices to matrices"
         )
     cross = sigma @ psi @ sigma
@@ -159,7 +160,7 @@ def isotropic_optimum(
     check_noise(noise)
     for name, value in (("variance", variance), ("prior", prior)):
         if not 0 < value < float("inf"):
-            raise ValueError(f"{name} must be positive, got {value}; it is the variance of a coordinate")
+            raise UserError(f"{name} must be positive, got {value}; it is the variance of a coordinate")
     step = examples * prior / ((examples + dim + 1) * variance * prior + noise**2)
     return IsotropicOptimum(step, dim * prior * variance * (1 - variance * step))
 
@@ -192,9 +193,9 @@ def independent_moment(variance: Tensor, fourth: Tensor) -> FourthMoment:
     """
     if variance.dim() != 1 or variance.shape != fourth.shape:
         got = f"{tuple(variance.shape)} and {tuple(fourth.shape)}"
-        raise ValueError(f"variance and fourth must both have shape (dim,), got {got}; give a number per coordinate")
+        raise UserError(f"variance and fourth must both have shape (dim,), got {got}; give a number per coordinate")
     if (fourth < variance.square() * (1 - 1e-6)).any():
-        raise ValueError("fourth must be at least the square of variance, got less; these are E[x^4] and E[x^2]")
+        raise UserError("fourth must be at least the square of variance, got less; these are E[x^4] and E[x^2]")
     gaussian = gaussian_moment(torch.diag(variance))
     return lambda psi: gaussian(psi) + torch.diag((fourth - 3 * variance.square()) * psi.diagonal())
 
@@ -211,7 +212,7 @@ def sampled_moment(inputs: Tensor) -> FourthMoment:
                 [10., 20.]])
     """
     if inputs.dim() != 2 or not len(inputs):
-        raise ValueError(f"inputs must have shape (samples, dim), got {tuple(inputs.shape)}; flatten leading axes")
+        raise UserError(f"inputs must have shape (samples, dim), got {tuple(inputs.shape)}; flatten leading axes")
 
     def moment(psi: Tensor) -> Tensor:
         weight = (inputs @ psi.to(inputs) * inputs).sum(-1, keepdim=True)
@@ -232,10 +233,10 @@ def _covariance(matrix: Tensor, name: str, dim: int) -> Tensor:
     check_floating(matrix, name, "use .double()")
     if matrix.shape != (dim, dim) or not dim:
         wanted = f"({dim}, {dim})" if name == "prior" else "(dim, dim)"
-        raise ValueError(
+        raise UserError(
             f"{name} must have shape {wanted}, got {tuple(matrix.shape)}; variances go in as torch.diag(...)"
         )
     tolerance = 1e-6 * float(matrix.abs().max())
     if not torch.allclose(matrix, matrix.mT, rtol=0, atol=tolerance) or torch.linalg.eigvalsh(matrix)[0] < -tolerance:
-        raise ValueError(f"{name} must be symmetric and positive semidefinite, got a matrix that is not; see eigvalsh")
+        raise UserError(f"{name} must be symmetric and positive semidefinite, got a matrix that is not; see eigvalsh")
     return matrix

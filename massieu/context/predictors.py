@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from massieu.checks import UserError
 from massieu.context.prompts import Prompts
 from massieu.context.tasks.linear import Linear, NoisyLinear
 from massieu.context.tasks.task import Task, root_of_covariance
@@ -71,7 +72,7 @@ class Ridge(Predictor):
 
     def __init__(self, penalty: float, prior: Any = None):
         if not 0 <= penalty < float("inf"):
-            raise ValueError(
+            raise UserError(
                 f"penalty must be non-negative and finite, got {penalty!r}; it is the variance of the noise"
             )
         self.penalty, self.prior = float(penalty), prior
@@ -95,7 +96,7 @@ class Ridge(Predictor):
         Shape ``(tasks, lengths)``.
         """
         if not self.penalty:
-            raise ValueError("variance needs a positive penalty, got 0; it is the variance of the noise")
+            raise UserError("variance needs a positive penalty, got 0; it is the variance of the noise")
         asked = check_lengths(lengths, prompts.examples)
         inputs, queries = self._whitened(prompts.inputs.double()), self._whitened(prompts.queries[:, asked].double())
         found = []
@@ -201,7 +202,7 @@ def bayes_predictor(task: Task) -> Predictor:
     """
     # Not their subclasses: sparse weights, squares and labels have other best predictors.
     if not isinstance(task, Linear) or type(task) not in (Linear, NoisyLinear):
-        raise ValueError(
+        raise UserError(
             f"task must be linear with a normal prior, got {type(task).__name__}; no closed form of its best"
             " predictor is known here, so compare with several"
         )
@@ -214,7 +215,7 @@ def check_lengths(lengths: Sequence[int] | None, examples: int) -> list[int]:
         return list(range(examples))
     asked = [as_integer(length, "lengths", least=0) for length in lengths]
     if not asked or max(asked) >= examples:
-        raise ValueError(
+        raise UserError(
             f"lengths must be below the number of examples, {examples}, and at least one, got {asked};"
             " the example after the last one used is the query"
         )

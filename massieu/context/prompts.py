@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from massieu.checks import UserError
 from massieu.kernels.rows import check_floating
 from massieu.measures.measure import as_integer
 
@@ -46,19 +47,19 @@ class Prompts:
         for name in ("inputs", "targets", "queries", "answers"):
             check_floating(getattr(self, name), name)
         if self.inputs.dim() != 3 or 0 in self.inputs.shape:
-            raise ValueError(
+            raise UserError(
                 f"inputs must have shape (tasks, examples, dim), none of them 0, got {tuple(self.inputs.shape)};"
                 " for a single task pass inputs[None]"
             )
         if self.targets.dim() not in (2, 3) or self.targets.shape[:2] != self.inputs.shape[:2]:
-            raise ValueError(
+            raise UserError(
                 f"targets must have shape {tuple(self.inputs.shape[:2])}, or that and the outputs,"
                 f" got {tuple(self.targets.shape)}; give every input its target"
             )
         for name, other in (("queries", "inputs"), ("answers", "targets")):
             shape, expected = getattr(self, name).shape, getattr(self, other).shape
             if shape != expected:
-                raise ValueError(
+                raise UserError(
                     f"{name} must have the shape of the {other}, {tuple(expected)}, got {tuple(shape)};"
                     " ask one question after each number of examples"
                 )
@@ -103,7 +104,7 @@ class Prompts:
         """
         length = as_integer(length, "length", least=0)
         if length >= self.examples:
-            raise ValueError(
+            raise UserError(
                 f"length must be below the number of examples, {self.examples}, got {length}; the last one is the query"
             )
         if self.asks_the_next_example:
@@ -140,12 +141,12 @@ class Layout(ABC):
     def tokens(self, prompts: Prompts) -> Tensor:
         """The tokens, shape ``(tasks, tokens, width)``."""
         if (prompts.dim, prompts.outputs) != (self.dim, self.outputs):
-            raise ValueError(
+            raise UserError(
                 f"the layout expects dim {self.dim} and outputs {self.outputs}, got prompts with dim {prompts.dim}"
                 f" and outputs {prompts.outputs}; build the layout for these prompts"
             )
         if not prompts.asks_the_next_example:
-            raise ValueError(
+            raise UserError(
                 "tokens must ask for the next example, got prompts with queries of their own;"
                 " lay out prompts.ask_after(length) for one length at a time"
             )
@@ -155,7 +156,7 @@ class Layout(ABC):
         """Inputs and targets from tokens, as far as the tokens hold them."""
         check_floating(tokens, "tokens")
         if tokens.dim() != 3 or tokens.shape[-1] != self.width:
-            raise ValueError(
+            raise UserError(
                 f"tokens must have shape (tasks, tokens, {self.width}), got {tuple(tokens.shape)};"
                 " they are what layout.tokens gives"
             )
@@ -244,5 +245,5 @@ def layout_named(name: str, dim: int, outputs: int | None = None) -> Layout:
     """
     layouts: dict[str, type[Layout]] = {"interleaved": Interleaved, "pairs": Pairs}
     if name not in layouts:
-        raise ValueError(f'layout must be "interleaved" or "pairs", got {name!r}; pairs are half as many tokens')
+        raise UserError(f'layout must be "interleaved" or "pairs", got {name!r}; pairs are half as many tokens')
     return layouts[name](dim, outputs)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from massieu.checks import UserError
 from massieu.context.prompts import layout_named
 from massieu.measures.measure import as_integer
 
@@ -52,11 +53,11 @@ class Recipe:
 
     def __post_init__(self) -> None:
         if self.model not in get_args(Model):
-            raise ValueError(f'model must be "softmax" or "linear", got {self.model!r}; linear is a single layer')
+            raise UserError(f'model must be "softmax" or "linear", got {self.model!r}; linear is a single layer')
         if self.model == "linear":
             given = [f"{name}={value!r}" for name in SHAPE if (value := getattr(self, name)) is not None]
             if given:
-                raise ValueError(
+                raise UserError(
                     f"a linear model is one layer without layout, width, layers or heads, got {', '.join(given)};"
                     " leave that out, or train a softmax model"
                 )
@@ -71,6 +72,6 @@ class Recipe:
             if getattr(self, name) is not None:
                 as_integer(getattr(self, name), name, least=1)
         if not 0 < self.rate < math.inf:
-            raise ValueError(f"rate must be positive and finite, got {self.rate!r}; 0.002 suits small transformers")
+            raise UserError(f"rate must be positive and finite, got {self.rate!r}; 0.002 suits small transformers")
         if self.target is not None and not self.target > 0:
-            raise ValueError(f"target must be positive, got {self.target!r}; it is a squared error to stop at")
+            raise UserError(f"target must be positive, got {self.target!r}; it is a squared error to stop at")

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Any
 
+from massieu.checks import UserError
+
 if TYPE_CHECKING:
     from distributed import Client, KilledWorker
 
@@ -117,7 +119,7 @@ class Attendance:
             return False
         own = sys.modules["massieu"].__version__
         if said != own:
-            raise ValueError(
+            raise UserError(
                 f"the worker {worker} must have massieu {own} as this process has, got {said};"
                 " give scheduler, workers and this process the same packages"
             )

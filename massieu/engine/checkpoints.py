@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from massieu.checks import UserError
 from massieu.inspection.files import load_checkpoint, save_checkpoint
 from massieu.inspection.parts import Identity, Part
 from massieu.inspection.reader import NotObservable
@@ -39,12 +40,12 @@ class Checkpoint:
     def __post_init__(self) -> None:
         if not 0 <= self.seconds < math.inf:
             got = self.seconds
-            raise ValueError(f"seconds between checkpoints must be finite and not negative, got {got}; 30 is usual")
+            raise UserError(f"seconds between checkpoints must be finite and not negative, got {got}; 30 is usual")
         if self.path.is_dir():
-            raise ValueError(f"a checkpoint must be a file, got the folder {self.path}; name a file in it")
+            raise UserError(f"a checkpoint must be a file, got the folder {self.path}; name a file in it")
         above = next(folder for folder in self.path.absolute().parents if folder.exists())
         if not above.is_dir() or not os.access(above, os.W_OK):
-            raise ValueError(f"the checkpoint {self.path} cannot be written below {above}; name a file elsewhere")
+            raise UserError(f"the checkpoint {self.path} cannot be written below {above}; name a file elsewhere")
 
     @property
     def remedy(self) -> str:
@@ -75,7 +76,7 @@ class Checkpoint:
         from safetensors import SafetensorError
 
         if self.path.exists() and not self._is_own:
-            raise ValueError(
+            raise UserError(
                 f"the checkpoint {self.path} was written by another run meanwhile;"
                 " give each run a file of its own with --checkpoint"
             )
@@ -85,7 +86,7 @@ class Checkpoint:
             self._own = _stamp(self.path)
         except (OSError, SafetensorError) as error:
             text = f"the checkpoint {self.path} cannot be written ({error})"
-            raise ValueError(f"{text}; make room there, or name a file elsewhere with --checkpoint") from None
+            raise UserError(f"{text}; make room there, or name a file elsewhere with --checkpoint") from None
 
     def remove(self) -> None:
         """Remove the file, if this run wrote it: nobody goes on from a run that is finished."""
@@ -122,7 +123,7 @@ class Ledger:
         if checkpoint is None:
             return
         if not isinstance(splits, Sequence):
-            raise TypeError(
+            raise UserError(
                 "a checkpoint needs a text that can be read again, got one that comes one by one;"
                 " pass a list of strings or a Corpus"
             )
@@ -133,12 +134,12 @@ class Ledger:
             self.part, self.done = checkpoint.load(identity, self._corpus)
             self._saved = len(self.done)
         elif self._is_ours(checkpoint.path):
-            raise ValueError(
+            raise UserError(
                 f"{checkpoint.path} says how far an unfinished run of the same has come;"
                 " go on from it with --resume, or remove it to begin again"
             )
         else:
-            raise ValueError(
+            raise UserError(
                 f"{checkpoint.path} must not be there yet, got a file that is no checkpoint of this run;"
                 " remove it, or name another file with --checkpoint"
             )

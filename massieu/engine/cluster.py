@@ -19,6 +19,7 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from massieu.checks import UserError
 from massieu.engine.attendance import Attendance, LostCluster, ended_workers
 from massieu.engine.checkpoints import Checkpoint, Ledger
 from massieu.engine.driving import PULSE, Drive
@@ -70,13 +71,13 @@ class Dask:
         announce: Callable[[str], object] | None = None,
     ) -> None:
         if missing := [name for name in ("dask", "distributed") if importlib.util.find_spec(name) is None]:
-            raise ValueError(f"the engine dask needs {', '.join(missing)}, not installed; pip install 'massieu[dask]'")
+            raise UserError(f"the engine dask needs {', '.join(missing)}, not installed; pip install 'massieu[dask]'")
         if address is not None and scheduler_file is not None:
-            raise ValueError("a cluster has an address or a scheduler file, got both; choose one")
+            raise UserError("a cluster has an address or a scheduler file, got both; choose one")
         if workers is not None and (address is not None or scheduler_file is not None):
-            raise ValueError("workers are for a cluster that is started here, and this one is there; leave them out")
+            raise UserError("workers are for a cluster that is started here, and this one is there; leave them out")
         if workers is not None and (not isinstance(workers, int) or workers < 1):
-            raise ValueError(f"workers must be a positive whole number, got {workers!r}; leave it out for one per core")
+            raise UserError(f"workers must be a positive whole number, got {workers!r}; leave it out for one per core")
         if scheduler_file is not None:
             address = _address_in(Path(scheduler_file))
         self._address, self._workers = address, workers
@@ -96,7 +97,7 @@ class Dask:
     ) -> Part:
         """What all pieces give together; see :class:`~massieu.engine.Engine`."""
         if origin is None:
-            raise ValueError(
+            raise UserError(
                 "the engine dask needs a model that its workers can load by name, got one in memory or with a tokenizer"
                 " of its own; save both to a folder and pass its name"
             )
@@ -193,7 +194,7 @@ class Dask:
         try:
             client.wait_for_workers(1, timeout=FIRST)
         except TimeoutError:
-            raise ValueError(
+            raise UserError(
                 f"no worker has come to the scheduler at {self._address} within {FIRST:.0f} s;"
                 " start some with dask worker"
             ) from None
@@ -218,7 +219,7 @@ class Dask:
                         silence_logs=logging.CRITICAL,
                     )
             except RuntimeError as error:  # a worker ended before it had begun
-                raise ValueError(f"no worker process could be started ({error}); {GUARD}") from None
+                raise UserError(f"no worker process could be started ({error}); {GUARD}") from None
             cluster = self._open.enter_context(started)
             client: Client = self._open.enter_context(Client(cluster, set_as_default=False))
         return client
@@ -249,11 +250,11 @@ def _address_in(file: Path) -> str:
     try:
         found = json.loads(file.read_bytes())
     except FileNotFoundError:
-        raise ValueError(f"there is no scheduler file {file}; dask scheduler --scheduler-file writes it") from None
+        raise UserError(f"there is no scheduler file {file}; dask scheduler --scheduler-file writes it") from None
     except (OSError, ValueError):
         found = None
     if not isinstance(found, dict) or not isinstance(found.get("address"), str):
-        raise ValueError(f"{file} must be what dask scheduler --scheduler-file wrote, got another file; check its name")
+        raise UserError(f"{file} must be what dask scheduler --scheduler-file wrote, got another file; check its name")
     return str(found["address"])
 
 
@@ -270,9 +271,9 @@ def _check_address(address: Any) -> None:
     except (OSError, ValueError, TypeError) as error:
         text = " ".join(str(error).split())[:120]
         why = text or f"no answer for {CONNECTION:.0f} s"
-        raise ValueError(f"no scheduler answers at {address!r} ({why}); start one with dask scheduler") from None
+        raise UserError(f"no scheduler answers at {address!r} ({why}); start one with dask scheduler") from None
     if kind != "Scheduler":
-        raise ValueError(
+        raise UserError(
             f"the address must be that of a scheduler, got {address!r}, where a {kind} answers; say where"
             " dask scheduler listens"
         )

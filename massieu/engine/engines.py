@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from massieu.checks import UserError
 from massieu.engine.checkpoints import Checkpoint
 from massieu.inspection.parts import Part
 from massieu.inspection.splits import Piece
@@ -112,9 +113,9 @@ def engine_named(name: str, **options: Any) -> Engine:
 
         return Dask(**options)
     if name != "local":
-        raise ValueError(f"engine must be one of {', '.join(ENGINES)}, got {name!r}; local reads in this process")
+        raise UserError(f"engine must be one of {', '.join(ENGINES)}, got {name!r}; local reads in this process")
     if given := sorted(option for option, value in options.items() if value is not None):
-        raise ValueError(f"{', '.join(given)} is for the engine dask, got the engine local; leave it out")
+        raise UserError(f"{', '.join(given)} is for the engine dask, got the engine local; leave it out")
     from massieu.engine.local import Local
 
     return Local()

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from massieu.checks import UserError
 from massieu.engine.engines import Origin
 from massieu.inspection.files import part_from_bytes, part_to_bytes
 from massieu.inspection.options import Options
@@ -161,7 +162,7 @@ def _reader(recipe: Recipe) -> Reader:
     difference = recipe.identity.difference(reader.identity)
     if difference is not None:
         worker = _worker()
-        raise ValueError(
+        raise UserError(
             f"the worker {worker.address if worker else 'here'} must have the model of the process that asks it,"
             f" but {difference}; give all machines the same files and the same versions"
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from massieu.checks import UserError
+
 if TYPE_CHECKING:
     import pandas
     from matplotlib.axes import Axes
@@ -53,7 +55,7 @@ def mark(axis: Axes, place: float, name: str) -> None:
 def check_columns(table: pandas.DataFrame, columns: tuple[str, ...], which: str) -> None:
     missing = [name for name in columns if name not in table]
     if missing or len(table) == 0:
-        raise ValueError(
+        raise UserError(
             f"{which} must be a table with rows and the columns {', '.join(columns)}; got {len(table)} rows of"
             f" {', '.join(map(str, table)) or 'none'}"
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from massieu.checks import UserError
 from massieu.figures.axes import INK, MARK, SOFT, add_legend, finish, new_figure
 from massieu.report import colours
 
@@ -66,7 +67,7 @@ def head_map(heads: pandas.DataFrame, quantity: Described) -> Figure:
     _check(heads, quantity, "heads")
     values = _numbers(heads, quantity)
     if not values.notna().any():
-        raise ValueError(
+        raise UserError(
             f"the heads table must have a value of {quantity.name}, got none; see the notes of the inspection"
         )
     colour_map, norm = _scale(quantity, [value for value in values if value == value])
@@ -132,7 +133,7 @@ def trajectory(runs: Mapping[str, pandas.DataFrame], quantity: Described) -> Fig
         quantity: a column of the tables.
     """
     if len(runs) < 2:
-        raise ValueError(f"a trajectory needs two or more runs, got {len(runs)}; head_map shows a single one")
+        raise UserError(f"a trajectory needs two or more runs, got {len(runs)}; head_map shows a single one")
     for table in runs.values():
         _check(table, quantity, "heads")
     figure = new_figure(1.2 + 0.9 * max(len(runs), 4), 3.0)
@@ -197,7 +198,7 @@ def save_figures(inspection: Mapping[str, Any], folder: str | Path) -> list[Path
 def _check(table: pandas.DataFrame, quantity: Described, which: str) -> None:
     if quantity.table != which or quantity.name not in table:
         known = ", ".join(name for name in table if not name.endswith("_se"))
-        raise ValueError(f"quantity must be a column of the {which} table, got {quantity.name}; it has {known}")
+        raise UserError(f"quantity must be a column of the {which} table, got {quantity.name}; it has {known}")
 
 
 def _numbers(table: pandas.DataFrame, quantity: Described) -> pandas.Series:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from massieu.checks import UserError
 from massieu.figures.axes import INK, MARK, RULE, SOFT, add_legend, finish, mark, new_figure, share_axes
 from massieu.report import colours
 
@@ -39,7 +40,7 @@ def energy_landscape(memory: Continuous | Sparse, *, points: int = 161, margin: 
 
     patterns = memory.patterns.detach().double()
     if patterns.shape[-1] != 2:
-        raise ValueError(f"memory must have patterns in the plane, got dimension {memory.dim}; project them first")
+        raise UserError(f"memory must have patterns in the plane, got dimension {memory.dim}; project them first")
     low, high = patterns.amin(0), patterns.amax(0)
     reach = margin * max(float((high - low).max()), 1.0)
     across, up = (torch.linspace(float(low[i]) - reach, float(high[i]) + reach, points).double() for i in (0, 1))
@@ -76,13 +77,13 @@ def retrieved_images(before: Tensor, after: Tensor, truth: Tensor, *, width: int
         width: of an image in pixels; by default they are square.
     """
     if not before.shape == after.shape == truth.shape or before.dim() != 2 or not len(before):
-        raise ValueError(
+        raise UserError(
             f"before, after and truth must have one shape (images, pixels), got {tuple(before.shape)},"
             f" {tuple(after.shape)} and {tuple(truth.shape)}; take as many of each"
         )
     width = math.isqrt(before.shape[1]) if width is None else width
     if width < 1 or before.shape[1] % width:
-        raise ValueError(f"width must divide the {before.shape[1]} pixels, got {width}; give that of the images")
+        raise UserError(f"width must divide the {before.shape[1]} pixels, got {width}; give that of the images")
     figure = new_figure(0.9 + 0.8 * len(before), 2.8)
     axes = figure.subplots(3, len(before), squeeze=False)
     low, high = float(truth.min()), float(truth.max())
@@ -105,7 +106,7 @@ def capacity_curve(measured: Sequence[CapacityRow], formula: float | None = None
         formula: what :func:`massieu.memory.capacity` says, if anything.
     """
     if not measured:
-        raise ValueError("measured must have a row, got none; measure_capacity gives one for every number")
+        raise UserError("measured must have a row, got none; measure_capacity gives one for every number")
     rows = sorted(measured, key=lambda row: row.number)
     numbers, rates = [row.number for row in rows], [row.rate for row in rows]
     figure, axis = share_axes("Capacity", "patterns", "share of draws")
@@ -128,7 +129,7 @@ def overlap_transition(shares: Sequence[float], overlaps: Mapping[str, Sequence[
     """
     for name, values in overlaps.items():
         if len(values) != len(shares):
-            raise ValueError(
+            raise UserError(
                 f"overlaps must have {len(shares)} values each, as many as shares, got {len(values)} for {name};"
                 " measure every share"
             )

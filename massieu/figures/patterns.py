@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from massieu.checks import UserError
 from massieu.figures.axes import INK, SOFT, add_legend, finish, new_figure
 from massieu.patterns import Pattern, Schedule, reach, reach_by_layer
 from massieu.patterns.pattern import as_schedule
@@ -35,7 +36,7 @@ def pattern_reach(schedules: Mapping[str, Pattern | Schedule], length: int = 32,
         ['18%', '100%', '100%']
     """
     if not schedules or layers < 1:
-        raise ValueError(f"there must be a schedule and a layer to draw, got {len(schedules)} and {layers}")
+        raise UserError(f"there must be a schedule and a layer to draw, got {len(schedules)} and {layers}")
     from matplotlib.colors import ListedColormap
 
     shades = ListedColormap(["#f6f4ee", "#b9c7dd", colours.lines()[0]])
@@ -71,7 +72,7 @@ def connection_growth(schedules: Mapping[str, Pattern | Schedule], lengths: Sequ
         ['full: T^2.00', 'star and ring: T^1.01']
     """
     if not schedules or len(lengths) < 2:
-        raise ValueError(f"there must be a schedule and two lengths, got {len(schedules)} and {len(lengths)}")
+        raise UserError(f"there must be a schedule and two lengths, got {len(schedules)} and {len(lengths)}")
     figure = new_figure(5.0, 3.2)
     axis = figure.subplots()
     for number, (name, schedule) in enumerate(schedules.items()):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from massieu.checks import UserError
 from massieu.figures.axes import INK, add_legend, check_columns, finish, new_figure
 from massieu.report import colours
 
@@ -38,7 +39,7 @@ def selection_plane(tokens: pandas.DataFrame, paths: Mapping[str, pandas.DataFra
     across, up = (float(number) for number in direction)
     length = math.hypot(across, up)
     if not length > 0:
-        raise ValueError(f"direction must be two numbers that are not both zero, got {across} and {up}")
+        raise UserError(f"direction must be two numbers that are not both zero, got {across} and {up}")
     across, up = across / length, up / length
     reach = 2 * float(tokens[["x", "y"]].abs().max().max())
     figure = new_figure(6.4, 4.2)
@@ -89,7 +90,7 @@ def approach(histories: Mapping[str, pandas.DataFrame], column: str = "misalignm
         'log'
     """
     if not histories:
-        raise ValueError("there must be a history to draw, got none")
+        raise UserError("there must be a history to draw, got none")
     figure = new_figure(5.0, 3.2)
     axis = figure.subplots()
     ends = []
@@ -97,7 +98,7 @@ def approach(histories: Mapping[str, pandas.DataFrame], column: str = "misalignm
         check_columns(history, ("step", column), "history")
         later = history[(history["step"] > 0) & (history[column] > 0)]
         if len(later) == 0:
-            raise ValueError(f"{name} must have a positive {column} after its start, got none; was the data feasible?")
+            raise UserError(f"{name} must have a positive {column} after its start, got none; was the data feasible?")
         colour = colours.lines()[number % len(colours.lines())]
         axis.plot(later["step"], later[column], color=colour, linewidth=1.6, label=name)
         ends.append((float(later[column].iloc[-1]), float(later["step"].iloc[-1])))

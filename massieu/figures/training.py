@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
+from massieu.checks import UserError
 from massieu.figures.axes import INK, add_legend, check_columns, finish, new_figure
 from massieu.report import colours
 
@@ -38,13 +39,13 @@ def training_panels(
         (['loss', 'score max'], 'unstable')
     """
     if not runs:
-        raise ValueError("there must be runs to draw, got none; make one with massieu.monitor.training_run")
+        raise UserError("there must be runs to draw, got none; make one with massieu.monitor.training_run")
     for table in runs.values():
         check_columns(table, ("step", "loss"), "each run")
     marks = {} if marks is None else marks
     unknown = [title for title in marks if title not in runs]
     if unknown:
-        raise ValueError(f"marks must belong to a run, got {', '.join(unknown)}; the runs are {', '.join(runs)}")
+        raise UserError(f"marks must belong to a run, got {', '.join(unknown)}; the runs are {', '.join(runs)}")
     names = [name for name in next(iter(runs.values())) if name != "step"]
     for table in runs.values():
         check_columns(table, tuple(names), "each run")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from massieu.checks import UserError
 from massieu.figures.axes import INK, MARK, add_legend, finish, new_figure
 from massieu.report import colours
 
@@ -31,7 +32,7 @@ def grid_error_curve(runs: Mapping[str, Sequence[GridError]]) -> Figure:
         ['narrow, root mean square', 'narrow, largest', '1 / n']
     """
     if not runs or not all(runs.values()):
-        raise ValueError("there must be errors to draw in every run, got none; measure some with grid_errors")
+        raise UserError("there must be errors to draw in every run, got none; measure some with grid_errors")
     figure = new_figure(6.6, 3.4)
     axis = figure.subplots()
     for number, (name, rows) in enumerate(runs.items()):
@@ -70,7 +71,7 @@ def separation_curve(rows: Sequence[SeparationGap]) -> Figure:
         ['searched codes', "the theorem's spacing", 'zero in float64', 'resolution of float64']
     """
     if not rows:
-        raise ValueError("there must be gaps to draw, got none; measure some with separation_gaps")
+        raise UserError("there must be gaps to draw, got none; measure some with separation_gaps")
     figure = new_figure(5.4, 3.4)
     axis = figure.subplots()
     floor = 1e-17

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from massieu.checks import UserError
 from massieu.inspection.corpus.splits import Document
 from massieu.inspection.splits import text_hash
 
@@ -84,14 +85,14 @@ def passages(
     for number, document in enumerate(documents):
         text, place = document if isinstance(document, Document) else (document, f"text number {number + 1}")
         if not isinstance(text, str):
-            raise TypeError(
+            raise UserError(
                 f"texts must be strings, got {type(text).__name__} at number {number}; pass a list of strings"
             )
         encoded = tokenizer(text, add_special_tokens=True, return_special_tokens_mask=True, verbose=False)
         ids = encoded["input_ids"]
         if len(ids) > longest:
             if not cut:
-                raise ValueError(
+                raise UserError(
                     f"{place} has {len(ids)} tokens, but the model reads at most {longest};"
                     f" pass --max-length {longest} (max_length in Python) to cut such texts into passages"
                 )
@@ -109,7 +110,7 @@ def _cut(text: str, tokenizer: Any, longest: int) -> list[tuple[list[int], list[
     """Passages of a long text; each has the special tokens that the tokenizer puts around a text."""
     room = longest - tokenizer.num_special_tokens_to_add()
     if room < 1:
-        raise ValueError(f"max_length must leave room for words beside special tokens, got {longest}; 256 is usual")
+        raise UserError(f"max_length must leave room for words beside special tokens, got {longest}; 256 is usual")
     if tokenizer.is_fast:
         options = {"truncation": True, "max_length": longest, "return_special_tokens_mask": True, "verbose": False}
         encoded = tokenizer(text, return_overflowing_tokens=True, **options)
@@ -180,18 +181,18 @@ def given_batches(inputs: Iterable[Mapping[str, Any]]) -> Iterator[Batch]:
     first = 0
     if isinstance(inputs, (Tensor, Mapping, str)):
         got = type(inputs).__name__
-        raise TypeError(f"inputs must be a list of batches, got one {got}; pass [{{name of an argument: tensor}}]")
+        raise UserError(f"inputs must be a list of batches, got one {got}; pass [{{name of an argument: tensor}}]")
     for number, given in enumerate(inputs):
         if not isinstance(given, Mapping):
             got = type(given).__name__
-            raise TypeError(
+            raise UserError(
                 f"inputs must be dicts from the arguments of the model to tensors, got {got} at number {number};"
                 " pass [{name of an argument: tensor}]"
             )
         tensors = [value for value in given.values() if isinstance(value, Tensor) and value.dim() > 0]
         if not tensors:
             got = ", ".join(given) or "nothing"
-            raise ValueError(
+            raise UserError(
                 f"inputs must hold tensors with a batch axis, got {got} at number {number}; pass dicts of them"
             )
         size = tensors[0].shape[0]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from massieu.checks import UserError
 from massieu.inspection.clouds import (
     distance_ratio,
     effective_rank,
@@ -130,7 +131,7 @@ class LayerStatistics:
     def merge(self, other: LayerStatistics) -> None:
         """Add what another has seen of the same block."""
         if other.dim != self.dim:
-            raise ValueError(f"cannot merge statistics of tokens of size {other.dim} into those of size {self.dim}")
+            raise UserError(f"cannot merge statistics of tokens of size {other.dim} into those of size {self.dim}")
         self.tokens += other.tokens
         self.aliases |= other.aliases
         for name, ratio in self.ratios.items():

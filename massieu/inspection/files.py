@@ -12,6 +12,7 @@ from typing import Any, get_origin, get_type_hints
 import torch
 from torch import Tensor
 
+from massieu.checks import UserError
 from massieu.inspection.packing import pack, unpack
 from massieu.inspection.parts import SCHEMA, Identity, Part
 from massieu.inspection.result import PART
@@ -34,7 +35,7 @@ def load_part(path: str | Path) -> Part:
     place = _file(path)
     part, header, _ = _load(place)
     if "corpus" in header:
-        raise ValueError(
+        raise UserError(
             f"{place} must be the part of a finished run, and it is the checkpoint of an unfinished one;"
             " finish it with --resume"
         )
@@ -84,15 +85,15 @@ def load_checkpoint(path: str | Path, identity: Identity, corpus: str) -> tuple[
     """
     part, header, tensors = _load(Path(path))
     if "corpus" not in header or DONE not in tensors:
-        raise ValueError(f"{path} must be the checkpoint of a run, and it is a finished part; name another file")
+        raise UserError(f"{path} must be the checkpoint of a run, and it is a finished part; name another file")
     difference = part.identity.difference(identity)
     if difference is not None:
-        raise ValueError(
+        raise UserError(
             f"the checkpoint {path} was made by another run: {difference};"
             " resume with the same model and options, or remove it to begin again"
         )
     if header["corpus"] != corpus:
-        raise ValueError(
+        raise UserError(
             f"the checkpoint {path} was made for another text ({str(header['corpus'])[:12]}, and this one is"
             f" {corpus[:12]}); resume with the same files, column, sample,"
             " seed, limit, strictness and --split-bytes, or remove it to begin again"
@@ -139,12 +140,12 @@ def _load(path: Path) -> tuple[Part, dict[str, Any], dict[str, Tensor]]:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
     except OSError as error:
-        raise ValueError(
+        raise UserError(
             f"{path} must be a part that massieu inspect --out wrote, and it cannot be read"
             f" ({error.strerror or error}); name the folder of such a run"
         ) from None
     except SafetensorError as error:
-        raise ValueError(f"{path} is damaged ({' '.join(str(error).split())[:80]}); write it again") from None
+        raise UserError(f"{path} is damaged ({' '.join(str(error).split())[:80]}); write it again") from None
     return (*_part(metadata, tensors, path), tensors)
 
 
@@ -155,19 +156,19 @@ def _part(metadata: dict[str, str], tensors: dict[str, Tensor], path: str | Path
         header = {}
     header = header if isinstance(header, dict) else {}
     if header.get("schema") != SCHEMA:
-        raise ValueError(
+        raise UserError(
             f"{path} must have the schema {SCHEMA}, got {header.get('schema')}; inspect again with this version"
         )
     try:
         part = unpack(header["part"], tensors)
     except (LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         why = " ".join(str(error).split())[:80]
-        raise ValueError(f"{path} is damaged ({why} is missing or not as expected); write it again") from None
+        raise UserError(f"{path} is damaged ({why} is missing or not as expected); write it again") from None
     if not isinstance(part, Part):
-        raise ValueError(f"{path} is damaged (it holds no part); write it again")
+        raise UserError(f"{path} is damaged (it holds no part); write it again")
     odd = _odd_field(part) or _odd_field(part.identity) or _odd_field(part.counts)
     if odd is not None:
-        raise ValueError(f"{path} is damaged ({odd} is not as expected); write it again")
+        raise UserError(f"{path} is damaged ({odd} is not as expected); write it again")
     return part, header
 
 

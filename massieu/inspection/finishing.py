@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from massieu import kernels
+from massieu.checks import UserError
 from massieu.inspection.blocks import LayerSums
 from massieu.inspection.evaluation import evaluating
 from massieu.inspection.fingerprint import model_fingerprint
@@ -38,16 +39,16 @@ def finish(part: Part, model: nn.Module, *, check: bool = True) -> Inspection:
         The :class:`Inspection`; it carries the part.
     """
     if check and part.identity.model != (own := model_fingerprint(model)):
-        raise ValueError(
+        raise UserError(
             f"the model must be the one that has read the text, {part.identity.name or 'a model'}"
             f" ({part.identity.model[:12]}), but its configuration or its weights differ ({own[:12]});"
             " pass the same model, in the same dtype"
         )
     counts = part.counts
     if counts.documents == counts.blank:
-        raise ValueError(NO_TEXT)
+        raise UserError(NO_TEXT)
     if counts.counted == 0:
-        raise ValueError(
+        raise UserError(
             f"the text has no content tokens: all of its {counts.tokens} tokens are special ones;"
             " pass more text, or --special-tokens to count them"
         )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from massieu import geometry
+from massieu.checks import UserError
 from massieu.geometry import Spectrum
 from massieu.inspection.weights import HeadWeights
 
@@ -188,7 +189,7 @@ def _spectrum(layer: HeadWeights, covariance: Tensor, floor: float) -> Spectrum 
     if layer.query is None:
         return None
     if covariance.shape[0] != layer.query.shape[-1]:
-        raise ValueError(
+        raise UserError(
             f"the covariance of {layer.name} must have shape ({layer.query.shape[-1]}, {layer.query.shape[-1]}), got"
             f" {tuple(covariance.shape)}; it is that of the tokens that its queries read"
         )

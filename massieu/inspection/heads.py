@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from massieu.checks import UserError
 from massieu.inspection.batches import Batch
 from massieu.inspection.rows import exact_rows, sampled_positions, sampled_rows
 from massieu.inspection.streams import Extremes, Means, Shares
@@ -85,7 +86,7 @@ class HeadStatistics:
 
     def __init__(self, rows: int | None = 32, *, by_passage: bool = False) -> None:
         if rows is not None and (not isinstance(rows, int) or rows < 1):
-            raise ValueError(f"rows must be a positive whole number or None, got {rows!r}; None looks at every row")
+            raise UserError(f"rows must be a positive whole number or None, got {rows!r}; None looks at every row")
         self.sampled = rows
         self.by_passage = by_passage
         self.layers: dict[tuple[str, int], LayerOfHeads] = {}

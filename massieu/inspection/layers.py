@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from massieu.checks import UserError
 from massieu.inspection.anatomy import Block, Place, block_input, hidden_tensors, read_anatomy
 from massieu.inspection.blocks import NARROW, WIDEST, LayerStatistics, LayerSums, States
 from massieu.inspection.moments import Moments
@@ -307,7 +308,7 @@ def _rows(x: Tensor, tokens: Tokens, tokens_first: bool, name: str) -> Tensor:
         x = x.transpose(0, 1)
     flat = x.detach().reshape(-1, x.shape[-1])
     if len(flat) != tokens.num_places:
-        raise ValueError(
+        raise UserError(
             f"the content mask covers {tokens.num_places} tokens, but {name} gave {len(flat)};"
             " pass a mask of shape (batch, tokens) for every stack of the model"
         )

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from massieu.checks import UserError
+
 __all__ = ["Loaded", "load"]
 
 PATIENCE = 10.0  # seconds for the network to say anything
@@ -55,11 +57,11 @@ def load(
     try:
         import transformers
     except ImportError:
-        raise ValueError(
+        raise UserError(
             "models by name need the package transformers, which is not installed; pip install 'massieu[inspect]'"
         ) from None
     if dtype != "auto" and dtype not in DTYPES:
-        raise ValueError(f"dtype must be auto or one of {', '.join(DTYPES)}, got {dtype}; auto means float32")
+        raise UserError(f"dtype must be auto or one of {', '.join(DTYPES)}, got {dtype}; auto means float32")
     place = _place(name)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": offline}
     if revision is not None:
@@ -67,7 +69,7 @@ def load(
     spread: dict[str, Any] = {}
     if device_map is not None:
         if importlib.util.find_spec("accelerate") is None:
-            raise ValueError("device_map needs the package accelerate, which is not installed; pip install accelerate")
+            raise UserError("device_map needs the package accelerate, which is not installed; pip install accelerate")
         spread["device_map"] = device_map if isinstance(device_map, str) else dict(device_map)
     if not offline and not Path(place).is_dir() and not _hub_answers(name, revision):
         options["local_files_only"] = True  # what was fetched before, at once and not after a dozen attempts
@@ -89,7 +91,7 @@ def load(
     try:
         model = model if spread else model.to(device)
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device {device} cannot take the model ({_sentence(error)}); try --device cpu") from error
+        raise UserError(f"device {device} cannot take the model ({_sentence(error)}); try --device cpu") from error
     found = getattr(model.config, "_commit_hash", None)
     return Loaded(model.eval(), tokenizer, name, found or revision)
 
@@ -109,15 +111,15 @@ def _hub_answers(name: str, revision: str | None) -> bool:
 def _place(name: str) -> str:
     """Where the checkpoint lies: a folder, or the id as it is."""
     if not name.strip():
-        raise ValueError("MODEL must be a folder, an installed package or a Hugging Face id, got an empty name")
+        raise UserError("MODEL must be a folder, an installed package or a Hugging Face id, got an empty name")
     folder = Path(name).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise ValueError(f"{name} must hold a config.json, and there is none; pass the folder of a saved model")
+            raise UserError(f"{name} must hold a config.json, and there is none; pass the folder of a saved model")
         _check_weights(name, folder)
         return str(folder)
     if folder.is_file():
-        raise ValueError(f"MODEL must be a folder, got the file {name}; pass the folder that holds its config.json")
+        raise UserError(f"MODEL must be a folder, got the file {name}; pass the folder that holds its config.json")
     carried = _carried(name)
     if carried is not None:
         _check_weights(name, carried)
@@ -139,7 +141,7 @@ def _carried(name: str) -> Path | None:
                     return path.parent
             except (OSError, ValueError):
                 continue
-    raise ValueError(f"the installed package {name} carries no checkpoint: no config.json in it names a model_type")
+    raise UserError(f"the installed package {name} carries no checkpoint: no config.json in it names a model_type")
 
 
 def _check_weights(name: str, folder: Path) -> None:
@@ -149,11 +151,11 @@ def _check_weights(name: str, folder: Path) -> None:
         return
     pickles = sorted(file for file in files if file.endswith((".bin", ".pt", ".pth", ".ckpt")))
     if pickles:
-        raise ValueError(
+        raise UserError(
             f"{name} has its weights only as a pickle ({pickles[0]}), which may run code when it is read;"
             " convert it with save_pretrained, which writes safetensors"
         )
-    raise ValueError(f"{name} must hold weights in safetensors files, and there are none; save the model there again")
+    raise UserError(f"{name} must hold weights in safetensors files, and there are none; save the model there again")
 
 
 def _model(transformers: Any, name: str, place: str, dtype: torch.dtype, options: dict[str, Any]) -> nn.Module:
@@ -162,11 +164,11 @@ def _model(transformers: Any, name: str, place: str, dtype: torch.dtype, options
     try:
         model: nn.Module = transformers.AutoModel.from_pretrained(place, use_safetensors=True, dtype=dtype, **options)
     except SafetensorError as error:
-        raise ValueError(
+        raise UserError(
             f"the weights of {name} cannot be read ({_sentence(error)}); the file is damaged, fetch or save it again"
         ) from error
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError) as error:
-        raise ValueError(_why_not(name, place, error)) from error
+        raise UserError(_why_not(name, place, error)) from error
     return model
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from massieu.checks import UserError
 from massieu.inspection.selections import each_sample, some
 from massieu.margin.report import random_head, selection_report, span_projection
 
@@ -84,7 +85,7 @@ def margin_report(
     for weights, sample in each_sample(model, texts, tokenizer, inputs, layers, rows, max_length, generator, loading):
         wanted = list(range(weights.heads)) if heads is None else heads
         if max(wanted) >= weights.heads:
-            raise ValueError(f"heads must be some of 0 to {weights.heads - 1} in {weights.name}, got {wanted}")
+            raise UserError(f"heads must be some of 0 to {weights.heads - 1} in {weights.name}, got {wanted}")
         projection = None if sample is None else span_projection(sample.problem)
         for head in wanted:
             place = {"stack": weights.stack, "layer": weights.layer, "head": head}

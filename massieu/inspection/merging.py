@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from massieu.checks import UserError
 from massieu.inspection.counts import Counts, Overlap
 from massieu.inspection.files import load_part
 from massieu.inspection.finishing import finish
@@ -39,7 +40,7 @@ def merge_runs(runs: Sequence[str | Path], *, model: nn.Module | str | None = No
     """
     begin = time.perf_counter()
     if len(runs) < 2:
-        raise ValueError(f"merge needs at least two runs, got {len(runs)}; name another folder")
+        raise UserError(f"merge needs at least two runs, got {len(runs)}; name another folder")
     merged: Part | None = None
     seen: list[tuple[str | Path, Counts]] = []
     identities: list[Identity] = []
@@ -49,7 +50,7 @@ def merge_runs(runs: Sequence[str | Path], *, model: nn.Module | str | None = No
         merged = Part.empty(part.identity) if merged is None else merged
         difference = merged.identity.difference(part.identity)
         if difference is not None:
-            raise ValueError(
+            raise UserError(
                 f"runs must come from one model that reads in one way, but in {runs[0]} and {run} {difference};"
                 " merge those that agree"
             )
@@ -69,7 +70,7 @@ def _add(merged: Part, part: Part, run: str | Path) -> None:
     try:
         merged.merge(part)
     except (AttributeError, LookupError, RuntimeError, TypeError) as error:
-        raise ValueError(
+        raise UserError(
             f"the sums of {run} do not fit those of the runs before it ({' '.join(str(error).split())[:80]});"
             " one of them is damaged, inspect again"
         ) from error
@@ -80,7 +81,7 @@ def _overlap(one: str | Path, first: Counts, other: str | Path, second: Counts) 
     found = first.shared(second)
     share = 1.0 if first.digest == second.digest else found.share if found.known else 0.0
     if share >= SAME:
-        raise ValueError(
+        raise UserError(
             f"runs must have read different texts, but about {share:.0%} of the documents of {one} or {other} are in"
             " both and would count twice; leave one of the two out"
         )
@@ -117,14 +118,14 @@ def _loaded(identities: Sequence[Identity], model: nn.Module | str | None, loadi
         return load(model, **{**recorded, **given}).model
     places = {identity.name: identity.revision for identity in identities if identity.name}
     if not places:
-        raise ValueError("these runs do not know where their model is, it was made in Python; name it with --model")
+        raise UserError("these runs do not know where their model is, it was made in Python; name it with --model")
     problems = []
     for name, revision in places.items():
         try:
             return load(_place(name), **{**recorded, "revision": revision, **given}).model
         except ValueError as error:
             problems.append(str(error))
-    raise ValueError(f"the model of these runs cannot be loaded ({problems[0]}); say where it is with --model")
+    raise UserError(f"the model of these runs cannot be loaded ({problems[0]}); say where it is with --model")
 
 
 def _place(name: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from massieu.checks import UserError
+
 __all__ = ["Options"]
 
 EXPERIMENTS = ("heads", "default")
@@ -28,15 +30,15 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.experiments not in EXPERIMENTS:
-            raise ValueError(
+            raise UserError(
                 f"experiments must be one of {', '.join(EXPERIMENTS)}, got {self.experiments}; heads is the fastest"
             )
         if not isinstance(self.batch_size, int) or self.batch_size < 1:
-            raise ValueError(f"batch_size must be a positive whole number, got {self.batch_size!r}; 16 is usual")
+            raise UserError(f"batch_size must be a positive whole number, got {self.batch_size!r}; 16 is usual")
         if self.padding not in ("right", "left"):
-            raise ValueError(f"padding must be right or left, got {self.padding!r}; right is usual")
+            raise UserError(f"padding must be right or left, got {self.padding!r}; right is usual")
         if self.max_length is not None and (not isinstance(self.max_length, int) or self.max_length < 2):
-            raise ValueError(f"max_length must be a whole number of at least 2, got {self.max_length!r}; 256 is usual")
+            raise UserError(f"max_length must be a whole number of at least 2, got {self.max_length!r}; 256 is usual")
 
     def of_figures(self) -> dict[str, Any]:
         """Those that figures depend on: parts that differ in one of them cannot be merged."""

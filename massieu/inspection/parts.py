@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from massieu.checks import UserError
 from massieu.inspection.blocks import LayerSums
 from massieu.inspection.corpus.faults import Faults
 from massieu.inspection.counts import Counts, Heard
@@ -118,7 +119,7 @@ class Part:
         """Add what other pieces gave; the other part stays as it is."""
         difference = self.identity.difference(other.identity)
         if difference is not None:
-            raise ValueError(
+            raise UserError(
                 f"parts must come from one model that reads in one way, but {difference}; merge those that agree"
             )
         self.counts.merge(other.counts)
@@ -152,5 +153,5 @@ def merge_parts(parts: Iterable[Part]) -> Part:
         merged.merge(part)
         del part  # before the next one is there
     if merged is None:
-        raise ValueError("merge_parts needs at least one part, got none; read some text first")
+        raise UserError("merge_parts needs at least one part, got none; read some text first")
     return merged

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from massieu.checks import UserError
 from massieu.inspection.batches import Batch, given_batches
 from massieu.inspection.corpus.splits import Document
 from massieu.inspection.counts import Heard
@@ -161,7 +162,7 @@ class Reader:
             try:
                 run_model(self.model, inputs)
             except IndexError as error:
-                raise ValueError(
+                raise UserError(
                     f"the model cannot read these tokens ({error}); are there too many, or some beyond its vocabulary?"
                 ) from error
         # A module that did not run, such as the vision part of a model that reads text, makes no mean wrong.
@@ -232,7 +233,7 @@ def _tried(model: nn.Module, inputs: dict[str, Any]) -> Any:
         return run_model(model, inputs)
     except Exception as error:
         text = " ".join(str(error).split())[:160] or type(error).__name__
-        raise ValueError(
+        raise UserError(
             f"the model cannot be run on {', '.join(inputs)} ({text});"
             " one that reads more than text takes inputs= in Python, with every argument that it needs"
         ) from error

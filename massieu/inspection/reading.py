@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from massieu.checks import UserError
 from massieu.inspection.batches import Batch, Passage, passages, text_batches
 from massieu.inspection.corpus import Corpus, Document
 from massieu.inspection.counts import Counts
@@ -22,13 +23,13 @@ NO_TEXT = "texts must hold at least one document with some text, and all are emp
 def check_texts(texts: object, inputs: Iterable[Mapping[str, Any]] | None) -> None:
     """Refuse what is no list of texts, or both texts and inputs, as far as that is known before anything is read."""
     if (texts is None) == (inputs is None):
-        raise ValueError("pass texts, or inputs for a model without tokenizer, and not both")
+        raise UserError("pass texts, or inputs for a model without tokenizer, and not both")
     if isinstance(texts, str):
-        raise TypeError("texts must be a list of strings, got a single string; pass [text]")
+        raise UserError("texts must be a list of strings, got a single string; pass [text]")
     if texts is not None and not isinstance(texts, (Iterable, Corpus)):
-        raise TypeError(f"texts must be strings, or a Corpus, got {type(texts).__name__}; pass a list of strings")
+        raise UserError(f"texts must be strings, or a Corpus, got {type(texts).__name__}; pass a list of strings")
     if isinstance(texts, Sequence) and not any(isinstance(text, str) and text.strip() for text in texts):
-        raise ValueError(NO_TEXT)
+        raise UserError(NO_TEXT)
 
 
 class Reading:
@@ -45,13 +46,13 @@ class Reading:
 
     def __init__(self, model: nn.Module, tokenizer: Any, options: Options) -> None:
         if tokenizer is None:
-            raise ValueError(
+            raise UserError(
                 "texts need a tokenizer, and the model came without one; pass tokenizer=, or tensors as inputs="
             )
         self.tokenizer, self.options = tokenizer, options
         window = _window(model, tokenizer)
         if options.max_length is not None and options.max_length > window:
-            raise ValueError(
+            raise UserError(
                 f"max_length must not exceed the {window} tokens that the model reads, got {options.max_length}"
             )
         self.longest = window if options.max_length is None else options.max_length
@@ -125,7 +126,7 @@ def _first_position(model: nn.Module) -> int | None:
     if "position_ids" in inspect.signature(model.forward).parameters:
         return _position_offset(model)
     for name in _position_tables(model):
-        raise ValueError(f"padding=left would move the positions of this model ({name}), which takes none; use right")
+        raise UserError(f"padding=left would move the positions of this model ({name}), which takes none; use right")
     return None
 
 

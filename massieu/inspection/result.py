@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from massieu.checks import UserError
 from massieu.inspection.findings import Finding, findings
 from massieu.inspection.quantities import QUANTITIES, describe
 
@@ -133,7 +134,7 @@ class Inspection:
         from massieu import figures
 
         if quantity not in QUANTITIES:
-            raise ValueError(
+            raise UserError(
                 f"quantity must be one of {', '.join(QUANTITIES)}, got {quantity}; entropy is the usual one"
             )
         meant = QUANTITIES[quantity]
@@ -174,20 +175,20 @@ def read_inspection(path: str | Path) -> Inspection:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ValueError(
+        raise UserError(
             f"{path} must be the folder of an inspection or its inspection.json, and it cannot be read"
             f" ({error.strerror or error}); make one with massieu inspect MODEL --out DIR"
         ) from None
     except ValueError:
-        raise ValueError(f"{file} must be JSON as massieu inspect writes it, and it is not; inspect again") from None
+        raise UserError(f"{file} must be JSON as massieu inspect writes it, and it is not; inspect again") from None
     schema = content.get("schema") if isinstance(content, dict) else None
     if schema != SCHEMA:
-        raise ValueError(f"{file} must have the schema {SCHEMA}, got {schema}; inspect again with this version")
+        raise UserError(f"{file} must have the schema {SCHEMA}, got {schema}; inspect again with this version")
     try:
         tables = {name: pandas.DataFrame.from_records(content[name]) for name in ("heads", "layers", "experiments")}
         return Inspection(**tables, facts={**content["facts"]}, notes=[*content["notes"]])
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{file} must hold tables, facts and notes, and {error} is missing; inspect again") from None
+        raise UserError(f"{file} must hold tables, facts and notes, and {error} is missing; inspect again") from None
 
 
 def check_writable(folder: Path) -> None:
@@ -211,7 +212,7 @@ def written_together(folder: Path) -> Iterator[Path]:
         done = True
     except OSError as error:
         why = error.strerror or str(error)
-        raise ValueError(f"the folder {folder} cannot be written to: {why}; choose another with --out") from error
+        raise UserError(f"the folder {folder} cannot be written to: {why}; choose another with --out") from error
     finally:
         if place is not None:
             shutil.rmtree(place, ignore_errors=True)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from torch import nn
 
+from massieu.checks import UserError
 from massieu.engine import Checkpoint, Engine, Origin, engine_named
 from massieu.inspection.corpus import Corpus
 from massieu.inspection.finishing import finish
@@ -91,7 +92,7 @@ def inspect_model(
     unknown = sorted(set(loading) - set(LOADING))
     if unknown or (loading and isinstance(model, nn.Module)):
         names = ", ".join(unknown or loading)
-        raise TypeError(f"inspect_model does not know {names}; {', '.join(LOADING)} are for a model by name")
+        raise UserError(f"inspect_model does not know {names}; {', '.join(LOADING)} are for a model by name")
     name, revision, origin = None, None, None
     asked = model
     if model is None:
@@ -110,7 +111,7 @@ def inspect_model(
         model, tokenizer, revision = loaded.model, tokenizer or loaded.tokenizer, loaded.revision
         name = name or loaded.name
     if experiments == "default" and any(parameter.is_meta for parameter in model.parameters()):
-        raise ValueError(
+        raise UserError(
             "the experiments need all weights in memory, and parts of the model lie on disk;"
             ' pass --heads-only (experiments="heads"), or a device_map without disk'
         )
@@ -119,20 +120,20 @@ def inspect_model(
     if isinstance(checkpoint, Checkpoint) and resume:
         kept = dataclasses.replace(checkpoint, resume=True)
     if resume and kept is None:
-        raise ValueError("resume goes on from a checkpoint, got none; pass checkpoint=, or --out or --checkpoint")
+        raise UserError("resume goes on from a checkpoint, got none; pass checkpoint=, or --out or --checkpoint")
     if inputs is not None:
         if engine is not None or kept is not None:
-            raise ValueError("an engine or a checkpoint needs texts, got inputs; leave it out, or pass texts")
+            raise UserError("an engine or a checkpoint needs texts, got inputs; leave it out, or pass texts")
         part = reader.read_tensors(inputs, progress=_teller(progress, None))
         if not part.counts.documents:
-            raise ValueError("inputs must hold at least one batch, got none; pass [{name of an argument: tensor}]")
+            raise UserError("inputs must hold at least one batch, got none; pass [{name of an argument: tensor}]")
     else:
         assert texts is not None
         report = _teller(progress, len(texts) if isinstance(texts, Sized) else None)
         splits, many = _splits(texts, fine=engine not in (None, "local") or kept is not None)
         chosen = engine_named(engine or "local") if engine is None or isinstance(engine, str) else engine
         if not callable(getattr(chosen, "read", None)):
-            raise TypeError(f"engine must be local, dask or an engine, got {type(engine).__name__}; pass Dask(...)")
+            raise UserError(f"engine must be local, dask or an engine, got {type(engine).__name__}; pass Dask(...)")
         try:
             part = chosen.read(reader, splits, many=many, origin=origin, checkpoint=kept, progress=report)
         finally:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from massieu.checks import UserError
 from massieu.inspection.batches import Batch, given_batches
 from massieu.inspection.evaluation import evaluating, moved, run_model
 from massieu.inspection.loading import load
@@ -75,7 +76,7 @@ def head_rows(
     wanted = (model, texts, tokenizer, inputs, [layer], rows, max_length, generator, loading)
     sample = next(sample for _, sample in each_sample(*wanted))
     if sample is None:
-        raise ValueError(f"what the keys of layer {layer} read could not be told; choose another layer")
+        raise UserError(f"what the keys of layer {layer} read could not be told; choose another layer")
     return sample
 
 
@@ -94,9 +95,9 @@ def each_sample(
     from massieu import assets
 
     if not isinstance(rows, int) or rows < 1:
-        raise ValueError(f"rows must be a positive whole number, got {rows!r}; 32 is usual")
+        raise UserError(f"rows must be a positive whole number, got {rows!r}; 32 is usual")
     if isinstance(model, nn.Module) and loading:
-        raise TypeError(f"{', '.join(loading)} are for a model by name; leave them out, or pass the name")
+        raise UserError(f"{', '.join(loading)} are for a model by name; leave them out, or pass the name")
     if texts is None and inputs is None:
         texts = assets.documents()
     if not isinstance(model, nn.Module):
@@ -104,7 +105,7 @@ def each_sample(
         model, tokenizer = loaded.model, tokenizer or loaded.tokenizer
     batches = _batches(model, tokenizer, texts, inputs, Options(max_length=max_length))
     if not batches:
-        raise ValueError("inputs must hold at least one batch, got none; pass [{name of an argument: tensor}]")
+        raise UserError("inputs must hold at least one batch, got none; pass [{name of an argument: tensor}]")
     sampled = _sampled(batches, rows, generator)
     with evaluating(model):
         seen = []
@@ -113,10 +114,10 @@ def each_sample(
             if layers is None or weights.layer in layers:
                 yield weights, _read(model, sampled, weights)
     if not seen:
-        raise ValueError("the model must have attention that can be listened to, but none was heard")
+        raise UserError("the model must have attention that can be listened to, but none was heard")
     missing = sorted(set(layers or ()) - set(seen))
     if missing:
-        raise ValueError(f"layers must be some of 0 to {max(seen, default=0)}, got {missing[0]}; count from zero")
+        raise UserError(f"layers must be some of 0 to {max(seen, default=0)}, got {missing[0]}; count from zero")
 
 
 def _batches(
@@ -141,7 +142,7 @@ def some(values: Sequence[int] | None, name: str) -> list[int] | None:
     except TypeError:
         wanted = []
     if not wanted or min(wanted) < 0:
-        raise ValueError(f"{name} must be a list of whole numbers from 0, or None for all, got {values!r}")
+        raise UserError(f"{name} must be a list of whole numbers from 0, or None for all, got {values!r}")
     return wanted
 
 
@@ -218,7 +219,7 @@ def _read(model: nn.Module, sampled: Sequence[_Part], weights: HeadWeights) -> H
     rows = [row for some in found if some is not None for row in some]
     if rows or None in found or not found:
         return _together(rows, weights) if rows else None
-    raise ValueError(f"no row of {weights.name} sees two tokens; pass longer texts")
+    raise UserError(f"no row of {weights.name} sees two tokens; pass longer texts")
 
 
 def _rows(call: AttentionCall, state: Tensor, part: _Part) -> list[_Row] | None:

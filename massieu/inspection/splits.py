@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from massieu.checks import UserError
 from massieu.inspection.corpus.corpus import SPLIT_BYTES
 from massieu.inspection.corpus.faults import Faults
 from massieu.inspection.corpus.splits import Document, Split
@@ -84,7 +85,7 @@ def text_splits(texts: Iterable[str], size: int = TOGETHER) -> Iterator[TextSpli
     while some := tuple(itertools.islice(texts, size)):
         for number, text in enumerate(some, first):
             if not isinstance(text, str):
-                raise TypeError(
+                raise UserError(
                     f"texts must be strings, got {type(text).__name__} at number {number}; pass a list of strings"
                 )
         yield TextSplit(some, first)

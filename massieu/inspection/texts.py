@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from massieu.checks import UserError
+
 __all__ = ["read_dataset"]
 
 
@@ -15,7 +17,7 @@ def read_dataset(name: str, *, column: str = "text") -> Iterator[str | None]:
     try:
         import datasets
     except ImportError:
-        raise ValueError("--dataset needs the package datasets, which is not installed; pip install datasets") from None
+        raise UserError("--dataset needs the package datasets, which is not installed; pip install datasets") from None
     place, config, split = (*name.split(":"), "", "")[:3]
     try:
         for row in datasets.load_dataset(place, config or None, split=split or "train", streaming=True):
@@ -25,6 +27,6 @@ def read_dataset(name: str, *, column: str = "text") -> Iterator[str | None]:
             elif text.strip():
                 yield text
     except KeyError:
-        raise ValueError(f"{name} has no column {column}; name the one that holds the text with --column") from None
+        raise UserError(f"{name} has no column {column}; name the one that holds the text with --column") from None
     except Exception as error:  # whatever the hub, the network or a loading script raises
-        raise ValueError(f"the dataset {name} cannot be read ({' '.join(str(error).split())[:160]})") from error
+        raise UserError(f"the dataset {name} cannot be read ({' '.join(str(error).split())[:160]})") from error

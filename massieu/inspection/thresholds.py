@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from massieu.checks import UserError
 from massieu.inspection.quantities import GEOMETRY, QUANTITIES
 
 if TYPE_CHECKING:
@@ -49,12 +50,12 @@ def parse_threshold(expression: str) -> Threshold:
         if match is None or not math.isfinite(float(match[3])):
             raise ValueError
     except ValueError:
-        raise ValueError(
+        raise UserError(
             f"--fail-on must be a column, <, <=, > or >=, and a number, got {expression!r}; write entropy_min<0.1"
         ) from None
     _check_column(match[1], QUANTITIES)
     if match[1] in QUANTITIES and QUANTITIES[match[1]].scale == "class":
-        raise ValueError(f"--fail-on compares numbers, and {match[1]} is a class; name a column of numbers")
+        raise UserError(f"--fail-on compares numbers, and {match[1]} is a class; name a column of numbers")
     return Threshold(match[1], match[2], float(match[3]))
 
 
@@ -62,7 +63,7 @@ def _check_column(column: str, known: Iterable[str], exactly: bool = False) -> N
     if column not in known and (exactly or column.removesuffix("_se") not in known):
         usable = (name for name in known if not name.endswith("_se") and name != "head_class")
         names = ", ".join(sorted(usable))
-        raise ValueError(f"--fail-on names the column {column}, which no table has; choose one of {names}")
+        raise UserError(f"--fail-on names the column {column}, which no table has; choose one of {names}")
 
 
 def check_heads_only(thresholds: Iterable[Threshold]) -> None:
@@ -70,7 +71,7 @@ def check_heads_only(thresholds: Iterable[Threshold]) -> None:
     for threshold in thresholds:
         quantity = QUANTITIES[threshold.column.removesuffix("_se")]
         if quantity.table == "layers" or quantity.group == GEOMETRY:
-            raise ValueError(f"--heads-only does not measure {threshold.column} of --fail-on; leave out --heads-only")
+            raise UserError(f"--heads-only does not measure {threshold.column} of --fail-on; leave out --heads-only")
 
 
 def crossings(inspection: Inspection, thresholds: list[Threshold]) -> list[str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from massieu.checks import UserError
 from massieu.inspection.moments import GROUPS, document_hash, shuffled, token_hash
 
 __all__ = ["Tokens"]
@@ -66,16 +67,16 @@ class Tokens:
             (tensor([1, 2, 3]), tensor([0, 0, 1]))
         """
         if content.dim() != 2 or content.dtype != torch.bool:
-            raise ValueError(
+            raise UserError(
                 f"the content mask must be boolean of shape (batch, tokens), got {content.dtype} of shape"
                 f" {tuple(content.shape)}; compare an attention mask with zero first"
             )
         if len(keys) != len(content):
-            raise ValueError(
+            raise UserError(
                 f"expected one key for each of {len(content)} rows, got {len(keys)}; pass hashes of the texts"
             )
         if present is not None and present.shape != content.shape:
-            raise ValueError(
+            raise UserError(
                 f"present must have the shape {tuple(content.shape)} of content, got {tuple(present.shape)};"
                 " pass the attention mask of the same batch"
             )

@@ -11,6 +11,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from massieu.checks import UserError
 from massieu.kernels import tiles
 from massieu.kernels.compiled import LIBRARY, Library, serves
 from massieu.kernels.results import Found, Gradients, Slope
@@ -53,7 +54,7 @@ def loaded() -> Library | None:
     wanted = os.environ.get("MASSIEU_KERNEL", "")
     if wanted not in ("", "torch", *BUILDS):
         names = ", ".join(("torch", *BUILDS))
-        raise ValueError(f"MASSIEU_KERNEL must be one of {names}, got {wanted}; leave it unset for the fastest")
+        raise UserError(f"MASSIEU_KERNEL must be one of {names}, got {wanted}; leave it unset for the fastest")
     if wanted == "torch" or (not wanted and not LIBRARY.exists()):
         return None
     try:

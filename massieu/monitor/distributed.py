@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from massieu.checks import UserError
 from massieu.monitor.flags import RULES, Rule
 from massieu.monitor.tallies import Tally
 from massieu.monitor.watching import Watch
@@ -74,7 +75,7 @@ def unwrap(model: nn.Module) -> nn.Module:
         True
     """
     if isinstance(model, nn.DataParallel):
-        raise TypeError(
+        raise UserError(
             "model must run once in each process, got DataParallel, which runs copies of it in threads;"
             " start the training with torchrun, which makes it DistributedDataParallel"
         )

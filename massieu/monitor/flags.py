@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Literal
 
+from massieu.checks import UserError
 from massieu.monitor.quantities import HEADS, WATCHED
 from massieu.monitor.reading import Flag, Place, Reading, summary
 
@@ -41,19 +42,19 @@ class Rule:
 
     def __post_init__(self) -> None:
         if self.sign not in ("<", ">"):
-            raise ValueError(f'sign must be "<" or ">", got {self.sign!r}; "<" where small values are bad')
+            raise UserError(f'sign must be "<" or ">", got {self.sign!r}; "<" where small values are bad')
         if not isinstance(self.quantity, str) or self.quantity not in WATCHED:
-            raise ValueError(
+            raise UserError(
                 f"quantity must be one of {', '.join(WATCHED)}, got {self.quantity!r}; massieu.monitor.WATCHED explains"
                 " them"
             )
         if self.each not in ("head", "layer"):
-            raise ValueError(f'each must be "head" or "layer", got {self.each!r}; "layer" compares the median head')
+            raise UserError(f'each must be "head" or "layer", got {self.each!r}; "layer" compares the median head')
         for name, value in (("threshold", self.threshold), ("back", self.back)):
             if not isinstance(value, Real) or math.isnan(value):
-                raise ValueError(f"{name} must be a number, got {value!r}; infinity is never crossed")
+                raise UserError(f"{name} must be a number, got {value!r}; infinity is never crossed")
         if self.crosses(self.back):
-            raise ValueError(
+            raise UserError(
                 f"back must lie on the good side of threshold, got {self.back:g} for {self.quantity} {self.sign}"
                 f" {self.threshold:g}; equal values switch off the hysteresis"
             )
@@ -163,7 +164,7 @@ class Flags:
         self.left_out = tuple(rule for rule in given if rule.quantity not in computed)
         for rule in self.left_out:
             if rule not in RULES:
-                raise ValueError(
+                raise UserError(
                     f"the rule {rule.name!r} compares {rule.quantity}, which is not computed; add it to quantities"
                 )
         self._active: dict[Key, Flag] = {}
@@ -194,13 +195,13 @@ def _checked(rules: Sequence[Rule]) -> tuple[Rule, ...]:
     wrong = [type(rule).__name__ for rule in rules if not isinstance(rule, Rule)] if several else []
     if not several or wrong:
         got = f"a {type(rules).__name__} with {wrong[0]}" if wrong else type(rules).__name__
-        raise TypeError(
+        raise UserError(
             f"rules must be a list of Rule, got {got}; massieu.monitor.RULES is what is flagged by default, [] flags"
             " nothing"
         )
     twice = [name for name, count in Counter(rule.name for rule in rules).items() if count > 1]
     if twice:
-        raise ValueError(f"rules must have names of their own, got {twice[0]!r} twice; a flag is known by its name")
+        raise UserError(f"rules must have names of their own, got {twice[0]!r} twice; a flag is known by its name")
     return tuple(rules)
 
 

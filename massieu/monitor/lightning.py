@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
+from massieu.checks import MissingPackageError, UserError
 from massieu.monitor.distributed import watch_distributed
 from massieu.monitor.flags import RULES, Rule
 from massieu.monitor.sinks import Scalars
@@ -80,7 +81,7 @@ class _Events:
         self._path = _only_child(pl_module) if self._module is None else self._module
         wrapped = getattr(getattr(trainer, "strategy", None), "model", pl_module) is not pl_module
         if self._path == "" and wrapped:
-            raise ValueError(
+            raise UserError(
                 'module must be a part of the LightningModule in runs of several processes, got "", where Lightning'
                 " calls training_step through the module itself; name the part that training_step calls"
             )
@@ -134,7 +135,7 @@ def _only_child(module: nn.Module) -> str:
     names = list(dict.fromkeys(path.split(".")[0] for path in attention_modules(module)))
     if len(names) == 1 and names[0] in dict(module.named_children()):
         return names[0]
-    raise ValueError(
+    raise UserError(
         f"one child of {type(module).__name__} must have attention, got {', '.join(names) or 'none'}; name the part"
         ' that training_step calls, as WatchCallback(module="model"), or module="" if it calls self(...)'
     )
@@ -145,7 +146,7 @@ def _part(module: nn.Module, path: str) -> nn.Module:
         return module.get_submodule(path)
     except AttributeError:
         children = ", ".join(name for name, _ in module.named_children())
-        raise ValueError(
+        raise UserError(
             f"module must be a part of {type(module).__name__}, got {path!r}; its children are {children}"
         ) from None
 
@@ -173,7 +174,7 @@ def _callback() -> type:
             return _made(importlib.import_module(package).Callback)
         except ImportError:
             continue
-    raise ModuleNotFoundError(
+    raise MissingPackageError(
         "WatchCallback needs lightning, which is not installed; pip install lightning, or use massieu.watch around your"
         " own loop"
     )

@@ -8,6 +8,8 @@ import warnings
 import weakref
 from pathlib import Path
 
+from massieu.checks import UserError
+
 __all__ = ["Lines"]
 
 
@@ -26,12 +28,12 @@ class Lines:
     def __init__(self, path: Path) -> None:
         self.path, self._open, self._warned = path, False, False
         if path.parent != Path() and not path.parent.is_dir():
-            raise ValueError(f"{path} cannot be written: there is no folder {path.parent}; create it first")
+            raise UserError(f"{path} cannot be written: there is no folder {path.parent}; create it first")
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
         try:
             self._file = os.open(path, flags, 0o644)
         except OSError as error:
-            raise ValueError(f"{path} cannot be written: {error.strerror}; choose another path") from error
+            raise UserError(f"{path} cannot be written: {error.strerror}; choose another path") from error
         self._open = True
         try:
             _claim(self._file, path)
@@ -45,7 +47,7 @@ class Lines:
         """Add one line, or several; whether there was room."""
         data = memoryview(line.encode() + b"\n")
         if not self._open:
-            raise ValueError(f"{self.path} is closed; open another sink to write on")
+            raise UserError(f"{self.path} is closed; open another sink to write on")
         try:
             while data:
                 data = data[os.write(self._file, data) :]
@@ -100,7 +102,7 @@ def _claim(file: int, path: Path) -> None:
         # Not lockf, whose lock is gone as soon as this process has read the file and closed it.
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise ValueError(
+        raise UserError(
             f"{path} is being written already, by this process or another; close that log, or log to another file"
         ) from None
     except OSError:

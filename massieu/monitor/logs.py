@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from massieu.checks import UserError
 from massieu.monitor.quantities import WATCHED
 from massieu.monitor.reading import Flag, Reading
 
@@ -35,7 +36,7 @@ class Log:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         if self.path.suffix not in (".jsonl", ".csv"):
-            raise ValueError(f"a log ends in .jsonl or .csv, got {str(path)!r}; give the path that watch(log=...) had")
+            raise UserError(f"a log ends in .jsonl or .csv, got {str(path)!r}; give the path that watch(log=...) had")
         self._clear()
 
     def update(self) -> bool:
@@ -48,7 +49,7 @@ class Log:
                 file.seek(self._offset)
                 data = file.read()
         except OSError as error:
-            raise ValueError(
+            raise UserError(
                 f"{self.path} cannot be read: {error.strerror}; give the path that watch(log=...) had"
             ) from error
         whole = data[: data.rfind(b"\n") + 1]  # the rest is being written
@@ -105,7 +106,7 @@ class Log:
             self._columns = next(csv.reader([line]), [])
             names = self._columns[1:-1]
             if self._columns[:1] != ["step"] or self._columns[-1:] != ["flags"] or not all("/" in x for x in names):
-                raise ValueError(
+                raise UserError(
                     f"{self.path} must begin with the columns of massieu.watch, step first and flags last, got"
                     f" {line[:40]!r}; give the path that watch(log=...) had"
                 )
@@ -165,7 +166,7 @@ def read_log(path: Path | str) -> Log:
     log.update()
     if not log.steps:
         what = f"in its {log.broken} line{'s' * (log.broken != 1)}" if log.broken else "so far"
-        raise ValueError(f"{log.path} holds no reading {what}; the first one comes with the first training step")
+        raise UserError(f"{log.path} holds no reading {what}; the first one comes with the first training step")
     return log
 
 

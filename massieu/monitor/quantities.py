@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from massieu.checks import UserError
 from massieu.inspection.quantities import GEOMETRY, QUANTITIES, Quantity
 
 __all__ = ["HEADS", "LAYERS", "WATCHED", "chosen"]
@@ -100,5 +101,5 @@ def chosen(quantities: Iterable[str] | str) -> frozenset[str]:
     unknown = [name for name in names if not isinstance(name, str) or name not in WATCHED]
     if unknown or not names:
         got = ", ".join(map(repr, unknown)) or "none"
-        raise ValueError(f'quantities must be "all" or some of {", ".join(WATCHED)}, got {got}; "all" costs little')
+        raise UserError(f'quantities must be "all" or some of {", ".join(WATCHED)}, got {got}; "all" costs little')
     return frozenset(names)

@@ -10,6 +10,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from massieu.checks import UserError
+
 __all__ = ["Flag", "Place", "Reading", "summary"]
 
 
@@ -140,7 +142,7 @@ class Reading:
             )
             return cls(int(values["step"]), places, heads, layers, tuple(flags))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ValueError(
+            raise UserError(
                 f"a reading must have step, places, heads, layers and flags as to_dict writes them, got {error!r};"
                 " read a log that massieu.watch wrote"
             ) from error

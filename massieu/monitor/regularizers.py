@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from massieu.checks import UserError
 from massieu.inspection.rows import call_statistics, num_atoms, scores_at
 from massieu.statistics import RowStatistics
 from massieu.taps import AttentionCall, tap
@@ -48,7 +49,7 @@ def collect(model: nn.Module) -> Iterator[Collected]:
         >>> massieu.monitor.z_loss(attention).backward()
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch module, got {type(model).__name__}; pass the model that you train")
+        raise UserError(f"model must be a torch module, got {type(model).__name__}; pass the model that you train")
     collected = Collected()
     with tap(model, collected._receive, gradients=True):
         yield collected
@@ -91,7 +92,7 @@ class Collected:
 
     def _check(self) -> None:
         if not self.calls:
-            raise ValueError(
+            raise UserError(
                 "no attention was heard; run the model's forward pass inside `with collect(model) as attention:`"
             )
         if torch.is_grad_enabled() and not all(self._followed):
@@ -132,9 +133,9 @@ def entropy_floor(attention: Collected | Statistics, floor: float, *, normalized
     """
     _check_positive("floor", floor, "nats" if not normalized else "a share of the largest possible entropy")
     if normalized and floor > 1:
-        raise ValueError(f"a normalized floor must be in (0, 1], got {floor}; without normalized=True it is in nats")
+        raise UserError(f"a normalized floor must be in (0, 1], got {floor}; without normalized=True it is in nats")
     if normalized and not isinstance(attention, Collected):
-        raise TypeError(
+        raise UserError(
             f"a normalized floor needs the numbers of atoms, which {type(attention).__name__} does not tell;"
             " pass what collect(model) gives, or a floor in nats"
         )
@@ -203,7 +204,7 @@ def logit_bound(attention: Collected, bound: float, *, sharpness: float = 8.0) -
     _check_positive("bound", bound, "the largest score that is free")
     _check_positive("sharpness", sharpness, "a few, such as 8")
     if not isinstance(attention, Collected):
-        raise TypeError(
+        raise UserError(
             f"logit_bound needs queries and keys, got {type(attention).__name__}; pass what collect(model) gives"
         )
     attention._check()
@@ -242,7 +243,7 @@ def _rows(attention: Collected | Statistics, name: str) -> Iterator[tuple[Tensor
     many = [attention] if isinstance(attention, RowStatistics) else attention
     if not isinstance(many, Sequence) or not many or not all(isinstance(each, RowStatistics) for each in many):
         what = "nothing" if isinstance(many, Sequence) and not many else type(attention).__name__
-        raise TypeError(
+        raise UserError(
             f"expected collected attention or row statistics, got {what}; use `with collect(model) as attention:`"
         )
     for each in many:
@@ -280,4 +281,4 @@ def _full_precision(call: AttentionCall) -> contextlib.AbstractContextManager[An
 def _check_positive(name: str, value: float, words: str) -> None:
     if not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
         got = value if isinstance(value, (int, float)) else type(value).__name__
-        raise ValueError(f"{name} must be a positive number, got {got}; it is {words}")
+        raise UserError(f"{name} must be a positive number, got {got}; it is {words}")

@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from massieu import assets
 from massieu.assets.train import END, Recipe, batches, share_of_rate
+from massieu.checks import MissingPackageError, UserError
 from massieu.monitor.flags import RULES, Rule
 from massieu.monitor.reading import Flag, Reading
 from massieu.monitor.regularizers import Collected, collect
@@ -104,7 +105,7 @@ class Run:
         try:
             import pandas
         except ModuleNotFoundError:
-            raise ModuleNotFoundError("a table of a run needs pandas; pip install pandas, or use Run.series") from None
+            raise MissingPackageError("a table of a run needs pandas; pip install pandas, or use Run.series") from None
         steps, entropy = self.series("normalized_entropy", lambda heads: heads.quantile(0.5, -1).amin())
         score = self.series("score_max", torch.amax)[1]
         read = pandas.DataFrame({"step": steps, "normalized_entropy": entropy, "score_max": score})
@@ -148,18 +149,16 @@ def training_run(
         True
     """
     if kind not in get_args(Kind):
-        raise ValueError(
-            f"kind must be one of {', '.join(get_args(Kind))}, got {kind!r}; stable is the one that learns"
-        )
+        raise UserError(f"kind must be one of {', '.join(get_args(Kind))}, got {kind!r}; stable is the one that learns")
     setting = SETTINGS[kind]
     steps = setting.steps if steps is None else steps
     if not isinstance(steps, int) or isinstance(steps, bool) or steps <= setting.warmup:
-        raise ValueError(
+        raise UserError(
             f"steps must be a whole number above the {setting.warmup} of the warm-up, got {steps!r};"
             f" {setting.steps} are usual"
         )
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
-        raise ValueError(f"seed must be a whole number from 0 below 2**63, got {seed!r}; 0 is usual")
+        raise UserError(f"seed must be a whole number from 0 below 2**63, got {seed!r}; 0 is usual")
     recipe = Recipe(seed=seed, layers=3, width=64, context=64, batch=4, steps=steps, warmup=setting.warmup)
     model = _model(recipe, setting.norm)
     both = _optimizers(model, recipe, setting)
@@ -213,7 +212,7 @@ def training_tokens() -> Tensor:
     try:
         from tokenizers import Tokenizer
     except ModuleNotFoundError:
-        raise ModuleNotFoundError("training runs need tokenizers; pip install 'massieu[inspect]'") from None
+        raise MissingPackageError("training runs need tokenizers; pip install 'massieu[inspect]'") from None
     tokenizer = Tokenizer.from_file(str(assets.MODEL / "tokenizer.json"))
     return torch.tensor([token for text in assets.documents() for token in tokenizer.encode(text + END).ids])
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from massieu.checks import MissingPackageError, UserError
 from massieu.monitor.lines import Lines
 from massieu.monitor.reading import Reading
 
@@ -69,7 +70,7 @@ def _opened(log: Any, per_head: bool) -> Receiver:
             return JsonLines(path)
         if path.suffix == ".csv":
             return CsvLog(path, per_head=per_head)
-    raise ValueError(
+    raise UserError(
         f'log must be a path that ends in .jsonl or .csv, "tensorboard", "wandb", "trackio", a callable or a list of'
         f" these, got {log!r}; JSON lines keep everything"
     )
@@ -142,7 +143,7 @@ class CsvLog:
         if known != columns:
             only = [name for name in columns if name not in known] or [name for name in known if name not in columns]
             what = f"{only[0]!r} is only in one of them" if only else "their order differs"
-            raise ValueError(
+            raise UserError(
                 f"{self._lines.path} has {len(known)} columns and this run {len(columns)} ({what}); log to another"
                 " file, or watch the same model with the same quantities"
             )
@@ -264,7 +265,7 @@ def _import(module: str, package: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise ModuleNotFoundError(
+        raise MissingPackageError(
             f'log="{package}" needs {package}, which is not installed; pip install {package}, or log to a .jsonl file'
         ) from None
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
+from massieu.checks import MissingPackageError, UserError
 from massieu.monitor.distributed import watch_distributed
 from massieu.monitor.flags import RULES, Rule
 from massieu.monitor.sinks import Scalars
@@ -56,7 +57,7 @@ class _Events:
         self._logs = [each for each in logs if not _is_trainer(each)]
         self._through = len(self._logs) < len(logs)
         if trainer is not None and not (self._through and callable(getattr(trainer, "log", None))):
-            raise ValueError(
+            raise UserError(
                 f'trainer must be the Trainer that log="trainer" writes to, got {type(trainer).__name__} with'
                 f" log={log!r}; leave it out to log elsewhere"
             )
@@ -127,7 +128,7 @@ def _callback() -> type:
     try:
         from transformers import TrainerCallback
     except ImportError:
-        raise ModuleNotFoundError(
+        raise MissingPackageError(
             "WatchCallback needs transformers, which is not installed; pip install transformers accelerate, or use"
             " massieu.watch around your own loop"
         ) from None

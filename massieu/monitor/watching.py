@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from massieu.checks import MissingPackageError, UserError
 from massieu.inspection.run import NotObservable
 from massieu.kernels.graphs import call_eagerly
 from massieu.monitor.flags import RULES, Flags, Rule
@@ -115,11 +116,11 @@ class Watch:
         gather: Gather | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
-            raise TypeError(f"model must be a torch module, got {type(model).__name__}; pass the model that you train")
+            raise UserError(f"model must be a torch module, got {type(model).__name__}; pass the model that you train")
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-            raise ValueError(f"every must be a whole number of steps, at least 1, got {every!r}; 100 costs nothing")
+            raise UserError(f"every must be a whole number of steps, at least 1, got {every!r}; 100 costs nothing")
         if not isinstance(start, int) or isinstance(start, bool) or start < 0:
-            raise ValueError(f"start must be the number of the first step, got {start!r}; 0 for a new run")
+            raise UserError(f"start must be the number of the first step, got {start!r}; 0 for a new run")
         plain = getattr(model, "_orig_mod", model)
         if plain in _WATCHED:
             raise RuntimeError(
@@ -184,7 +185,7 @@ class Watch:
         try:
             import pandas
         except ModuleNotFoundError:
-            raise ModuleNotFoundError("history needs pandas; pip install pandas, or use Watch.readings") from None
+            raise MissingPackageError("history needs pandas; pip install pandas, or use Watch.readings") from None
         rows = [reading.series(self._per_head) for reading in self.readings]
         return pandas.DataFrame(rows, index=pandas.Index([reading.step for reading in self.readings], name="step"))
 

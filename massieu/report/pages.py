@@ -11,6 +11,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from massieu.checks import UserError
 from massieu.report import changes, colours, theory
 from massieu.report.formula import typeset
 
@@ -41,7 +42,7 @@ def compare(inspections: Sequence[Document]) -> str:
         inspections: documents of ``inspection.json``; of checkpoints, the earliest first.
     """
     if len(inspections) < 2:
-        raise ValueError(f"compare needs two or more inspections, got {len(inspections)}; render shows a single one")
+        raise UserError(f"compare needs two or more inspections, got {len(inspections)}; render shows a single one")
     for inspection in inspections:
         _check(inspection)
     found = {"rows": changes.table(inspections), "sentences": changes.sentences(inspections)}
@@ -51,7 +52,7 @@ def compare(inspections: Sequence[Document]) -> str:
 def _check(inspection: Document) -> None:
     schema = inspection.get("schema") if isinstance(inspection, Mapping) else None
     if schema != SCHEMA:
-        raise ValueError(
+        raise UserError(
             f"an inspection must have the schema {SCHEMA!r}, got {schema!r};"
             " give the inspection.json that massieu inspect has written"
         )

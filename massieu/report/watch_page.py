@@ -12,6 +12,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
+from massieu.checks import UserError
 from massieu.report.courses import Curves, Document, courses, grouped, lead
 from massieu.report.pages import brief, inline_json, page
 
@@ -66,7 +67,7 @@ def save_watch(document: Document, path: Path) -> None:
             (Path(place) / "page").write_text(text, encoding="utf-8")
             os.replace(Path(place) / "page", path)
     except OSError as error:
-        raise ValueError(f"{path} cannot be written: {error.strerror}; choose another path") from error
+        raise UserError(f"{path} cannot be written: {error.strerror}; choose another path") from error
 
 
 def _thin(

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from massieu.checks import UserError
 from massieu.context.tasks.task import Parameters, Task, normal, root_of_covariance, uniform
 from massieu.measures.measure import as_integer
 
@@ -80,9 +81,9 @@ class NoisyLinear(Linear):
 
     def __init__(self, dim: int, noise: float = 0.5, *, scale: float = 1.0, covariance: Any = None):
         if not noise > 0:
-            raise ValueError(f"noise must be positive, got {noise!r}; without noise take the task linear")
+            raise UserError(f"noise must be positive, got {noise!r}; without noise take the task linear")
         if not scale > 0:
-            raise ValueError(f"scale must be positive, got {scale!r}; it is the standard deviation of a weight")
+            raise UserError(f"scale must be positive, got {scale!r}; it is the standard deviation of a weight")
         super().__init__(dim, noise, covariance=covariance, prior=scale**2)
         self.penalty = self.noise**2 / scale**2
 
@@ -114,7 +115,7 @@ class SparseLinear(Linear):
         if isinstance(dim, int) and dim > 0:
             self.nonzero = as_integer(self.nonzero, "nonzero", least=1)
             if self.nonzero > dim:
-                raise ValueError(f"nonzero must be at most dim, {dim}, got {self.nonzero}; it counts the weights")
+                raise UserError(f"nonzero must be at most dim, {dim}, got {self.nonzero}; it counts the weights")
         super().__init__(dim, noise, covariance=covariance)
 
     @property
@@ -174,7 +175,7 @@ class Logistic(Linear):
 
     def __init__(self, dim: int, *, scale: float = 1.0, covariance: Any = None):
         if not scale > 0:
-            raise ValueError(f"scale must be positive, got {scale!r}; it is the standard deviation of a weight")
+            raise UserError(f"scale must be positive, got {scale!r}; it is the standard deviation of a weight")
         super().__init__(dim, covariance=covariance, prior=scale**2)
 
     @property

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from massieu.checks import UserError
 from massieu.context.tasks.task import Parameters, Task, normal, uniform
 from massieu.measures.measure import as_integer
 
@@ -124,9 +125,9 @@ class Sine(Task):
         super().__init__(dim, noise)
         low, high = amplitudes
         if not 0 <= low <= high < math.inf or high == 0:
-            raise ValueError(f"amplitudes must be two numbers from low to high, got {amplitudes}; (0.1, 5.0) is common")
+            raise UserError(f"amplitudes must be two numbers from low to high, got {amplitudes}; (0.1, 5.0) is common")
         if not 0 < width < math.inf:
-            raise ValueError(f"width must be positive and finite, got {width!r}; inputs lie between it and minus it")
+            raise UserError(f"width must be positive and finite, got {width!r}; inputs lie between it and minus it")
         self.amplitudes, self.width = (float(low), float(high)), float(width)
         self._check_noise()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from massieu.checks import UserError
 from massieu.context.tasks.linear import Linear, Logistic, NoisyLinear, Quadratic, SparseLinear
 from massieu.context.tasks.nonlinear import DecisionTree, Sine, TwoLayer
 from massieu.context.tasks.shifts import OrthogonalQueries, Quadrants, Scaled, Shifted, Skewed
@@ -46,7 +47,7 @@ def task_named(name: str, **options: Any) -> Task:
         ('Linear', 5.0)
     """
     if name not in TASKS:
-        raise ValueError(f"task must be one of {', '.join(TASKS)}, got {name!r}; check the spelling")
+        raise UserError(f"task must be one of {', '.join(TASKS)}, got {name!r}; check the spelling")
     _check_options(TASKS[name], f"task {name}", options)
     return TASKS[name](**options)
 
@@ -59,7 +60,7 @@ def shifted(task: Task, name: str, **options: Any) -> Task:
         3.0
     """
     if name not in SHIFTS:
-        raise ValueError(f"shift must be one of {', '.join(SHIFTS)}, got {name!r}; check the spelling")
+        raise UserError(f"shift must be one of {', '.join(SHIFTS)}, got {name!r}; check the spelling")
     _check_options(SHIFTS[name], f"shift {name}", {"task": task, **options})
     return SHIFTS[name](task, **options)
 
@@ -73,4 +74,4 @@ def _check_options(kind: type[Task], what: str, options: dict[str, Any]) -> None
     ]
     if unknown or missing:
         got = f"got {', '.join(unknown)}" if unknown else f"{', '.join(missing)} is missing"
-        raise ValueError(f"{what} takes {', '.join(n for n in known if n != 'task')}, {got}; pass only these by name")
+        raise UserError(f"{what} takes {', '.join(n for n in known if n != 'task')}, {got}; pass only these by name")

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from massieu.checks import UserError
 from massieu.context.tasks.task import Parameters, Task, normal
 
 __all__ = ["OrthogonalQueries", "Quadrants", "Scaled", "Skewed"]
@@ -22,7 +23,7 @@ class Shifted(Task):
 
     def __init__(self, task: Task):
         if not isinstance(task, Task):
-            raise TypeError(f'task must be a task, got {type(task).__name__}; task_named("linear", dim=5) is one')
+            raise UserError(f'task must be a task, got {type(task).__name__}; task_named("linear", dim=5) is one')
         super().__init__(task.dim, task.noise)
         self.task = task
 
@@ -44,7 +45,7 @@ class Shifted(Task):
     ) -> tuple[Tensor, Tensor]:
         inputs, queries = self.task.draw_examples(count, examples, generator, dtype)
         if queries is not inputs:
-            raise ValueError(
+            raise UserError(
                 f"{type(self).__name__} must be put on a task that asks for the next example, got"
                 f" {type(self.task).__name__}; put the shift of the queries outermost"
             )
@@ -69,7 +70,7 @@ class Scaled(Shifted):
     def __init__(self, task: Task, factor: float):
         super().__init__(task)
         if not 0 < factor < math.inf:
-            raise ValueError(f"factor must be positive and finite, got {factor!r}; 1 leaves the inputs as they are")
+            raise UserError(f"factor must be positive and finite, got {factor!r}; 1 leaves the inputs as they are")
         self.factor = float(factor)
 
     def _move(self, inputs: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -101,7 +102,7 @@ class Skewed(Shifted):
             spectrum = torch.arange(1, self.dim + 1, dtype=torch.float64) ** -2.0
         values = torch.as_tensor(spectrum, dtype=torch.float64)
         if values.shape != (self.dim,) or not bool((values >= 0).all()) or not 0 < float(values.sum()) < math.inf:
-            raise ValueError(
+            raise UserError(
                 f"spectrum must be {self.dim} non-negative variances, not all zero, got {values.tolist()};"
                 " give one for each dimension"
             )
@@ -130,7 +131,7 @@ class OrthogonalQueries(Shifted):
     def _move(self, inputs: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         examples = inputs.shape[1]
         if examples > self.dim:
-            raise ValueError(
+            raise UserError(
                 f"orthogonal queries need at most dim examples, {self.dim}, got {examples};"
                 " nothing is orthogonal to more, so ask after fewer"
             )

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from massieu.checks import UserError
 from massieu.context.prompts import Prompts
 from massieu.measures.measure import as_integer
 
@@ -70,7 +71,7 @@ class Task(ABC):
         count, examples = as_integer(count, "count", least=1), as_integer(examples, "examples", least=1)
         if not isinstance(generator, torch.Generator):
             got = type(generator).__name__
-            raise TypeError(f"generator must be a torch.Generator, got {got}; torch.Generator().manual_seed(0) is one")
+            raise UserError(f"generator must be a torch.Generator, got {got}; torch.Generator().manual_seed(0) is one")
         dtype = torch.get_default_dtype() if dtype is None else dtype
         inputs, queries = self.draw_examples(count, examples, generator, dtype)
         return self.ask(inputs, queries, self.draw_parameters(count, generator, dtype), generator)
@@ -83,7 +84,7 @@ class Task(ABC):
 
     def _check_noise(self) -> None:
         if self.noise**2 > self.signal:
-            raise ValueError(
+            raise UserError(
                 f"noise must have at most the variance of the signal, {self.signal:.4g}, got {self.noise}^2 ="
                 f" {self.noise**2:.4g}; lower it to {math.sqrt(self.signal):.4g} or less"
             )
@@ -103,15 +104,15 @@ def root_of_covariance(matrix: Any, name: str, dim: int) -> tuple[Tensor | None,
     given = torch.as_tensor(matrix, dtype=torch.float64).detach()
     full = given.expand(dim).diag() if given.dim() == 0 else given.diag() if given.dim() == 1 else given
     if full.shape != (dim, dim):
-        raise ValueError(
+        raise UserError(
             f"{name} must be a number, {dim} variances or a ({dim}, {dim}) matrix, got shape {tuple(given.shape)};"
             f" the dimension is {dim}"
         )
     if not bool(full.isfinite().all()) or not torch.allclose(full, full.mT, rtol=1e-6, atol=0):
-        raise ValueError(f"{name} must be finite and symmetric, got another matrix; it is a covariance")
+        raise UserError(f"{name} must be finite and symmetric, got another matrix; it is a covariance")
     values, vectors = torch.linalg.eigh(full)
     if values[-1] <= 0 or values[0] < -1e-9 * values[-1]:
-        raise ValueError(
+        raise UserError(
             f"{name} must be positive semidefinite and not zero, got eigenvalues from {float(values[0]):.4g} to"
             f" {float(values[-1]):.4g}; it is a covariance"
         )
@@ -130,7 +131,7 @@ def uniform(shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dty
 
 def _dimension(dim: Any) -> int:
     if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
-        raise ValueError(f"dim must be an integer of at least 1, got {dim!r}; it is the dimension of the inputs")
+        raise UserError(f"dim must be an integer of at least 1, got {dim!r}; it is the dimension of the inputs")
     return dim
 
 
@@ -138,5 +139,5 @@ def _number(value: Any, name: str, *, positive: bool = False) -> float:
     number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not number or value < 0 or (positive and value == 0):
         kind = "positive" if positive else "non-negative"
-        raise ValueError(f"{name} must be a {kind} finite number, got {value!r}; it is a standard deviation")
+        raise UserError(f"{name} must be a {kind} finite number, got {value!r}; it is a standard deviation")
     return float(value)

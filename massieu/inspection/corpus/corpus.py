@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from massieu.checks import UserError
 from massieu.inspection.corpus.faults import Faults
 from massieu.inspection.corpus.files import File, find_files
 from massieu.inspection.corpus.lines import paragraphs
@@ -72,7 +73,7 @@ class Corpus:
         named = [str(path) for path in ([paths] if isinstance(paths, (str, Path)) else paths)]
         self.files = find_files(named)
         if not self.files:
-            raise ValueError("a corpus needs at least one path, got none; pass files or folders")
+            raise UserError("a corpus needs at least one path, got none; pass files or folders")
         if split_bytes is None:
             share = sum(file.size or 0 for file in self.files) // PIECES
             self.split_bytes = min(SPLIT_BYTES, max(FEWEST_BYTES, share))
@@ -101,7 +102,7 @@ class Corpus:
             ['Call me Ishmael.', 'Some years ago']
         """
         if isinstance(texts, str):
-            raise TypeError("texts must be a list of strings, got a single string; pass [text]")
+            raise UserError("texts must be a list of strings, got a single string; pass [text]")
         corpus = object.__new__(cls)
         corpus._want(Wanted("text", sample, seed, strict), limit, SPLIT_BYTES if split_bytes is None else split_bytes)
         corpus.files, corpus.name, corpus._texts = [], name, texts
@@ -109,11 +110,11 @@ class Corpus:
 
     def _want(self, wanted: Wanted, limit: int | None, split_bytes: int) -> None:
         if limit is not None and (not isinstance(limit, int) or limit < 1):
-            raise ValueError(f"limit must be a positive whole number of documents, got {limit!r}; leave it out for all")
+            raise UserError(f"limit must be a positive whole number of documents, got {limit!r}; leave it out for all")
         if wanted.sample is not None and not 0 < wanted.sample <= 1:
-            raise ValueError(f"sample must be a share above 0 and at most 1, got {wanted.sample}; 0.01 is one in 100")
+            raise UserError(f"sample must be a share above 0 and at most 1, got {wanted.sample}; 0.01 is one in 100")
         if split_bytes < 1:
-            raise ValueError(f"split_bytes must be positive, got {split_bytes}; {SPLIT_BYTES} is usual")
+            raise UserError(f"split_bytes must be positive, got {split_bytes}; {SPLIT_BYTES} is usual")
         self.wanted, self.limit, self.split_bytes = wanted, limit, split_bytes
         self._texts: Iterable[str | None] = ()
         self._made: list[Split] | None = None
@@ -134,10 +135,10 @@ class Corpus:
         if num_documents:
             return
         if faults.first:
-            raise ValueError(faults.first[0].sentence)
+            raise UserError(faults.first[0].sentence)
         if self.wanted.sample is not None:
-            raise ValueError(f"the sample must hold some text, and it is empty; raise {self.wanted.sample} or the seed")
-        raise ValueError(f"{self.name} must hold some text, and it is empty; pass a file with at least one sentence")
+            raise UserError(f"the sample must hold some text, and it is empty; raise {self.wanted.sample} or the seed")
+        raise UserError(f"{self.name} must hold some text, and it is empty; pass a file with at least one sentence")
 
     def _pieces(self) -> Iterator[Split]:
         yield from self._carried(self.name, _strings(self._texts))
@@ -206,7 +207,7 @@ def _strings(texts: Iterable[str | None]) -> Iterator[str | None]:
     for number, text in enumerate(texts):
         if text is not None and not isinstance(text, str):
             got = type(text).__name__
-            raise TypeError(f"texts must be strings, got {got} at number {number}; pass a list of strings")
+            raise UserError(f"texts must be strings, got {got} at number {number}; pass a list of strings")
         yield text
 
 

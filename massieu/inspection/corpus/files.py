@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from massieu.checks import UserError
 from massieu.inspection.corpus.opening import BLOCK, COMPRESSIONS, Elsewhere, file_system, is_local, unreadable
 
 __all__ = ["File", "find_files"]
@@ -97,7 +98,7 @@ def _with_names(files: list[File]) -> list[File]:
 def _named(path: str) -> list[File]:
     """The files behind one argument."""
     if not path:
-        raise ValueError('a path must name a file or a folder, got an empty one; "." is this folder')
+        raise UserError('a path must name a file or a folder, got an empty one; "." is this folder')
     system, place = file_system(path)
     base = place
     try:
@@ -119,7 +120,7 @@ def _named(path: str) -> list[File]:
     known = [name for name in sorted(listed) if _is_meant(name, place, base) and not _is_pipe(system, name)]
     found = [_file(system, listed[name], path, place) for name in known]
     if not found:
-        raise ValueError(f"{path} must hold a file that can be read, and there is none; {KNOWN}")
+        raise UserError(f"{path} must hold a file that can be read, and there is none; {KNOWN}")
     return found
 
 
@@ -149,12 +150,12 @@ def _file(system: Any, info: dict[str, Any], path: str, place: str) -> File:
     format = _format(extension, compression)
     if format is None:
         got = f"{extension}{compression}"
-        raise ValueError(f"{path} must have an extension that says what it holds, got {got}; {KNOWN}")
+        raise UserError(f"{path} must have an extension that says what it holds, got {got}; {KNOWN}")
     if is_local(system):
         pipe = _is_pipe(system, name)
         if pipe and (format != "text" or compression):
             got = f"a pipe of {extension}{compression}"
-            raise ValueError(f"{path} must be a file, or a pipe of plain text, got {got}; write it to a file first")
+            raise UserError(f"{path} must be a file, or a pipe of plain text, got {got}; write it to a file first")
         return File(name, name, info.get("size"), format, compression, pipe, version=_version(info))
     size = _size(system, info)
     elsewhere = Elsewhere(system, name, stream=size is None and _is_web(system))

@@ -12,6 +12,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import IO, Any, NamedTuple, cast
 
+from massieu.checks import UserError
+
 __all__ = ["BLOCK", "COMPRESSIONS", "Elsewhere", "damage", "file_system", "is_local", "needed", "opened", "unreadable"]
 
 BLOCK = 1 << 18  # bytes that are asked for at once from a file that is not on this machine
@@ -82,7 +84,7 @@ def needed(module: str) -> Any:
         return importlib.import_module(module)
     except ImportError:
         package = module.partition(".")[0]
-        raise ValueError(f"reading this needs {package}, not installed; pip install 'massieu[inspect]'") from None
+        raise UserError(f"reading this needs {package}, not installed; pip install 'massieu[inspect]'") from None
 
 
 def is_local(system: Any) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from massieu.checks import UserError
 from massieu.inspection.corpus.faults import BadRecord, Fault, Faults
 from massieu.inspection.corpus.lines import json_lines, paragraph, paragraphs
 from massieu.inspection.corpus.opening import Elsewhere, damage, needed, opened, unreadable
@@ -129,7 +130,7 @@ class Split:
                 except BadRecord as bad:
                     fault = self._fault(record, bad)
                     if self.wanted.strict:
-                        raise ValueError(fault.sentence) from None
+                        raise UserError(fault.sentence) from None
                     if faults is not None:
                         faults.add(fault, bad.count)
                     continue

@@ -1,0 +1,15 @@
+"""``python -m attack [NAME ...] [--seed N] [--share S]``: attack the library and its commands."""
+
+import argparse
+import sys
+
+from attack import NAMES, main
+
+parser = argparse.ArgumentParser(prog="attack", description="attack the library and its commands")
+parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(NAMES)}")
+parser.add_argument("--seed", type=int, default=0, help="other cases")
+parser.add_argument("--share", type=float, default=1.0, help="run this share of the cases")
+options = parser.parse_args()
+if unknown := set(options.names) - set(NAMES):
+    parser.error(f"expected names among {', '.join(NAMES)}, got {', '.join(sorted(unknown))}")
+sys.exit(main(options.names, seed=options.seed, share=options.share))
