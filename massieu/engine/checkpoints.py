@@ -64,10 +64,10 @@ class Checkpoint:
             interrupt.args = interrupt.args or ((self.remedy,) if self.remedy else ())
             raise
 
-    def load(self, identity: Identity, corpus: str) -> tuple[Part, set[int]]:
+    def load(self, identity: Identity, corpus: str, splits: int) -> tuple[Part, set[int]]:
         """How far the run had come that wrote the file, which belongs to this one from now on."""
         own = _stamp(self.path)
-        found = load_checkpoint(self.path, identity, corpus)
+        found = load_checkpoint(self.path, identity, corpus, splits)
         self._own = own
         return found
 
@@ -131,7 +131,7 @@ class Ledger:
         if not checkpoint.path.exists():
             return
         if checkpoint.resume:
-            self.part, self.done = checkpoint.load(identity, self._corpus)
+            self.part, self.done = checkpoint.load(identity, self._corpus, len(splits))
             self._saved = len(self.done)
         elif self._is_ours(checkpoint.path):
             raise UserError(

@@ -1,13 +1,16 @@
-"""Parts and checkpoints as files: named tensors and a JSON header in the safetensors format, written whole or not."""
+"""Parts and checkpoints as files: named tensors and a JSON header in the safetensors format, written whole or not.
+
+Each file carries a digest of its tensors and its header, which every reader compares.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_origin, get_type_hints
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,16 +19,21 @@ from massieu.checks import UserError
 from massieu.inspection.packing import pack, unpack
 from massieu.inspection.parts import SCHEMA, Identity, Part
 from massieu.inspection.result import PART
+from massieu.inspection.validation import Unsound, check_part, is_finite
 
 __all__ = ["load_checkpoint", "load_part", "part_from_bytes", "part_to_bytes", "save_checkpoint", "save_part"]
 
 DONE = "checkpoint.done"
+MOST_SPLITS = 1 << 31
+UNREADABLE = (LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError, MemoryError)
+"""Whatever a header with other values than ours can raise."""
 
 
 def save_part(part: Part, path: str | Path) -> Path:
     """Write a part into one file; a reader finds the old file or the new one, never half of one.
 
-    The header is the metadata entry ``massieu`` of the safetensors file: JSON with ``schema`` and ``part``.
+    The metadata of the safetensors file has two entries: ``massieu``, JSON with ``schema``, ``finite`` and ``part``,
+    and ``digest``, which :func:`digest_of` computes.
     """
     return _save(Path(path), part, {}, {})
 
@@ -47,16 +55,36 @@ def part_to_bytes(part: Part) -> bytes:
     from safetensors.torch import save
 
     tensors: dict[str, Tensor] = {}
-    return save(tensors, metadata={"massieu": _header(part, {}, tensors)})
+    return save(tensors, metadata=_metadata(part, {}, tensors))
 
 
 def part_from_bytes(data: bytes) -> Part:
     """A part from what :func:`part_to_bytes` gave."""
+    from safetensors import SafetensorError
     from safetensors.torch import load
 
-    length = int.from_bytes(data[:8], "little")  # the format begins with the size of its JSON
-    metadata = json.loads(data[8 : 8 + length])["__metadata__"]
-    return _part(metadata, load(data), "the part")[0]
+    try:
+        length = int.from_bytes(data[:8], "little")  # the format begins with the size of its JSON
+        metadata, tensors = json.loads(data[8 : 8 + length])["__metadata__"], load(data)
+    except (*UNREADABLE, SafetensorError) as error:
+        raise UserError(f"the part is damaged ({_short(error)}); send it again") from None
+    return _part(metadata, tensors, "the part")[0]
+
+
+def digest_of(header: str, tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of a header and of names, dtypes, shapes and bytes of tensors, in the order of their names.
+
+    Example:
+        >>> one, other = torch.zeros(2), torch.zeros(1, 2)
+        >>> digest_of("{}", {"x": one}) == digest_of("{}", {"x": other})
+        False
+    """
+    digest = hashlib.sha256(f"{len(header.encode())} {header}".encode())
+    for name in sorted(tensors):
+        x = tensors[name].contiguous()
+        digest.update(json.dumps([name, str(x.dtype), list(x.shape)]).encode())
+        digest.update(x.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def save_checkpoint(path: str | Path, part: Part, done: Collection[int], corpus: str) -> Path:
@@ -75,13 +103,16 @@ def save_checkpoint(path: str | Path, part: Part, done: Collection[int], corpus:
     return _save(Path(path), part, {"corpus": corpus}, {DONE: torch.stack([begins, ends], 1)})
 
 
-def load_checkpoint(path: str | Path, identity: Identity, corpus: str) -> tuple[Part, set[int]]:
+def load_checkpoint(
+    path: str | Path, identity: Identity, corpus: str, splits: int = MOST_SPLITS
+) -> tuple[Part, set[int]]:
     """How far a run had come: what it had read, and the numbers of the splits.
 
     Args:
         path: the file.
         identity: of the run that goes on; another model or other options are refused.
         corpus: fingerprint of the corpus that it reads; another one is refused.
+        splits: number of splits of the corpus.
     """
     part, header, tensors = _load(Path(path))
     if "corpus" not in header or DONE not in tensors:
@@ -98,7 +129,17 @@ def load_checkpoint(path: str | Path, identity: Identity, corpus: str) -> tuple[
             f" {corpus[:12]}); resume with the same files, column, sample,"
             " seed, limit, strictness and --split-bytes, or remove it to begin again"
         )
-    return part, {number for begin, end in tensors[DONE].tolist() for number in range(begin, end)}
+    return part, _numbers(tensors[DONE], splits, path)
+
+
+def _numbers(ranges: Tensor, splits: int, path: str | Path) -> set[int]:
+    """Numbers of the splits that are done, from half-open ranges in ascending order."""
+    flat = ranges.flatten()
+    sound = ranges.dtype == torch.int64 and ranges.dim() == 2 and ranges.shape[1:] == (2,)
+    inside = sound and (not len(flat) or bool((flat >= 0).all() & (flat <= splits).all() & (flat.diff() > 0).all()))
+    if not inside:
+        raise UserError(f"{path} is damaged ({DONE} is not as expected); remove it to begin again")
+    return {number for begin, end in ranges.tolist() for number in range(begin, end)}
 
 
 def _file(path: str | Path) -> Path:
@@ -106,22 +147,25 @@ def _file(path: str | Path) -> Path:
     return place / PART if place.is_dir() else place
 
 
-def _header(part: Part, header: dict[str, Any], tensors: dict[str, Tensor]) -> str:
-    """The header of a file; the tensors of the part are put among the others."""
-    return json.dumps({"schema": SCHEMA, **header, "part": pack(part, "part", tensors)}, separators=(",", ":"))
+def _metadata(part: Part, header: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, str]:
+    """The metadata of a file; the tensors of the part are put among the others."""
+    packed = pack(part, "part", tensors)
+    content = {"schema": SCHEMA, **header, "finite": is_finite(tensors), "part": packed}
+    text = json.dumps(content, separators=(",", ":"))
+    return {"massieu": text, "digest": digest_of(text, tensors)}
 
 
 def _save(path: Path, part: Part, header: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
     from safetensors.torch import save_file
 
     tensors = dict(tensors)
-    text = _header(part, header, tensors)
+    metadata = _metadata(part, header, tensors)
     # Always the same name: a kill leaves one such file at most, which the next write takes for its own.
     temporary = path.with_name(f".{path.name}.part")
     try:
         temporary.touch()
         mode = temporary.stat().st_mode & 0o777  # what others may do with new files; safetensors lets nobody in
-        save_file(tensors, temporary, metadata={"massieu": text})
+        save_file(tensors, temporary, metadata=metadata)
         temporary.chmod(mode)
         with open(temporary, "r+b") as written:
             os.fsync(written.fileno())
@@ -145,37 +189,37 @@ def _load(path: Path) -> tuple[Part, dict[str, Any], dict[str, Tensor]]:
             f" ({error.strerror or error}); name the folder of such a run"
         ) from None
     except SafetensorError as error:
-        raise UserError(f"{path} is damaged ({' '.join(str(error).split())[:80]}); write it again") from None
+        raise UserError(f"{path} is damaged ({_short(error)}); write it again") from None
     return (*_part(metadata, tensors, path), tensors)
 
 
 def _part(metadata: dict[str, str], tensors: dict[str, Tensor], path: str | Path) -> tuple[Part, dict[str, Any]]:
+    """The part in a file and its header, once its digest and its fields were checked."""
+    text = metadata.get("massieu", "{}")
     try:
-        header = json.loads(metadata.get("massieu", "{}"))
-    except ValueError:
+        header = json.loads(text)
+    except (ValueError, RecursionError):
         header = {}
     header = header if isinstance(header, dict) else {}
     if header.get("schema") != SCHEMA:
-        raise UserError(
-            f"{path} must have the schema {SCHEMA}, got {header.get('schema')}; inspect again with this version"
-        )
+        got = str(header.get("schema"))[:40]
+        raise UserError(f"{path} must have the schema {SCHEMA}, got {got}; inspect again with this version")
+    if metadata.get("digest") != digest_of(text, tensors):
+        raise UserError(f"{path} is damaged (its content does not have its digest); copy or write it again")
     try:
-        part = unpack(header["part"], tensors)
-    except (LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
-        why = " ".join(str(error).split())[:80]
+        left = {name: x for name, x in tensors.items() if name != DONE}
+        part = unpack(header["part"], left)
+        check_part(part, finite=header["finite"] is not False)
+        if left:
+            raise Unsound(f"{min(left)[:40]} belongs to nothing")
+    except Unsound as error:
+        raise UserError(f"{path} is damaged ({_short(error)}); write it again") from None
+    except UNREADABLE as error:
+        why = _short(error)
         raise UserError(f"{path} is damaged ({why} is missing or not as expected); write it again") from None
-    if not isinstance(part, Part):
-        raise UserError(f"{path} is damaged (it holds no part); write it again")
-    odd = _odd_field(part) or _odd_field(part.identity) or _odd_field(part.counts)
-    if odd is not None:
-        raise UserError(f"{path} is damaged ({odd} is not as expected); write it again")
     return part, header
 
 
-def _odd_field(value: Any) -> str | None:
-    """The first field of a dataclass that is not of its kind."""
-    for name, kind in get_type_hints(type(value)).items():
-        plain = kind if isinstance(kind, UnionType) else get_origin(kind) or kind
-        if not isinstance(getattr(value, name), plain):
-            return name
-    return None
+def _short(error: BaseException) -> str:
+    """What an error says, on one line."""
+    return " ".join(str(error).split())[:120]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -50,6 +51,9 @@ STATE: dict[type, tuple[str, ...]] = {
 """What each class consists of; nothing else can be in a file."""
 
 CLASSES = {kind.__name__: kind for kind in STATE}
+MOST = 1 << 26
+"""Entries of the largest tensor that is kept without its zeros; a file that claims more is damaged."""
+
 LONG = 1024
 """From this length on, tensors are kept without the zeros at both ends of their last axis: histograms are wide."""
 
@@ -66,7 +70,7 @@ def pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     Example:
         >>> tensors = {}
         >>> packed = pack({"mean": torch.ones(2), "of": ("a", 1)}, "part", tensors)
-        >>> list(tensors), unpack(packed, tensors)["of"]
+        >>> list(tensors), unpack(packed, {**tensors})["of"]
         (['part.mean'], ('a', 1))
     """
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -87,24 +91,29 @@ def pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     raise Unpackable(f"a part can hold tensors and plain values, got {kind.__name__} in {path}; leave it out")
 
 
-def unpack(packed: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """What :func:`pack` was given."""
+def unpack(packed: Any, tensors: MutableMapping[str, Tensor]) -> Any:
+    """What :func:`pack` was given; tensors are taken out of the mapping, since each belongs to one field."""
     if not isinstance(packed, dict):
         return packed
     ((name, own),) = packed.items()
     if name == "tensor":
-        return _larger(tensors[own[0]], *own[1:])
+        return _larger(tensors.pop(own[0]), *own[1:])
     if name == "dict":
-        return {unpack(key, tensors): unpack(value, tensors) for key, value in own}
+        found = {unpack(key, tensors): unpack(value, tensors) for key, value in own}
+        if len(found) < len(own):
+            raise ValueError("a name that occurs twice")
+        return found
     if name in CONTAINERS:
         return CONTAINERS[name](unpack(value, tensors) for value in own)
     kind, values = CLASSES[name], {field: unpack(value, tensors) for field, value in own.items()}
+    if values.keys() != {*STATE[kind]}:
+        raise ValueError(f"a field of {name}")
     if issubclass(kind, tuple):
         return kind(**values)
-    found = kind.__new__(kind)
+    made = kind.__new__(kind)
     for field in STATE[kind]:
-        object.__setattr__(found, field, values[field])
-    return found
+        object.__setattr__(made, field, values[field])
+    return made
 
 
 CONTAINERS: dict[str, Any] = {"list": list, "tuple": tuple, "set": set}
@@ -129,14 +138,20 @@ def _smaller(x: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
 
 
 def _larger(x: Tensor, how: str = "", length: int = 0, begin: int = 0) -> Tensor:
-    """What :func:`_smaller` was given."""
+    """What :func:`_smaller` was given; sizes are checked first, since a file may claim any."""
     if how == "symmetric":
+        if x.shape != (length * (length + 1) // 2,):
+            raise ValueError("a symmetric tensor")
         full = x.new_zeros(length, length)
         rows, columns = torch.triu_indices(length, length)
         full[rows, columns] = full[columns, rows] = x
         return full
     if how == "padded":
+        if not 0 <= begin <= begin + x.shape[-1] <= length or math.prod(x.shape[:-1]) * length > MOST:
+            raise ValueError("a padded tensor")
         full = x.new_zeros(*x.shape[:-1], length)
         full[..., begin : begin + x.shape[-1]] = x
         return full
+    if how:
+        raise ValueError(f"a tensor kept as {how}")
     return x

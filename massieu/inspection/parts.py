@@ -15,7 +15,7 @@ from massieu.inspection.sampling import PassageSample
 
 __all__ = ["FEWEST_DOCUMENTS", "Identity", "Part", "SCHEMA", "merge_parts"]
 
-SCHEMA = "massieu.part/1"
+SCHEMA = "massieu.part/2"
 FEWEST_DOCUMENTS = 8  # with fewer, standard errors are taken by passage
 
 
@@ -122,6 +122,7 @@ class Part:
             raise UserError(
                 f"parts must come from one model that reads in one way, but {difference}; merge those that agree"
             )
+        self._check_heads(other)
         self.counts.merge(other.counts)
         self.heard.merge(other.heard)
         self.passages.merge(other.passages)
@@ -136,6 +137,16 @@ class Part:
             self.layers_by_passage = None
         elif self.layers_by_passage is not None:
             self.layers_by_passage.merge(other.layers_by_passage)
+
+    def _check_heads(self, other: Part) -> None:
+        """Refuse sums of other numbers of heads, which torch would broadcast."""
+        for row, layer in other.heads.layers.items():
+            own = self.heads.layers.get(row, layer)
+            if own.heads != layer.heads:
+                raise UserError(
+                    f"parts of one model must have the same heads, got {own.heads} and {layer.heads} in layer"
+                    f" {row[1]} of the {row[0]}; one of them is damaged, inspect again"
+                )
 
 
 def merge_parts(parts: Iterable[Part]) -> Part:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
+import random
 from dataclasses import replace
 
 import pytest
@@ -16,12 +18,20 @@ pytest.importorskip("transformers")
 from taps.families import build
 
 from massieu import assets
+from massieu.checks import UserError
 from massieu.inspection import files, inspect_model
 from massieu.inspection.corpus import Fault, Faults
-from massieu.inspection.files import load_checkpoint, load_part, part_from_bytes, save_checkpoint, save_part
+from massieu.inspection.files import (
+    digest_of,
+    load_checkpoint,
+    load_part,
+    part_from_bytes,
+    save_checkpoint,
+    save_part,
+)
 from massieu.inspection.loading import load
 from massieu.inspection.packing import STATE, Unpackable, pack, unpack
-from massieu.inspection.parts import Part
+from massieu.inspection.parts import SCHEMA, Part
 from massieu.inspection.reader import Reader
 from massieu.inspection.splits import TextSplit
 
@@ -50,7 +60,7 @@ def test_a_part_is_read_as_it_was_written(part, tmp_path):
     assert again.identity == part.identity
     assert_same(load_part(tmp_path), part)  # by its folder
     header = json.loads(safe_open(path, "pt").metadata()["massieu"])
-    assert header["schema"] == "massieu.part/1"
+    assert header["schema"] == SCHEMA
     assert [file.name for file in tmp_path.iterdir()] == ["part.safetensors"]
 
 
@@ -58,8 +68,11 @@ def test_a_part_travels_in_the_bytes_of_its_file(part, tmp_path):
     sent = pickle.dumps(part)
     assert_same(pickle.loads(sent), part)
     assert len(sent) < 1.01 * save_part(part, tmp_path / "p").stat().st_size + 1000
-    with pytest.raises(ValueError, match="the part must have the schema massieu.part/1, got massieu.part/2"):
-        part_from_bytes(save({}, metadata={"massieu": '{"schema": "massieu.part/2"}'}))
+    with pytest.raises(UserError, match=f"the part must have the schema {SCHEMA}, got massieu.part/0"):
+        part_from_bytes(save({}, metadata={"massieu": '{"schema": "massieu.part/0"}'}))
+    for data in (b"", b"massieu", sent[-5000:], save({})):
+        with pytest.raises(UserError, match="the part"):
+            part_from_bytes(data)
 
 
 def test_nothing_of_a_part_is_forgotten(part):
@@ -102,7 +115,7 @@ def test_symmetric_and_wide_tensors_lose_nothing():
     wide[1, 700:900] = 1
     for x in (square, square + square.T, wide, torch.zeros(2, 2000), torch.zeros(0), torch.tensor(3.0)):
         tensors = {}
-        assert torch.equal(unpack(json.loads(json.dumps(pack(x, "x", tensors))), tensors), x)
+        assert torch.equal(unpack(json.loads(json.dumps(pack(x, "x", tensors))), {**tensors}), x)
         assert tensors["x"].numel() <= x.numel()
     assert tensors.keys() == {"x"}
 
@@ -152,22 +165,134 @@ def test_what_is_no_part_is_refused_in_one_sentence(part, tmp_path):
     with pytest.raises(ValueError, match="part.safetensors is damaged"):
         load_part(path)
     for header, message in (
-        (None, "must have the schema massieu.part/1, got None; inspect again"),
-        ("no json", "must have the schema massieu.part/1, got None"),
-        ('{"schema": "massieu.part/2"}', "must have the schema massieu.part/1, got massieu.part/2"),
-        ('{"schema": "massieu.part/1"}', "is damaged .'part' is missing"),
-        ('{"schema": "massieu.part/1", "part": {"Part": {}}}', "is damaged"),
-        ('{"schema": "massieu.part/1", "part": {"system": []}}', "is damaged .'system' is missing"),
-        ('{"schema": "massieu.part/1", "part": 7}', "is damaged .it holds no part"),
-        ("[]", "must have the schema massieu.part/1, got None"),
-        ('{"schema": "massieu.part/1", "part": {"Part": [1]}}', "is damaged"),
-        ('{"schema": "massieu.part/1", "part": {"tensor": []}}', "is damaged"),
-        ('{"schema": "massieu.part/1", "part": {"tensor": ["x", "symmetric", 5]}}', "is damaged"),
+        (None, f"must have the schema {SCHEMA}, got None; inspect again"),
+        ("no json", f"must have the schema {SCHEMA}, got None"),
+        ("[" * 100_000, f"must have the schema {SCHEMA}, got None"),
+        ('{"schema": "massieu.part/0"}', f"must have the schema {SCHEMA}, got massieu.part/0"),
+        ("{}", "is damaged .'part' is missing"),
+        ('{"part": {"Part": {}}}', "is damaged"),
+        ('{"part": {"system": []}}', "is damaged .'system' is missing"),
+        ('{"part": 7, "finite": true}', "is damaged .it holds no part"),
+        ("[]", f"must have the schema {SCHEMA}, got None"),
+        ('{"part": {"Part": [1]}}', "is damaged"),
+        ('{"part": {"tensor": []}}', "is damaged"),
+        ('{"part": {"tensor": ["x", "symmetric", 5]}}', "is damaged"),
+        ('{"part": {"tensor": ["x", "padded", 1000000000000, 0]}}', "is damaged"),
+        ('{"part": {"tensor": ["x"]}, "finite": true}', "is damaged .it holds no part"),
     ):
-        save_file({"x": torch.ones(1)}, path, metadata=header and {"massieu": header})
-        with pytest.raises(ValueError, match=message) as caught:
+        text = header and header.replace("{", f'{{"schema": "{SCHEMA}", ', 1).replace(", }", "}")
+        text = header if header is None or "schema" in header else text
+        tensors = {"x": torch.ones(1)}
+        save_file(tensors, path, metadata=text and {"massieu": text, "digest": digest_of(text, tensors)})
+        with pytest.raises(UserError, match=message) as caught:
             load_part(path)
         assert "\n" not in str(caught.value)
+
+
+def flipped(data: bytes, bit: int) -> bytes:
+    return data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :]
+
+
+def test_no_flipped_bit_of_a_part_or_a_checkpoint_is_believed(part, tmp_path):
+    draw = random.Random(0)
+    whole = save_part(part, tmp_path / "p").read_bytes()
+    checkpoint = save_checkpoint(tmp_path / "c", part, {0, 2}, "c" * 64).read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    bits = [draw.randrange(8 * (8 + length)) for _ in range(15)]  # of the header, which is small
+    bits += [draw.randrange(8 * len(whole)) for _ in range(15)]
+    for bit in bits:
+        with pytest.raises(UserError) as caught:
+            part_from_bytes(flipped(whole, bit))
+        assert "\n" not in str(caught.value)
+        (tmp_path / "f").write_bytes(flipped(whole, bit))
+        with pytest.raises(UserError):
+            load_part(tmp_path / "f")
+        (tmp_path / "f").write_bytes(flipped(checkpoint, bit))
+        with pytest.raises(UserError):
+            load_checkpoint(tmp_path / "f", part.identity, "c" * 64)
+
+
+def written_anew(path, part, change) -> None:
+    """Write a part with another content and the digest of that content, as a writer with a defect would."""
+    tensors = {}
+    header = {"schema": SCHEMA, "part": pack(part, "part", tensors), "finite": True}
+    tensors = {name: x.clone() for name, x in tensors.items()}
+    change(header["part"]["Part"], tensors)
+    text = json.dumps(header)
+    save_file(tensors, path, metadata={"massieu": text, "digest": digest_of(text, tensors)})
+
+
+def entry(name: str, value: float):
+    def change(packed, tensors):
+        tensors[next(own for own in tensors if own.endswith(name))].view(-1)[0] = value
+
+    return change
+
+
+def tensor(name: str, changed):
+    def change(packed, tensors):
+        own = next(own for own in tensors if own.endswith(name))
+        tensors[own] = changed(tensors[own]).contiguous()
+
+    return change
+
+
+def count(name: str, value):
+    def change(packed, tensors):
+        packed["counts"]["Counts"][name] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (entry(".means.count", -1.0), "means.count has negative entries"),
+        (entry("ratios.expansion.counts", -1.0), "expansion.counts has negative entries"),
+        (entry(".means.sum", math.nan), "means.sum is not finite"),
+        (entry(".clouds.before.scatter", math.inf), "scatter is not finite"),
+        (entry("extremes.largest", math.nan), "largest is not a number"),
+        (entry("sample.hashes", -5), "hashes has negative entries"),
+        (tensor(".means.sum", lambda x: x.float()), "has the dtype torch.float32, not torch.float64"),
+        (tensor(".means.sum", lambda x: x[:, :1]), "has the shape"),
+        (tensor(".shift", lambda x: x[0]), "shift has the shape"),
+        (tensor("clouds.before.mean", lambda x: x[1:]), "is damaged"),
+        (tensor("inputs.input_ids", lambda x: -x), "input_ids is odd"),
+        (count("documents", -1), "counts.documents is -1"),
+        (count("documents", 1.5), "documents is not as expected"),
+        (count("documents", True), "documents is not as expected"),
+        (count("counted", 10**9), "counted exceeds the tokens"),
+        (count("blank", 10**9), "blank exceeds the documents"),
+        (count("sketch", {"list": [5, 4, 3]}), "sketch is not as expected"),
+        (count("digest", 1 << 256), "digest is not as expected"),
+        (lambda packed, tensors: tensors.update(more=torch.ones(1)), "more belongs to nothing"),
+        (lambda packed, tensors: tensors.pop(min(tensors)), "is missing"),
+        (lambda packed, tensors: packed.update(sources={"set": ["\ud800"]}), "sources.0 is no text"),
+        (lambda packed, tensors: packed.update(versions={"set": [7]}), "versions.0 is not as expected"),
+        (lambda packed, tensors: packed.update(layers=None), "layers is not as expected"),
+        (lambda packed, tensors: packed.update(more=1), "a field of Part"),
+    ],
+)
+def test_a_part_that_no_reading_makes_is_refused_whatever_its_digest(part, change, message, tmp_path):
+    written_anew(tmp_path / "p", part, lambda packed, tensors: None)
+    assert_same(load_part(tmp_path / "p"), part)
+    written_anew(tmp_path / "p", part, change)
+    with pytest.raises(UserError, match=message) as caught:
+        load_part(tmp_path / "p")
+    assert "\n" not in str(caught.value)
+
+
+def test_sums_that_are_not_finite_are_read_again_if_they_were_written_so(part, tmp_path):
+    odd = load_part(save_part(part, tmp_path / "p"))
+    next(iter(odd.layers.statistics.values())).clouds["before"].mean[0] = math.nan
+    assert_same(load_part(save_part(odd, tmp_path / "p")), odd)
+
+
+def test_splits_that_a_corpus_does_not_have_cannot_be_done(part, tmp_path):
+    path = save_checkpoint(tmp_path / "c", part, {0, 5}, "c" * 64)
+    assert load_checkpoint(path, part.identity, "c" * 64, 6)[1] == {0, 5}
+    with pytest.raises(UserError, match="is damaged .checkpoint.done is not as expected"):
+        load_checkpoint(path, part.identity, "c" * 64, 5)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +300,7 @@ def test_what_is_no_part_is_refused_in_one_sentence(part, tmp_path):
     [
         (("counts",), {"list": []}, r"is damaged \(counts is not as expected\)"),
         (("counts",), None, r"is damaged \(counts is not as expected\)"),
-        (("counts", "Counts", "documents"), "many", r"is damaged \(documents is not as expected\)"),
+        (("counts", "Counts", "documents"), "many", r"is damaged \(counts.documents is not as expected\)"),
         (("counts", "Counts"), [1], "is damaged"),
         (("layers",), {"Faults": {"counts": {"dict": []}, "first": {"list": []}}}, r"is damaged \(layers is not"),
         (("identity", "Identity", "options"), 7, r"is damaged \(options is not as expected\)"),
@@ -189,8 +314,9 @@ def test_a_part_of_other_kinds_is_refused_in_one_sentence(part, path, value, mes
     for name in path[:-1]:
         inside = inside[name]
     inside[path[-1]] = value
-    header = json.dumps({"schema": "massieu.part/1", "part": packed})
-    save_file(tensors, tmp_path / "part.safetensors", metadata={"massieu": header})
+    text = json.dumps({"schema": SCHEMA, "finite": True, "part": packed})
+    metadata = {"massieu": text, "digest": digest_of(text, tensors)}
+    save_file(tensors, tmp_path / "part.safetensors", metadata=metadata)
     with pytest.raises(ValueError, match=message) as caught:
         load_part(tmp_path)
     assert "\n" not in str(caught.value)

@@ -17,6 +17,7 @@ from massieu.inspection import inspect_model
 from massieu.inspection.counts import Counts
 from massieu.inspection.files import load_part, save_part
 from massieu.inspection.merging import _note, _overlap, merge_runs
+from massieu.inspection.moments import Moments
 
 TEXTS = [text[:200] for text in assets.documents()[:24]]
 
@@ -71,11 +72,19 @@ def test_a_quiet_merge_says_where_the_report_is_and_nothing_else(runs, tmp_path,
 
 def test_sums_that_do_not_fit_are_one_sentence(runs, tmp_path):
     part = load_part(runs / "second")
-    means = part.heads.layers[("decoder", 0)].means
-    means.sum = means.sum[..., :1, :1].repeat(1, 1, 7)[..., :3]
     (tmp_path / "odd").mkdir()
+    statistics = next(iter(part.layers.statistics.values()))
+    for half in (*statistics.fits["content"], *statistics.fits["other"]):
+        half.inputs = Moments(2)
+        half.cross = Moments(2, 2)
+        half.inputs.count = half.cross.count = 5
     save_part(part, tmp_path / "odd" / "part.safetensors")
     with pytest.raises(ValueError, match="the sums of .*odd do not fit those of the runs before it .*; one of them is"):
+        merge_runs([runs / "first", tmp_path / "odd"])
+    means = part.heads.layers[("decoder", 0)].means
+    means.sum = means.sum[..., :1, :1].repeat(1, 1, 7)[..., :3]
+    save_part(part, tmp_path / "odd" / "part.safetensors")
+    with pytest.raises(ValueError, match="is damaged .*means.sum has the shape"):
         merge_runs([runs / "first", tmp_path / "odd"])
 
 

@@ -14,12 +14,15 @@ from hypothesis import strategies as st
 
 pytest.importorskip("transformers")
 from massieu import assets
+from massieu.checks import UserError
 from massieu.inspection.corpus import Corpus
+from massieu.inspection.files import part_from_bytes, part_to_bytes
 from massieu.inspection.finishing import finish
+from massieu.inspection.heads import LayerOfHeads
 from massieu.inspection.loading import load
 from massieu.inspection.options import Options
 from massieu.inspection.packing import pack
-from massieu.inspection.parts import Part, merge_parts
+from massieu.inspection.parts import SCHEMA, Part, merge_parts
 from massieu.inspection.reader import Reader, read_split
 from massieu.inspection.run import inspect_model
 from massieu.inspection.splits import TextSplit, grouped, text_splits
@@ -208,7 +211,7 @@ def test_a_text_that_is_known_to_be_long_needs_nothing_by_passage():
     [
         ({"model": "0" * 64}, r"the model differs: embedded \(\w{12}\) and embedded \(000000000000\)"),
         ({"tokenizer": "1" * 64}, r"the tokenizer differs: embedded \(\w{12}\) and embedded \(111111111111\)"),
-        ({"schema": "massieu.part/2"}, "the schema is massieu.part/1 in one and massieu.part/2 in the other"),
+        ({"schema": "massieu.part/0"}, f"the schema is {SCHEMA} in one and massieu.part/0 in the other"),
         ({"options": {"rows": 7}}, "the option experiments is default in one and None in the other"),
     ],
 )
@@ -217,6 +220,15 @@ def test_parts_that_differ_are_refused(change, message):
     with pytest.raises(ValueError, match=f"one model that reads in one way, but {message}; merge those") as caught:
         merge_parts([pieces()[1], other])
     assert "\n" not in str(caught.value)
+
+
+def test_parts_of_other_numbers_of_heads_are_refused():
+    one, other = pieces()[:2]
+    other = part_from_bytes(part_to_bytes(other))
+    layer = other.heads.layers["decoder", 0]
+    other.heads.layers["decoder", 0] = LayerOfHeads.of(layer.name, 1, layer.by_passage is not None)
+    with pytest.raises(UserError, match="must have the same heads, got 4 and 1 in layer 0 of the decoder"):
+        merge_parts([one, other])
 
 
 def test_parts_may_come_from_folders_of_other_names_and_batches_of_other_sizes():
