@@ -13,7 +13,7 @@ from typing import Any
 
 from massieu.claims.claim import Claim
 from massieu.claims.verification import Result, figures_of
-from massieu.inspection.result import written_together
+from massieu.inspection.publishing import written_together
 from massieu.report.verdicts import VERDICTS, render_verdicts
 
 __all__ = ["described", "markdown", "save"]
@@ -22,7 +22,7 @@ __all__ = ["described", "markdown", "save"]
 def save(results: Sequence[Result], folder: Path, facts: dict[str, Any]) -> Path:
     """Write ``claims.html``, ``claims.json`` and ``claims.md``, all of them or none. Returns the path of the page."""
     facts = {**facts, **versions()}
-    with written_together(folder) as place:
+    with written_together(folder, "verification", facts.get("model") or "") as place:
         page = render_verdicts([_document(result) for result in results], facts)
         (place / "claims.html").write_text(page, encoding="utf-8")
         content = {"facts": facts, "claims": [result.to_dict() for result in results]}

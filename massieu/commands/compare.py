@@ -9,6 +9,7 @@ from pathlib import Path
 from massieu.checks import UserError
 from massieu.commands import Command
 from massieu.commands.packages import need
+from massieu.commands.replacing import tell_replaced
 
 __all__ = ["add", "run"]
 
@@ -32,6 +33,7 @@ def run(options: argparse.Namespace) -> int:
         inspection.facts["run"] = Path(run).resolve().name
     means = comparison.compare_means(inspections)
     if options.out:
+        tell_replaced(Path(options.out), "comparison")
         page = comparison.save_comparison(inspections, Path(options.out))
     if options.json:
         tables = {"means": means, "heads": comparison.compare_heads(inspections)}

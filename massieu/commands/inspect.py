@@ -14,6 +14,7 @@ from massieu.commands import Command
 from massieu.commands.arguments import add_engine, add_loading, engine, loading, number, positive, seed
 from massieu.commands.packages import need
 from massieu.commands.progress import progress_shown
+from massieu.commands.replacing import tell_replaced
 
 if TYPE_CHECKING:
     from massieu.engine import Checkpoint
@@ -63,7 +64,14 @@ def add(command: Command) -> None:
     where.add_argument("--split-bytes", type=positive, metavar="N", help="text that is read as one piece")
     results = parser.add_argument_group("results")
     results.add_argument("--out", metavar="DIR", help="write report.html, tables, JSON and figures there")
-    results.add_argument("--no-part", action="store_true", help="do not write what massieu merge needs")
+    part = results.add_mutually_exclusive_group()
+    part.add_argument(
+        "--part",
+        action="store_true",
+        default=None,
+        help="write the sums that massieu merge needs, whatever their size; none: up to 32 MB",
+    )
+    part.add_argument("--no-part", dest="part", action="store_false", help="do not write them")
     results.add_argument(
         "--fail-on",
         action="append",
@@ -85,6 +93,7 @@ def run(options: argparse.Namespace) -> int:
     corpus = _corpus(options)
     if options.out:
         result.check_writable(Path(options.out))
+        tell_replaced(Path(options.out), "inspection", quiet=options.quiet)
     checkpoint = _checkpoint(options)
     if options.resume and checkpoint is not None and not options.quiet:
         there = "going on from" if checkpoint.path.exists() else "beginning, since there is no checkpoint"
@@ -107,9 +116,11 @@ def run(options: argparse.Namespace) -> int:
         )
     crossed = thresholds.crossings(found, conditions)
     with mentioned():
-        report = found.save(options.out, part=not options.no_part) if options.out else None
+        report = found.save(options.out, part=options.part) if options.out else None
     if checkpoint is not None:
         checkpoint.remove()
+    if report is not None and options.part is None and not options.quiet and not (report.parent / result.PART).exists():
+        print("no part.safetensors was written, it would exceed 32 MB; massieu merge needs it: --part", file=sys.stderr)
     if options.json:
         print(json.dumps(found.to_dict(), allow_nan=False))
     elif not options.quiet:

@@ -10,6 +10,7 @@ from massieu.checks import UserError
 from massieu.commands import Command
 from massieu.commands.arguments import add_loading, loading
 from massieu.commands.packages import need
+from massieu.commands.replacing import tell_replaced
 
 __all__ = ["add", "run"]
 
@@ -34,8 +35,9 @@ def run(options: argparse.Namespace) -> int:
         if Path(options.out).resolve() in (run.parent if run.is_file() else run for run in runs):
             raise UserError(f"--out must be another folder than those of the runs, got {options.out}; name a new one")
         result.check_writable(Path(options.out))
+        tell_replaced(Path(options.out), "inspection", quiet=options.quiet)
     found = merging.merge_runs(options.runs, model=options.model, **loading(options))
-    report = found.save(options.out) if options.out else None
+    report = found.save(options.out, part=True) if options.out else None
     if options.json:
         print(json.dumps(found.to_dict(), allow_nan=False))
         return 0

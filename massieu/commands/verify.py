@@ -15,6 +15,7 @@ from massieu.commands import Command
 from massieu.commands.arguments import add_engine, engine, positive, seed
 from massieu.commands.packages import need
 from massieu.commands.progress import progress_shown
+from massieu.commands.replacing import tell_replaced
 
 __all__ = ["add", "run"]
 
@@ -48,6 +49,7 @@ def run(options: argparse.Namespace) -> int:
         load(options.model)  # what is wrong with it is one sentence now
     if options.out:
         result.check_writable(Path(options.out))
+        tell_replaced(Path(options.out), "verification", quiet=options.quiet)
     begin = time.perf_counter()
     choices = {"seed": options.seed, "full": options.full, "model": options.model}
     with contextlib.ExitStack() as stack:

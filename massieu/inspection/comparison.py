@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from massieu.inspection.publishing import written_together
 from massieu.inspection.quantities import QUANTITIES
-from massieu.inspection.result import written_together
 from massieu.report import changes
 from massieu.report.pages import distinct_names
 
@@ -60,7 +60,7 @@ def save_comparison(inspections: Sequence[Inspection], folder: Path) -> Path:
     """Write the page and the tables into a folder; all of them or none. Returns the path of the page."""
     from massieu.report import compare
 
-    with written_together(folder) as place:
+    with written_together(folder, "comparison", ", ".join(_names(inspections))) as place:
         (place / "comparison.html").write_text(compare([each.to_dict() for each in inspections]), encoding="utf-8")
         for name, table in (("means", compare_means(inspections)), ("heads", compare_heads(inspections))):
             table.to_csv(place / f"comparison_{name}.csv", index=False)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -18,7 +19,8 @@ from torch import Tensor
 from massieu.checks import UserError
 from massieu.inspection.packing import pack, unpack
 from massieu.inspection.parts import SCHEMA, Identity, Part
-from massieu.inspection.result import PART
+from massieu.inspection.publishing import is_listed, verified
+from massieu.inspection.result import PART, PART_BYTES
 from massieu.inspection.validation import Unsound, check_part, is_finite
 
 __all__ = ["load_checkpoint", "load_part", "part_from_bytes", "part_to_bytes", "save_checkpoint", "save_part"]
@@ -29,18 +31,29 @@ UNREADABLE = (LookupError, ValueError, TypeError, AttributeError, RuntimeError, 
 """Whatever a header with other values than ours can raise."""
 
 
-def save_part(part: Part, path: str | Path) -> Path:
+def save_part(part: Part, path: str | Path, *, most: float = math.inf) -> Path | None:
     """Write a part into one file; a reader finds the old file or the new one, never half of one.
+
+    With ``most``, a part of more bytes is not written, and None comes back.
 
     The metadata of the safetensors file has two entries: ``massieu``, JSON with ``schema``, ``finite`` and ``part``,
     and ``digest``, which :func:`digest_of` computes.
     """
-    return _save(Path(path), part, {}, {})
+    tensors: dict[str, Tensor] = {}
+    metadata = _metadata(part, {}, tensors)
+    size = sum(map(len, metadata.values())) + sum(x.nbytes for x in tensors.values())
+    return _write(Path(path), metadata, tensors) if size <= most else None
 
 
 def load_part(path: str | Path) -> Part:
     """Read a part from its file, or from the folder of an inspection."""
-    place = _file(path)
+    place = verified(_file(path))
+    without = not place.exists() and (place.parent / "inspection.json").exists()
+    if place.name == PART and (without or is_listed(place) is False):
+        raise UserError(
+            f"{place.parent} holds a run without the part that merge needs, which is written up to"
+            f" {PART_BYTES >> 20} MB; inspect again with --part"
+        )
     part, header, _ = _load(place)
     if "corpus" in header:
         raise UserError(
@@ -100,7 +113,8 @@ def save_checkpoint(path: str | Path, part: Part, done: Collection[int], corpus:
     # Stretches instead of numbers: a run of a million splits has few gaps.
     begins = torch.cat([numbers[:1], numbers[1:][numbers.diff() > 1]])
     ends = torch.cat([numbers[:-1][numbers.diff() > 1], numbers[-1:]]) + 1
-    return _save(Path(path), part, {"corpus": corpus}, {DONE: torch.stack([begins, ends], 1)})
+    tensors = {DONE: torch.stack([begins, ends], 1)}
+    return _write(Path(path), _metadata(part, {"corpus": corpus}, tensors), tensors)
 
 
 def load_checkpoint(
@@ -155,11 +169,9 @@ def _metadata(part: Part, header: dict[str, Any], tensors: dict[str, Tensor]) ->
     return {"massieu": text, "digest": digest_of(text, tensors)}
 
 
-def _save(path: Path, part: Part, header: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
+def _write(path: Path, metadata: dict[str, str], tensors: dict[str, Tensor]) -> Path:
     from safetensors.torch import save_file
 
-    tensors = dict(tensors)
-    metadata = _metadata(part, header, tensors)
     # Always the same name: a kill leaves one such file at most, which the next write takes for its own.
     temporary = path.with_name(f".{path.name}.part")
     try:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import json
 import math
-import os
-import shutil
-import tempfile
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from massieu.checks import UserError
 from massieu.inspection.findings import Finding, findings
+from massieu.inspection.publishing import check_writable, verified, written_together
 from massieu.inspection.quantities import QUANTITIES, describe
 
 if TYPE_CHECKING:
@@ -23,10 +18,23 @@ if TYPE_CHECKING:
 
     from massieu.inspection.parts import Part
 
-__all__ = ["SCHEMA", "Inspection", "check_writable", "read_inspection", "records", "written_together"]
+__all__ = ["SCHEMA", "Inspection", "check_writable", "read_inspection", "records"]
 
 SCHEMA = "massieu.inspection/1"
 PART = "part.safetensors"
+PART_BYTES = 32 << 20
+"""A part up to this size is written without being asked for."""
+
+FACTS: dict[str, dict[str, type]] = {
+    "model": {"name": str},
+    "text": {"documents": int, "tokens": int, "counted_tokens": int},
+    "heard": {"sentence": str},
+    "versions": {},
+    "options": {},
+}
+"""Facts that every reader of an inspection needs, with their kinds."""
+
+KEYS: dict[str, dict[str, type]] = {"heads": {"stack": str, "layer": int, "head": int}, "layers": {"layer": int}}
 
 
 @dataclass
@@ -83,18 +91,19 @@ class Inspection:
         facts = {"massieu": json.dumps({"schema": SCHEMA, "facts": _plain(self.facts)})}
         pyarrow.parquet.write_table(table.replace_schema_metadata({**table.schema.metadata, **facts}), path)
 
-    def save(self, folder: str | Path, *, figures: bool = True, part: bool = True) -> Path:
+    def save(self, folder: str | Path, *, figures: bool = True, part: bool | None = None) -> Path:
         """Write report, tables, JSON, figures and the part that merges into a folder; all of them or none.
 
         Args:
-            folder: where; what is there under other names stays.
+            folder: where; files of the run that was written there before are replaced or removed, other files stay.
             figures: whether to draw.
-            part: whether to write the sums that :func:`~massieu.inspection.merge_runs` needs, which can be large.
+            part: whether to write the sums that :func:`~massieu.inspection.merge_runs` needs, which can be large; None
+                writes them up to 32 MB.
 
         Returns:
             The path of the report.
         """
-        with written_together(Path(folder)) as place:
+        with written_together(Path(folder), "inspection", self.facts["model"]["name"]) as place:
             self.to_html(place / "report.html")
             self.to_json(place / "inspection.json")
             self.to_parquet(place / "heads.parquet")
@@ -106,22 +115,21 @@ class Inspection:
                 from massieu import figures as drawing
 
                 drawing.save_figures(self.to_dict(), place / "figures")
-            mergeable = part and self._save_part(place)
+            mergeable = part is not False and self._save_part(place, math.inf if part else PART_BYTES)
         if not mergeable:  # an older one would belong to other tables
             (Path(folder) / PART).unlink(missing_ok=True)
         return Path(folder) / "report.html"
 
-    def _save_part(self, place: Path) -> bool:
+    def _save_part(self, place: Path, most: float) -> bool:
         from massieu.inspection.files import save_part
         from massieu.inspection.packing import Unpackable
 
         if self.part is None:
             return False
         try:
-            save_part(self.part, place / PART)
+            return save_part(self.part, place / PART, most=most) is not None
         except Unpackable:  # arguments of a model can be anything
             return False
-        return True
 
     def compare(self, *others: Inspection) -> pandas.DataFrame:
         """This inspection and others side by side: one row per head and quantity, one column per inspection."""
@@ -171,7 +179,7 @@ def read_inspection(path: str | Path) -> Inspection:
     import pandas
 
     place = Path(path)
-    file = place / "inspection.json" if place.is_dir() else place
+    file = verified(place / "inspection.json" if place.is_dir() else place)
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -179,83 +187,57 @@ def read_inspection(path: str | Path) -> Inspection:
             f"{path} must be the folder of an inspection or its inspection.json, and it cannot be read"
             f" ({error.strerror or error}); make one with massieu inspect MODEL --out DIR"
         ) from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise UserError(f"{file} must be JSON as massieu inspect writes it, and it is not; inspect again") from None
     schema = content.get("schema") if isinstance(content, dict) else None
     if schema != SCHEMA:
-        raise UserError(f"{file} must have the schema {SCHEMA}, got {schema}; inspect again with this version")
-    try:
-        tables = {name: pandas.DataFrame.from_records(content[name]) for name in ("heads", "layers", "experiments")}
-        return Inspection(**tables, facts={**content["facts"]}, notes=[*content["notes"]])
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{file} must hold tables, facts and notes, and {error} is missing; inspect again") from None
+        got = str(schema)[:40]
+        raise UserError(f"{file} must have the schema {SCHEMA}, got {got}; inspect again with this version")
+    odd = _odd_content(content)
+    if odd is not None:
+        raise UserError(
+            f"{file} must hold tables, facts and notes as massieu inspect writes them, and {odd} is missing or not as"
+            " expected; inspect again"
+        )
+    tables = {name: pandas.DataFrame.from_records(content[name]) for name in ("heads", "layers", "experiments")}
+    return Inspection(**tables, facts={**content["facts"]}, notes=[*content["notes"]])
 
 
-def check_writable(folder: Path) -> None:
-    """One sentence now, rather than after minutes of work, if nothing can be written there."""
-    made = _absent(folder)
-    with written_together(folder):
-        pass
-    _remove(made)
+def _odd_content(content: dict[str, Any]) -> str | None:
+    """The first thing in the content of an ``inspection.json`` that is missing or of another kind."""
+    facts, notes = content.get("facts"), content.get("notes")
+    if not isinstance(facts, dict):
+        return "facts"
+    for group, names in FACTS.items():
+        if not isinstance(facts.get(group), dict):
+            return f"facts.{group}"
+        for name, kind in names.items():
+            if type(facts[group].get(name)) is not kind:
+                return f"facts.{group}.{name}"
+    if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
+        return "notes"
+    return next(
+        (odd for name in ("heads", "layers", "experiments") if (odd := _odd_table(name, content.get(name)))), None
+    )
 
 
-@contextlib.contextmanager
-def written_together(folder: Path) -> Iterator[Path]:
-    """A place to write files that move into ``folder`` when all are there; otherwise everything is as it was before."""
-    made, place, done = _absent(folder), None, False
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        place = Path(tempfile.mkdtemp(prefix=".massieu-", dir=folder))
-        (place / "new").mkdir()
-        yield place / "new"
-        _move(place / "new", folder, place / "old")
-        done = True
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise UserError(f"the folder {folder} cannot be written to: {why}; choose another with --out") from error
-    finally:
-        if place is not None:
-            shutil.rmtree(place, ignore_errors=True)
-        if not done:
-            _remove(made)
+def _odd_table(name: str, rows: Any) -> str | None:
+    """What is not as expected in a table, such as ``heads.entropy``."""
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows) or (name == "heads" and not rows):
+        return name
+    for row in rows:
+        for key, kind in KEYS.get(name, {}).items():
+            if type(row.get(key)) is not kind:
+                return f"{name}.{key}"
+        for key, value in row.items():
+            if key in QUANTITIES and QUANTITIES[key].scale != "class" and not _is_number(value):
+                return f"{name}.{key}"
+    return None
 
 
-def _move(source: Path, folder: Path, old: Path) -> None:
-    """Move all files from one folder into another, or none: what was replaced comes back if one fails."""
-    names = [path.relative_to(source) for path in sorted(source.rglob("*")) if path.is_file()]
-    for name in names:
-        if (folder / name).is_dir():
-            raise IsADirectoryError(errno.EISDIR, f"there is a folder called {name}")
-    made = _absent(*(folder / name.parent for name in names))
-    moved: list[Path] = []
-    try:
-        for name in names:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            if (folder / name).exists():
-                (old / name).parent.mkdir(parents=True, exist_ok=True)
-                os.replace(folder / name, old / name)
-            moved.append(name)
-            os.replace(source / name, folder / name)
-    except BaseException:
-        for name in moved:
-            (folder / name).unlink(missing_ok=True)
-            if (old / name).exists():
-                os.replace(old / name, folder / name)
-        _remove(made)
-        raise
-
-
-def _absent(*folders: Path) -> list[Path]:
-    """Those of the folders and the folders around them that do not exist, the innermost first."""
-    every = {path for folder in folders for path in (folder, *folder.parents)}
-    return sorted((path for path in every if not path.exists()), key=lambda path: -len(path.parts))
-
-
-def _remove(folders: list[Path]) -> None:
-    """Remove folders that are there and empty."""
-    for folder in folders:
-        with contextlib.suppress(OSError):
-            folder.rmdir()
+def _is_number(value: Any) -> bool:
+    """Whether a cell is a finite number, or empty."""
+    return value is None or (type(value) in (int, float) and math.isfinite(value))
 
 
 def _write(path: Path, text: str) -> None:

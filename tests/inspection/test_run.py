@@ -216,7 +216,7 @@ def test_an_inspection_is_written_and_read_again(reference, tmp_path):
     report = reference.save(tmp_path / "a" / "b", figures=False)
     assert sorted(path.name for path in report.parent.iterdir()) == [
         *("experiments.csv", "experiments.parquet", "heads.csv", "heads.parquet", "inspection.json"),
-        *("layers.csv", "layers.parquet", "part.safetensors", "report.html"),
+        *("layers.csv", "layers.parquet", "manifest.json", "part.safetensors", "report.html"),
     ]
     again = read_inspection(report.parent)
     assert largest_difference(reference.heads, again.heads) == 0
@@ -272,7 +272,7 @@ def test_files_of_others_stay_and_a_folder_in_the_way_changes_nothing(reference,
 
 
 def test_a_failure_while_files_move_brings_the_old_ones_back(reference, tmp_path, monkeypatch):
-    from massieu.inspection import result
+    from massieu.inspection import publishing
 
     (tmp_path / "heads.csv").write_text("old")
     replace, moves = os.replace, []
@@ -283,7 +283,7 @@ def test_a_failure_while_files_move_brings_the_old_ones_back(reference, tmp_path
             raise OSError(28, "No space left on device")
         replace(source, target)
 
-    monkeypatch.setattr(result.os, "replace", fail_late)
+    monkeypatch.setattr(publishing.os, "replace", fail_late)
     with pytest.raises(ValueError, match="No space left on device"):
         reference.save(tmp_path, figures=False)
     assert [path.name for path in tmp_path.iterdir()] == ["heads.csv"]
