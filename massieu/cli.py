@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
     0 done, 1 a ``--fail-on`` condition holds or a verdict is not the expected one, 2 bad usage or bad input, 3
-    attention that cannot be observed, 130 interrupted.
+    attention that cannot be observed, 130 interrupted, 143 terminated.
     """
     options = command_line().parse_args(arguments)
     for stream in (sys.stdout, sys.stderr):
@@ -35,8 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code: int = options.run(options)
             sys.stdout.flush()
     except KeyboardInterrupt as interrupt:  # who kept something says what
-        print(f"massieu: interrupted; {str(interrupt) or 'nothing was written'}", file=sys.stderr)
-        return INTERRUPTED
+        word, code = getattr(interrupt, "word", "interrupted"), getattr(interrupt, "code", INTERRUPTED)
+        print(f"massieu: {word}; {str(interrupt) or 'nothing was written'}", file=sys.stderr)
+        return code
     except BrokenPipeError:  # who read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED

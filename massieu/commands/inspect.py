@@ -14,7 +14,7 @@ from massieu.commands import Command
 from massieu.commands.arguments import add_engine, add_loading, engine, loading, number, positive, seed
 from massieu.commands.packages import need
 from massieu.commands.progress import progress_shown
-from massieu.commands.replacing import tell_replaced
+from massieu.commands.telling import tell_replaced, warnings_told
 
 if TYPE_CHECKING:
     from massieu.engine import Checkpoint
@@ -100,7 +100,8 @@ def run(options: argparse.Namespace) -> int:
         print(f"{there} {checkpoint.path}", file=sys.stderr)
     chosen = engine(options, options.workers)
     mentioned = contextlib.nullcontext if checkpoint is None else checkpoint.mentioned
-    with mentioned(), contextlib.closing(chosen), progress_shown(options.quiet or options.json) as progress:
+    shown = progress_shown(options.quiet or options.json)
+    with mentioned(), contextlib.closing(chosen), warnings_told(), shown as progress:
         found = inspect_model(
             options.model,
             corpus,

@@ -10,7 +10,7 @@ from massieu.checks import UserError
 from massieu.commands import Command
 from massieu.commands.arguments import add_loading, loading
 from massieu.commands.packages import need
-from massieu.commands.replacing import tell_replaced
+from massieu.commands.telling import tell_replaced
 
 __all__ = ["add", "run"]
 

@@ -15,7 +15,7 @@ from massieu.commands import Command
 from massieu.commands.arguments import add_engine, engine, positive, seed
 from massieu.commands.packages import need
 from massieu.commands.progress import progress_shown
-from massieu.commands.replacing import tell_replaced
+from massieu.commands.telling import tell_replaced
 
 __all__ = ["add", "run"]
 

@@ -7,19 +7,28 @@ import hashlib
 import math
 import os
 import time
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from massieu.checks import UserError
-from massieu.inspection.files import load_checkpoint, save_checkpoint
+from massieu.inspection.files import draft_of, load_checkpoint, save_checkpoint
 from massieu.inspection.parts import Identity, Part
 from massieu.inspection.reader import NotObservable
 from massieu.inspection.splits import Piece
 
-__all__ = ["Checkpoint", "Ledger"]
+__all__ = ["Checkpoint", "CheckpointWarning", "Ledger"]
 
 Stamp = tuple[int, int, int]
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint could not be written, and the run goes on."""
+
+
+class NotWritten(UserError):  # noqa: N818  # a state of the disk
+    """The file of a checkpoint cannot be written, such as on a full disk."""
 
 
 @dataclass
@@ -85,13 +94,14 @@ class Checkpoint:
             save_checkpoint(self.path, part, done, corpus)
             self._own = _stamp(self.path)
         except (OSError, SafetensorError) as error:
-            text = f"the checkpoint {self.path} cannot be written ({error})"
-            raise UserError(f"{text}; make room there, or name a file elsewhere with --checkpoint") from None
+            text = f"the checkpoint {self.path} cannot be written ({' '.join(str(error).split())})"
+            raise NotWritten(f"{text}; make room there, or name a file elsewhere with --checkpoint") from None
 
     def remove(self) -> None:
         """Remove the file, if this run wrote it: nobody goes on from a run that is finished."""
         if self._is_own:
             self.path.unlink(missing_ok=True)
+            draft_of(self.path).unlink(missing_ok=True)
 
     @property
     def _is_own(self) -> bool:
@@ -120,6 +130,7 @@ class Ledger:
         self.part, self.done = Part.empty(identity), set[int]()
         self._saved, self._last = 0, time.monotonic()  # pieces that are in the file, and since when
         self._whole = True  # the part is that of the pieces which are done
+        self._warned = False
         if checkpoint is None:
             return
         if not isinstance(splits, Sequence):
@@ -170,7 +181,17 @@ class Ledger:
         self.done.update(numbers)
         self._whole = True
         if self.checkpoint is not None and time.monotonic() - self._last >= self.checkpoint.seconds:
+            self.keep()
+
+    def keep(self) -> None:
+        """Write the file as :meth:`save` does; on a full disk the run goes on, with one warning."""
+        try:
             self.save()
+        except NotWritten as error:
+            self._last = time.monotonic()
+            if not self._warned:
+                self._warned = True
+                warnings.warn(f"{error}; the run goes on without it", CheckpointWarning, stacklevel=3)
 
     def save(self) -> None:
         """Write the file, if there is one and something is new."""
@@ -187,15 +208,18 @@ class Ledger:
         try:
             yield
         except KeyboardInterrupt as interrupt:
-            self.save()
-            interrupt.args = (self.remedy,)
+            try:
+                self.save()
+                interrupt.args = (self.remedy,)
+            except NotWritten as error:
+                interrupt.args = (f"{error}; {self.remedy}" if self._saved else str(error),)
             raise
         except (ValueError, NotObservable) as error:
             if self._saved and self.remedy and self.remedy not in str(error):
                 error.args = (f"{error}; {self.remedy}",)
             raise
         if self._saved:
-            self.save()
+            self.keep()
 
     def _is_ours(self, path: Path) -> bool:
         try:

@@ -71,7 +71,7 @@ class Drive:
             with dask.config.set(QUIETLY):
                 self._run()
         except LostCluster as lost:
-            self.ledger.save()
+            self.ledger.keep()
             raise LostCluster(f"{lost}; {self.ledger.remedy}") from None
         finally:
             self._end()

@@ -156,6 +156,11 @@ def _numbers(ranges: Tensor, splits: int, path: str | Path) -> set[int]:
     return {number for begin, end in ranges.tolist() for number in range(begin, end)}
 
 
+def draft_of(path: Path) -> Path:
+    """Where a file is written before it has its name: a kill leaves one at most, which the next write takes."""
+    return path.with_name(f".{path.name}.part")
+
+
 def _file(path: str | Path) -> Path:
     place = Path(path)
     return place / PART if place.is_dir() else place
@@ -172,8 +177,7 @@ def _metadata(part: Part, header: dict[str, Any], tensors: dict[str, Tensor]) ->
 def _write(path: Path, metadata: dict[str, str], tensors: dict[str, Tensor]) -> Path:
     from safetensors.torch import save_file
 
-    # Always the same name: a kill leaves one such file at most, which the next write takes for its own.
-    temporary = path.with_name(f".{path.name}.part")
+    temporary = draft_of(path)
     try:
         temporary.touch()
         mode = temporary.stat().st_mode & 0o777  # what others may do with new files; safetensors lets nobody in

@@ -1,10 +1,12 @@
 """What was read is in the checkpoint, once, and goes on from there."""
 
+import errno
 import math
 import os
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import psutil
@@ -12,7 +14,7 @@ import pytest
 from clusters import Processes, pieces_done, wait_until, write_text
 
 from massieu import assets, cli
-from massieu.engine import Checkpoint, Local, Origin
+from massieu.engine import Checkpoint, CheckpointWarning, Local, Origin, checkpoints
 from massieu.engine.workers import Failure, Parcel, Recipe, merge_parcels, read_stretch
 from massieu.inspection import inspect_model
 from massieu.inspection.corpus import Corpus
@@ -119,10 +121,49 @@ def test_a_checkpoint_that_cannot_be_written_is_one_sentence(reader, tmp_path):
         ValueError, match="the checkpoint .*file/checkpoint cannot be written below .*file; name a file"
     ):
         Checkpoint(tmp_path / "file" / "checkpoint")
-    later = Checkpoint(tmp_path / "folder" / "checkpoint", seconds=0)
-    (tmp_path / "folder").write_text("")
-    with pytest.raises(ValueError, match="the checkpoint .*checkpoint cannot be written .*; make room there, or name"):
-        Local().read(reader, list(text_splits(TEXTS, 4)), checkpoint=later)
+
+
+def full(monkeypatch) -> None:
+    def fail(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoints, "save_checkpoint", fail)
+
+
+def test_a_full_disk_is_told_once_and_the_run_goes_on(reader, tmp_path, monkeypatch):
+    splits, path = list(text_splits(TEXTS, 4)), tmp_path / "folder" / "checkpoint"
+    full(monkeypatch)
+    said = "checkpoint cannot be written .*No space left on device.*; make room there, .*; the run goes on without it"
+    with pytest.warns(CheckpointWarning, match=said) as caught:
+        found = Local().read(reader, splits, checkpoint=Checkpoint(path, seconds=0))
+    assert len(caught) == 1
+    assert found.counts == Local().read(reader, splits).counts
+
+
+def test_an_interrupt_on_a_full_disk_says_that_nothing_was_kept(reader, tmp_path, monkeypatch):
+    full(monkeypatch)
+    with pytest.raises(KeyboardInterrupt, match="checkpoint cannot be written .*No space left on device") as caught:
+        Local().read(
+            Stopping(reader, 2, KeyboardInterrupt),
+            list(text_splits(TEXTS, 4)),
+            checkpoint=Checkpoint(tmp_path / "checkpoint"),
+        )
+    assert "--resume" not in str(caught.value)
+
+
+def test_the_command_tells_a_full_disk_in_one_line(tmp_path, monkeypatch, capsys):
+    full(monkeypatch)
+    text = write_text(tmp_path / "text.jsonl", 40)
+    options = ["--heads-only", "--split-bytes", "1000", "--checkpoint-every", "0"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        assert cli.main(["inspect", "--text", str(text), "--out", str(tmp_path / "out"), *options]) == 0
+    told = [line for line in capsys.readouterr().err.splitlines() if "checkpoint" in line]
+    assert len(told) == 1
+    assert told[0].startswith(
+        f"massieu: the checkpoint {tmp_path / 'out' / 'checkpoint.safetensors'} cannot be written"
+    )
+    assert (tmp_path / "out" / "report.html").exists()
 
 
 def test_an_interrupt_after_the_reading_names_the_checkpoint(reader, tmp_path):
@@ -236,8 +277,15 @@ def test_parcels_hold_parts_and_merge(reader):
     assert merge_parcels([first, failure, second]) is failure
 
 
-@pytest.mark.parametrize("engine", ["local", "dask"])
-def test_an_interrupt_from_the_keyboard_ends_everything_and_keeps_a_checkpoint(engine, tmp_path):
+@pytest.mark.parametrize(
+    ("engine", "sent", "code", "word"),
+    [
+        ("local", signal.SIGINT, 130, "interrupted"),
+        ("local", signal.SIGTERM, 143, "terminated"),
+        ("dask", signal.SIGINT, 130, "interrupted"),
+    ],
+)
+def test_an_interrupt_or_a_termination_ends_everything_and_keeps_a_checkpoint(engine, sent, code, word, tmp_path):
     text = write_text(tmp_path / "text.jsonl", 20_000)
     out = tmp_path / "out"
     options = ["--heads-only", "--batch-size", "4", "--split-bytes", "1000", "--checkpoint-every", "0.2"]
@@ -256,12 +304,12 @@ def test_an_interrupt_from_the_keyboard_ends_everything_and_keeps_a_checkpoint(e
     try:
         wait_until((out / "checkpoint.safetensors").exists)
         family = psutil.Process(running.pid).children(recursive=True)
-        os.killpg(running.pid, signal.SIGINT)
+        os.killpg(running.pid, sent)
         _, err = running.communicate(timeout=60)
     finally:
         running.kill()
-    assert running.returncode == 130
-    said = f"massieu: interrupted; what was read is in {out / 'checkpoint.safetensors'}; the same command with --resume"
+    assert running.returncode == code
+    said = f"massieu: {word}; what was read is in {out / 'checkpoint.safetensors'}; the same command with --resume"
     assert err.splitlines()[-1].startswith(said)
     assert "Traceback" not in err
     assert [path.name for path in out.iterdir()] == ["checkpoint.safetensors"]
