@@ -7,6 +7,13 @@ from massieu.engine.engines import ENGINES, Engine, Origin, engine_named
 from massieu.engine.local import Local
 
 __all__ = [
-    *("Checkpoint", "CheckpointWarning", "Dask", "ENGINES", "Engine", "Local", "LostCluster", "Origin"),
+    "Checkpoint",
+    "CheckpointWarning",
+    "Dask",
+    "ENGINES",
+    "Engine",
+    "Local",
+    "LostCluster",
+    "Origin",
     "engine_named",
 ]
