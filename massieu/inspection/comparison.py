@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from massieu.inspection.quantities import QUANTITIES
 from massieu.inspection.result import written_together
@@ -45,7 +45,7 @@ def compare_means(inspections: Sequence[Inspection]) -> pandas.DataFrame:
 
     names, order = _names(inspections), list(QUANTITIES)
     found = changes.table([inspection.to_dict() for inspection in inspections])
-    rows = []
+    rows: list[dict[str, Any]] = []
     for each in sorted(found, key=lambda change: order.index(change.quantity)):
         changed, compared = each.beyond or (None, None)
         rows.append({"table": QUANTITIES[each.quantity].table, "quantity": each.quantity})

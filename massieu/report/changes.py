@@ -98,7 +98,7 @@ def _paired(first: Mapping[Place, float], last: Mapping[Place, float]) -> dict[P
     return {place: last[place] - value for place, value in first.items() if place in last}
 
 
-def _beyond(paired: Document, *errors: Mapping[Place, float]) -> tuple[int, int] | None:
+def _beyond(paired: Mapping[Place, float], *errors: Mapping[Place, float]) -> tuple[int, int] | None:
     known = [place for place in paired if all(place in found for found in errors)]
     count = sum(abs(paired[place]) > 2 * math.hypot(*(found[place] for found in errors)) for place in known)
     return (count, len(known)) if known else None
@@ -133,7 +133,7 @@ def reservations(runs: Sequence[Document]) -> list[str]:
 
 
 def sentences(runs: Sequence[Document]) -> list[tuple[str, str, str]]:
-    """Title, sentence and quantity of every change worth telling: the usual questions, and the largest change of all."""
+    """Title, sentence and quantity of every change worth telling: the usual ones, and the largest of all."""
     changes = table(runs)
     told = [change for name in TOLD for change in changes if change.quantity == name]
     told += [change for change in changes[:1] if change.quantity not in TOLD]
