@@ -31,12 +31,11 @@ def run(options: argparse.Namespace) -> int:
     inspections = [result.read_inspection(run) for run in options.runs]
     for run, inspection in zip(options.runs, inspections, strict=True):
         inspection.facts["run"] = Path(run).resolve().name
-    means = comparison.compare_means(inspections)
     if options.out:
         tell_replaced(Path(options.out), "comparison")
         page = comparison.save_comparison(inspections, Path(options.out))
     if options.json:
-        tables = {"means": means, "heads": comparison.compare_heads(inspections)}
+        tables = {"means": comparison.compare_means(inspections), "heads": comparison.compare_heads(inspections)}
         found = {name: result.records(table) for name, table in tables.items()}
         print(json.dumps({**found, "notes": comparison.reservations(inspections)}))
         return 0
@@ -44,8 +43,6 @@ def run(options: argparse.Namespace) -> int:
 
     from massieu.report.terminal import show_comparison
 
-    show_comparison(result.records(means), Console())
-    for sentence in comparison.reservations(inspections):
-        print(sentence)
+    show_comparison([inspection.to_dict() for inspection in inspections], Console())
     print(f"page: {page}" if options.out else "pass --out DIR for the page and the tables")
     return 0

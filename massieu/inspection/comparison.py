@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from massieu.inspection.publishing import written_together
 from massieu.inspection.quantities import QUANTITIES
@@ -35,19 +35,22 @@ def compare_heads(inspections: Sequence[Inspection]) -> pandas.DataFrame:
 
 
 def compare_means(inspections: Sequence[Inspection]) -> pandas.DataFrame:
-    """One row per quantity, controls left out: its mean over heads (or layers) of each inspection, and the change."""
+    """One row per quantity, controls left out: means over heads (or layers), and the changes from first to last.
+
+    Columns are ``table``, ``quantity``, the mean of each inspection, ``change`` of the mean, ``absolute_change`` (mean
+    over heads of the absolute change, in which opposite changes do not cancel), and ``changed``: how many of the
+    ``compared`` heads change by more than two standard errors. They are nan where there is nothing to compare.
+    """
     import pandas
 
-    rows = []
-    names = _names(inspections)
-    for name, quantity in QUANTITIES.items():
-        tables = [getattr(inspection, quantity.table) for inspection in inspections]
-        if quantity.group == "Controls" or not all(name in table and table[name].dtype.kind == "f" for table in tables):
-            continue
-        means = [float(table[name].mean()) for table in tables]
-        if any(mean == mean for mean in means):
-            rows.append({"table": quantity.table, "quantity": name, **dict(zip(names, means, strict=True))})
-            rows[-1]["change"] = means[-1] - means[0]
+    names, order = _names(inspections), list(QUANTITIES)
+    found = changes.table([inspection.to_dict() for inspection in inspections])
+    rows: list[dict[str, Any]] = []
+    for each in sorted(found, key=lambda change: order.index(change.quantity)):
+        changed, compared = each.beyond or (None, None)
+        rows.append({"table": QUANTITIES[each.quantity].table, "quantity": each.quantity})
+        rows[-1] |= dict(zip(names, each.means, strict=True))
+        rows[-1] |= {"change": each.change, "absolute_change": each.absolute, "changed": changed, "compared": compared}
     return pandas.DataFrame(rows)
 
 

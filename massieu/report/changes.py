@@ -1,20 +1,34 @@
-"""What differs between inspections: a table of means, and sentences computed from it."""
+"""Differences between inspections: a table of changes, paired head by head, and sentences computed from it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import Any
 
 from markupsafe import Markup
 
-__all__ = ["Change", "course", "reservations", "sentences", "table"]
+__all__ = ["Change", "course", "overall", "reservations", "sentences", "table"]
 
 Document = Mapping[str, Any]
+Place = tuple[Any, ...]
 DIFFERENT_TEXTS = "These runs read different texts, so a difference may come from the text and not from the model."
-COMMON = 0.75  # of the heads or layers that must change in the direction of the mean before it is news
+NO_LOSS = "A comparison of attention does not measure the loss: evaluate the models as well before you call them equal."
+COMMON = 0.75  # of the heads or layers that must change in the direction of the mean before it is called the direction
+NEWS = 0.1  # size from which a change gets a sentence
+LEAST_SPREAD = 0.01  # of the mean magnitude; a smaller spread is no unit to measure changes in
+
+TOLD = {
+    "entropy": ("Attention gets sharper", "Attention gets broader"),
+    "qk_norm": ("Query-key weights shrink", "Query-key weights grow"),
+    "ov_norm": ("Output-value weights shrink", "Output-value weights grow"),
+    "sink_mass": ("Sinks fade", "Sinks form"),
+    "token_cosine": ("Tokens become less alike", "Tokens become more alike"),
+    "effective_rank": ("Tokens lose directions", "Tokens gain directions"),
+}
+"""Quantities that readers ask about first, with the titles of a fall and of a rise."""
 
 
 @dataclass(frozen=True)
@@ -26,49 +40,84 @@ class Change:
         means: its mean over heads or layers in every run; None where it was not measured.
         errors: standard errors of these means from those of the heads; None where heads have none.
         change: last mean minus first.
-        size: the change in units of the spread among the heads or layers of the first run.
+        absolute: mean over heads or layers of the absolute change from the first run to the last, in which opposite
+            changes do not cancel; None where the runs have different heads or layers.
+        size: the absolute change, or the change of the mean if there is none, in units of the spread among the heads or
+            layers of the first run. The spread counts as at least the standard error and a hundredth of the values.
         risen: the share of heads or layers that are higher in the last run than in the first; None where they differ.
+        beyond: how many heads or layers change by more than two standard errors of the difference, and how many have
+            standard errors; None where there are none. The errors are added as if the runs had read different texts:
+            on the same text smaller changes may be real as well.
     """
 
     quantity: str
     means: list[float | None]
     errors: list[float | None]
     change: float
+    absolute: float | None
     size: float
     risen: float | None
+    beyond: tuple[int, int] | None
 
 
 def table(runs: Sequence[Document]) -> list[Change]:
     """Every quantity that the first and the last run share, the largest change first."""
-    quantities = {name: facts for run in runs for name, facts in run["quantities"].items()}
     found = [
         change
-        for name, facts in quantities.items()
+        for name, facts in _quantities(runs).items()
         if facts.get("group") != "Controls" and facts["scale"] != "class" and name not in ("rows", "tokens")
         if (change := _change(name, facts["table"], runs)) is not None
     ]
-    return sorted(found, key=lambda change: -abs(change.size))
+    return sorted(found, key=lambda change: -change.size)
+
+
+def _quantities(runs: Sequence[Document]) -> dict[str, Document]:
+    return {name: facts for run in runs for name, facts in run["quantities"].items()}
 
 
 def _change(name: str, which: str, runs: Sequence[Document]) -> Change | None:
     values = [_values(run, which, name) for run in runs]
-    if not values[0] or not values[-1]:
+    first, last = values[0], values[-1]
+    if not first or not last:
         return None
     means = [fmean(found.values()) if found else None for found in values]
-    first, last = values[0], values[-1]
+    errors = [_error(run, which, name) for run in runs]
     change = fmean(last.values()) - fmean(first.values())
-    spread = pstdev(first.values()) or abs(fmean(first.values())) or 1.0
-    risen = fmean(last[place] > first[place] for place in first) if first.keys() == last.keys() else None
-    return Change(name, means, [_error(run, which, name) for run in runs], change, change / spread, risen)
+    paired = _paired(first, last) if _places(runs[0], which) == _places(runs[-1], which) else {}
+    absolute = fmean(map(abs, paired.values())) if paired else None
+    size = abs(change) if absolute is None else absolute
+    unit = max(
+        pstdev(first.values()), errors[0] or 0.0, LEAST_SPREAD * fmean(map(abs, (*first.values(), *last.values())))
+    )
+    risen = fmean(difference > 0 for difference in paired.values()) if paired else None
+    beyond = _beyond(paired, *(_values(run, which, f"{name}_se") for run in (runs[0], runs[-1])))
+    return Change(name, means, errors, change, absolute, size / unit if size else 0.0, risen, beyond)
 
 
-def _values(run: Document, which: str, name: str) -> dict[tuple[Any, ...], float]:
-    rows = run[which]
+def _paired(first: Mapping[Place, float], last: Mapping[Place, float]) -> dict[Place, float]:
+    return {place: last[place] - value for place, value in first.items() if place in last}
+
+
+def _beyond(paired: Mapping[Place, float], *errors: Mapping[Place, float]) -> tuple[int, int] | None:
+    known = [place for place in paired if all(place in found for found in errors)]
+    count = sum(abs(paired[place]) > 2 * math.hypot(*(found[place] for found in errors)) for place in known)
+    return (count, len(known)) if known else None
+
+
+def _values(run: Document, which: str, name: str) -> dict[Place, float]:
     return {
-        (row.get("stack"), row.get("layer"), row.get("head")): row[name]
-        for row in rows
+        _place(row): row[name]
+        for row in run[which]
         if isinstance(row.get(name), (int, float)) and math.isfinite(row[name])
     }
+
+
+def _place(row: Document) -> Place:
+    return row.get("stack"), row.get("layer"), row.get("head")
+
+
+def _places(run: Document, which: str) -> set[Place]:
+    return {_place(row) for row in run[which]}
 
 
 def _error(run: Document, which: str, name: str) -> float | None:
@@ -78,50 +127,70 @@ def _error(run: Document, which: str, name: str) -> float | None:
 
 
 def reservations(runs: Sequence[Document]) -> list[str]:
-    """What a reader of the comparison has to keep in mind."""
+    """Sentences that a reader of the comparison has to keep in mind."""
     different = len({run["facts"]["text"]["sha256"] for run in runs}) > 1
     return [DIFFERENT_TEXTS] if different else []
 
 
 def sentences(runs: Sequence[Document]) -> list[tuple[str, str, str]]:
-    """Title, sentence and quantity of what a reader of checkpoints asks first; nothing where nothing changed."""
-    changes = {change.quantity: change for change in table(runs)}
-    found = []
-    for name, fallen, risen, words in (
-        ("entropy", "Attention gets sharper", "Attention gets broader", "the mean entropy of a head"),
-        ("qk_norm", "Query-key weights shrink", "Query-key weights grow", "the mean largest query-key gain of a head"),
-        (
-            "ov_norm",
-            "Output-value weights shrink",
-            "Output-value weights grow",
-            "the mean largest output-value gain of a head",
-        ),
-        ("sink_mass", "Sinks fade", "Sinks form", "the mean attention on the first token"),
-        ("token_cosine", "Tokens become less alike", "Tokens become more alike", "the mean similarity of the tokens"),
-        ("effective_rank", "Tokens lose directions", "Tokens gain directions", "the mean effective rank of the tokens"),
-    ):
-        change = changes.get(name)
-        if change is None or abs(change.size) < 0.1 or not _is_common(change):
-            continue
-        facts = next(run["quantities"][name] for run in runs if name in run["quantities"])
-        unit = f" {facts['unit']}" if facts["unit"] else ""
-        path = " → ".join("–" if mean is None else f"{mean:.{facts['digits']}f}" for mean in change.means)
-        sentence = f"{words[0].upper()}{words[1:]} goes {path}{unit}{_paired(change, facts['table'])}."
-        found.append((risen if change.change > 0 else fallen, sentence, name))
-    return found
+    """Title, sentence and quantity of every change worth telling: the usual ones, and the largest of all."""
+    changes = table(runs)
+    told = [change for name in TOLD for change in changes if change.quantity == name]
+    told += [change for change in changes[:1] if change.quantity not in TOLD]
+    return [_told(change, runs) for change in told if change.size >= NEWS]
 
 
-def _is_common(change: Change) -> bool:
-    """Whether most heads or layers change in the direction of the mean."""
-    return change.risen is None or (change.risen if change.change > 0 else 1 - change.risen) >= COMMON
+def _told(change: Change, runs: Sequence[Document]) -> tuple[str, str, str]:
+    facts = _quantities(runs)[change.quantity]
+    rises = change.change > 0
+    share = None if change.risen is None else change.risen if rises else 1 - change.risen
+    if share is not None and share < COMMON:
+        title = f"{facts['title']} changes in both directions"
+    else:
+        title = TOLD.get(change.quantity, (f"A fall of “{facts['title']}”", f"A rise of “{facts['title']}”"))[rises]
+    return title, " ".join(_clauses(change, facts)), change.quantity
 
 
-def _paired(change: Change, which: str) -> str:
-    if change.risen is None:
+def _clauses(change: Change, facts: Document) -> Iterator[str]:
+    which, unit = facts["table"], f" {facts['unit']}" if facts["unit"] else ""
+    path = " → ".join("–" if mean is None else f"{mean:.{facts['digits']}f}" for mean in change.means)
+    yield f"The mean over {which} of “{facts['title']}” goes {path}{unit}."
+    if change.absolute is not None and change.risen is not None:
+        where = f"every {which[:-1]}" if change.risen == 1 else f"{100 * change.risen:.0f}\u202f% of the {which}"
+        amount = f"A {which[:-1]} changes by {_amount(change.absolute, facts)} on average"
+        yield f"{amount}; it rises in {where}{_counted(change, which)}."
+
+
+def _counted(change: Change, which: str) -> str:
+    if change.beyond is None:
         return ""
-    share = change.risen if change.change > 0 else 1 - change.risen
-    where = f"every {which[:-1]}" if share == 1 else f"{100 * share:.0f}\u202f% of the {which}"
-    return f"; it {'rises' if change.change > 0 else 'falls'} in {where}"
+    beyond, known = change.beyond
+    return f", and {beyond} of {known} {which} change by more than two standard errors"
+
+
+def overall(runs: Sequence[Document]) -> str:
+    """One sentence on the largest change, whatever its size."""
+    changes = table(runs)
+    if not changes:
+        return "The runs share no quantity that could be compared."
+    if all(change.size == 0 for change in changes):
+        return "No value differs between the first and the last run."
+    change, facts = changes[0], _quantities(runs)[changes[0].quantity]
+    which = facts["table"]
+    if change.absolute is None:
+        amount = f"{_amount(abs(change.change), facts)} in the mean over the {which}"
+    else:
+        amount = f"{_amount(change.absolute, facts)} on average over the {which}"
+    small = ", less than a tenth of" if change.size < NEWS else f", {change.size:.1f} times"
+    spread = f"{small} the spread among the {which}"
+    return f"The largest change is that of {facts['title']}: {amount}{spread}{_counted(change, which)}."
+
+
+def _amount(value: float, facts: Document) -> str:
+    """A change with its unit; one significant digit where the decimals of the quantity would show zero."""
+    digits = facts["digits"]
+    shown = f"{value:.{digits}f}" if value >= 0.5 * 10**-digits or value == 0 else f"{value:.1g}"
+    return f"{shown} {facts['unit']}".strip()
 
 
 def course(means: Sequence[float | None]) -> Markup:

@@ -46,6 +46,7 @@ def compare(inspections: Sequence[Document]) -> str:
     for inspection in inspections:
         _check(inspection)
     found = {"rows": changes.table(inspections), "sentences": changes.sentences(inspections)}
+    found |= {"overall": changes.overall(inspections), "no_loss": changes.NO_LOSS}
     return _page("comparison.html", inspections, **found, reservations=changes.reservations(inspections))
 
 

@@ -6,6 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from massieu.report import changes
+from massieu.report.changes import Change
+from massieu.report.pages import distinct_names
+
 __all__ = ["show_claims", "show_comparison", "show_inspection", "show_learned", "show_verdicts"]
 
 HEADS = ("entropy", "normalized_entropy", "effective_atoms", "peak", "sink_mass", "previous_mass", "score_variance")
@@ -53,16 +57,35 @@ def show_inspection(document: Mapping[str, Any], console: Any) -> None:
         console.print(Text(note, style="dim"))
 
 
-def show_comparison(rows: Sequence[Mapping[str, Any]], console: Any) -> None:
-    """Print the means of several inspections side by side."""
+def show_comparison(documents: Sequence[Mapping[str, Any]], console: Any) -> None:
+    """Print several inspections side by side: a table of means and changes, then sentences."""
+    from rich.text import Text
+
+    found = sorted(changes.table(documents), key=lambda change: list(documents[0]["quantities"]).index(change.quantity))
+    for which in ("heads", "layers"):
+        own = [change for change in found if documents[0]["quantities"][change.quantity]["table"] == which]
+        if own:
+            console.print(_changes_table(own, which, documents))
+    for title, sentence, _ in changes.sentences(documents):
+        console.print(Text.assemble((f"{title}: ", "bold"), sentence))
+    for sentence in (changes.overall(documents), *changes.reservations(documents)):
+        console.print(Text(sentence))
+    console.print(Text(changes.NO_LOSS, style="dim"))
+
+
+def _changes_table(found: Sequence[Change], which: str, documents: Sequence[Mapping[str, Any]]) -> Any:
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for i, name in enumerate(rows[0] if rows else ()):
-        table.add_column(str(name), justify="left" if i < 2 else "right", overflow="fold", no_wrap=i < 2)
-    for row in rows:
-        table.add_row(*(value if isinstance(value, str) else _number(value, 3) for value in row.values()))
-    console.print(table)
+    table.add_column(f"mean over {which} of", no_wrap=True)
+    for name in (*distinct_names(documents), "change", "mean |change|", "beyond 2 s.e."):
+        table.add_column(Text(name), justify="right", overflow="fold")
+    for each in found:
+        beyond = "-" if each.beyond is None else f"{each.beyond[0]} of {each.beyond[1]}"
+        numbers = [_number(value, 3) for value in (*each.means, each.change, each.absolute)]
+        table.add_row(each.quantity, *numbers, beyond)
+    return table
 
 
 STYLES = {
