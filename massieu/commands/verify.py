@@ -43,10 +43,11 @@ def run(options: argparse.Namespace) -> int:
     chosen = claims.select(options.keys)
     if options.list:
         return _list_claims(chosen, options.json)
+    notes: list[str] = []
     if options.model is not None and any(claim.on_model for claim in chosen):
         from massieu.inspection.loading import load
 
-        load(options.model)  # what is wrong with it is one sentence now
+        notes = load(options.model).notes  # what is wrong with it is one sentence now
     if options.out:
         result.check_writable(Path(options.out))
         tell_replaced(Path(options.out), "verification", quiet=options.quiet)
@@ -58,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
             where = stack.enter_context(contextlib.closing(engine(options, options.workers)))
         progress = stack.enter_context(progress_shown(options.quiet or options.json, first="starting"))
         found = claims.verify(chosen, **choices, workers=options.workers, engine=where, progress=progress)
-    facts = {"seconds": round(time.perf_counter() - begin, 1), **choices}
+    facts = {"seconds": round(time.perf_counter() - begin, 1), **choices, "notes": " ".join(notes) or None}
     page = None
     if options.out:
         from massieu.claims import publication
@@ -72,6 +73,8 @@ def run(options: argparse.Namespace) -> int:
         from massieu.report.terminal import show_verdicts
 
         show_verdicts([_verdict_row(each) for each in found], facts["seconds"], Console())
+        for note in notes:
+            print(note)
     if page is not None and not options.json:
         print(f"page: {page}")
     for each in found:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from massieu.checks import UserError
 from massieu.inspection.loading import load
 from massieu.taps import AttentionCall, tap
 
@@ -23,14 +24,26 @@ def what_is_heard(name: str, **loading: Any) -> dict[str, Any]:
     loaded = load(name, **loading)
     calls: list[AttentionCall] = []
     with torch.no_grad(), tap(loaded.model, calls.append) as heard:
-        loaded.model(**_few_tokens(loaded.model))
+        _run(loaded.model)
     return {
         "model": f"{name} ({type(loaded.model).__name__})",
         "heard": heard.sentence,
         "missing": heard.missing,
         "modules": [_line(call, heard.bypassed) for call in calls],
-        "notes": heard.notes,
+        "notes": [*loaded.notes, *([loaded.tokenizer_fault] if loaded.tokenizer_fault else []), *heard.notes],
     }
+
+
+def _run(model: nn.Module) -> None:
+    """Run a model once; what goes wrong in it is one sentence."""
+    try:
+        model(**_few_tokens(model))
+    except Exception as error:  # models are anything
+        text = " ".join(str(error).split())[:160]
+        raise UserError(
+            f"the model cannot be run on a few tokens ({type(error).__name__}: {text});"
+            " massieu.taps.tap in Python takes one that needs other arguments"
+        ) from error
 
 
 def _few_tokens(model: nn.Module) -> dict[str, Any]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,20 +15,36 @@ import torch
 from torch import nn
 
 from massieu.checks import UserError
+from massieu.inspection.loaded_weights import check_weights, unwrapping
+from massieu.inspection.weight_files import INDEX, SINGLE, Stored, check_shard_names, stored_tensors
 
 __all__ = ["Loaded", "load"]
 
 PATIENCE = 10.0  # seconds for the network to say anything
+LARGER = 2
+"""How many times as many parameters as its files hold a model may have: heads may be missing, not whole blocks."""
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
 class Loaded(NamedTuple):
-    """A model, its tokenizer if it has one, and what it goes by."""
+    """A model with its tokenizer.
+
+    Attributes:
+        model: the model, in evaluation mode.
+        tokenizer: its tokenizer; None if it has none, or none that can be loaded.
+        name: the name that was asked for.
+        revision: commit of a Hugging Face id.
+        notes: sentences on what was repaired or ignored when the model was loaded.
+        tokenizer_fault: why the tokenizer could not be loaded, as a sentence; None if there is one, or none at all.
+    """
 
     model: nn.Module
     tokenizer: Any | None
     name: str
     revision: str | None
+    notes: list[str]
+    tokenizer_fault: str | None = None
 
 
 def load(
@@ -62,38 +79,63 @@ def load(
         ) from None
     if dtype != "auto" and dtype not in DTYPES:
         raise UserError(f"dtype must be auto or one of {', '.join(DTYPES)}, got {dtype}; auto means float32")
-    place = _place(name)
+    folder = _folder(name)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": offline}
     if revision is not None:
         options["revision"] = revision
-    spread: dict[str, Any] = {}
-    if device_map is not None:
-        if importlib.util.find_spec("accelerate") is None:
-            raise UserError("device_map needs the package accelerate, which is not installed; pip install accelerate")
-        spread["device_map"] = device_map if isinstance(device_map, str) else dict(device_map)
-    if not offline and not Path(place).is_dir() and not _hub_answers(name, revision):
+    spread = _spread(device_map)
+    if not offline and folder is None and not _hub_answers(name, revision):
         options["local_files_only"] = True  # what was fetched before, at once and not after a dozen attempts
+    with _quiet(transformers):
+        if folder is None:
+            snapshot, place = _fetched(name, options), name
+            options["revision"] = revision = snapshot.name
+        else:
+            snapshot, place = folder, str(folder)
+        stored = stored_tensors(name, snapshot)
+        _check_size(transformers, name, snapshot, trust_remote_code, stored)
+        spread["dtype"] = DTYPES.get(dtype, torch.float32)
+        model, notes = _model(transformers, name, place, options | spread, stored)
+        tokenizer, fault = _tokenizer(transformers, name, place, snapshot, options)
+    if device_map is None:
+        model = _moved(model, device)
+    return Loaded(model.eval(), tokenizer, name, revision, notes, fault)
+
+
+def _spread(device_map: str | Mapping[str, Any] | None) -> dict[str, Any]:
+    """Arguments that spread a model over devices; none if it stays on one."""
+    if device_map is None:
+        return {}
+    if importlib.util.find_spec("accelerate") is None:
+        raise UserError("device_map needs the package accelerate, which is not installed; pip install accelerate")
+    return {"device_map": device_map if isinstance(device_map, str) else dict(device_map)}
+
+
+@contextlib.contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """No progress bars, and no messages of the libraries below: what matters in them comes as notes and errors."""
     hub = logging.getLogger("huggingface_hub")
-    level = hub.level
-    hub.setLevel(logging.CRITICAL)  # it would tell every attempt to reach a network that is not there
-    quiet = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
+    level, verbosity = hub.level, transformers.logging.get_verbosity()
     bars = transformers.logging.is_progress_bar_enabled()
+    hub.setLevel(logging.CRITICAL)  # it would tell every attempt to reach a network that is not there
+    transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
-        model = _model(transformers, name, place, DTYPES.get(dtype, torch.float32), options | spread)
-        tokenizer = _tokenizer(transformers, place, options)
+        yield
     finally:
-        transformers.logging.set_verbosity(quiet)
+        transformers.logging.set_verbosity(verbosity)
         hub.setLevel(level)
         if bars:
             transformers.logging.enable_progress_bar()
+
+
+def _moved(model: nn.Module, device: str) -> nn.Module:
     try:
-        model = model if spread else model.to(device)
+        if torch.device(device).type == "meta":
+            raise UserError("device meta holds no numbers, so nothing could be measured; try --device cpu")
+        return model.to(device)
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"device {device} cannot take the model ({_sentence(error)}); try --device cpu") from error
-    found = getattr(model.config, "_commit_hash", None)
-    return Loaded(model.eval(), tokenizer, name, found or revision)
 
 
 def _hub_answers(name: str, revision: str | None) -> bool:
@@ -108,23 +150,67 @@ def _hub_answers(name: str, revision: str | None) -> bool:
     return True
 
 
-def _place(name: str) -> str:
-    """Where the checkpoint lies: a folder, or the id as it is."""
-    if not name.strip():
-        raise UserError("MODEL must be a folder, an installed package or a Hugging Face id, got an empty name")
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise UserError(f"{name} must hold a config.json, and there is none; pass the folder of a saved model")
-        _check_weights(name, folder)
-        return str(folder)
-    if folder.is_file():
+def _fetched(name: str, options: Mapping[str, Any]) -> Path:
+    """Fetch the configuration and the weights of a Hugging Face id, and return the folder in the cache."""
+    from transformers.utils.hub import cached_file
+
+    how = {key: value for key, value in options.items() if key != "trust_remote_code"}
+
+    def fetch(file: str) -> Path | None:
+        found = cached_file(name, file, **how, _raise_exceptions_for_missing_entries=False)
+        return None if found is None else Path(found)
+
+    try:
+        config = fetch("config.json")
+        adapter = fetch("adapter_config.json")
+        # The names in an index are checked before anything that they name is fetched.
+        index = None if config is None or fetch(SINGLE) is not None else fetch(INDEX)
+        for shard in () if index is None else check_shard_names(name, index):
+            fetch(shard)
+    except UserError:
+        raise
+    except Exception as error:  # of the network, of the disk, of any library below
+        raise UserError(_why_not(name, name, error)) from error
+    if config is None and adapter is None:
+        raise UserError(_why_not(name, name, OSError("no config.json")))
+    return (config or adapter or Path()).parent
+
+
+def _folder(name: str) -> Path | None:
+    """Folder of the checkpoint on this machine; None for the id of a model elsewhere."""
+    if not name.strip() or not name.isprintable():
+        shown = "an empty name" if not name.strip() else repr(name)[:80]
+        raise UserError(f"MODEL must be a folder, an installed package or a Hugging Face id, got {shown}")
+    try:
+        folder = Path(name).expanduser()
+        is_folder, is_file = folder.is_dir(), folder.is_file()
+        if is_folder:
+            _check_content(name, folder)
+    except (OSError, RuntimeError) as error:  # too long, no such user, unreadable
+        raise UserError(f"MODEL must be a folder that can be read, got {name[:80]} ({_sentence(error)})") from None
+    if is_file:
+        if folder.suffix == ".gguf":
+            raise UserError(_gguf_advice(name, str(folder.parent), folder.name))
         raise UserError(f"MODEL must be a folder, got the file {name}; pass the folder that holds its config.json")
-    carried = _carried(name)
-    if carried is not None:
-        _check_weights(name, carried)
-        return str(carried)
-    return name
+    return folder if is_folder else _carried(name)
+
+
+def _check_content(name: str, folder: Path) -> None:
+    """One sentence for a folder that is no saved model of transformers."""
+    packed = sorted(file.name for file in folder.iterdir() if file.suffix == ".gguf")
+    if packed and not any(folder.glob("*.safetensors")):
+        raise UserError(_gguf_advice(name, name, packed[0]))
+    if not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
+        raise UserError(f"{name} must hold a config.json, and there is none; pass the folder of a saved model")
+
+
+def _gguf_advice(name: str, folder: str, file: str) -> str:
+    how = f'from_pretrained("{folder}", gguf_file="{file}")'
+    return (
+        f"{name} holds weights as GGUF, which are widened in Python: model = transformers.AutoModel.{how} and"
+        f" tokenizer = transformers.AutoTokenizer.{how}, which need the packages gguf and accelerate; then"
+        " massieu.inspect_model(model, texts, tokenizer=tokenizer)"
+    )
 
 
 def _carried(name: str) -> Path | None:
@@ -144,32 +230,41 @@ def _carried(name: str) -> Path | None:
     raise UserError(f"the installed package {name} carries no checkpoint: no config.json in it names a model_type")
 
 
-def _check_weights(name: str, folder: Path) -> None:
-    """One sentence for a checkpoint of pickles or without weights: torch would run what is in a pickle."""
-    files = [file.name for file in folder.iterdir()]
-    if any(file.endswith((".safetensors", ".safetensors.index.json")) for file in files):
-        return
-    pickles = sorted(file for file in files if file.endswith((".bin", ".pt", ".pth", ".ckpt")))
-    if pickles:
+def _model(
+    transformers: Any, name: str, place: str, options: dict[str, Any], stored: Stored
+) -> tuple[nn.Module, list[str]]:
+    """The model, and notes on its weights."""
+    mapping, notes = unwrapping(stored.sizes)
+    how = {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True, **options}
+    if mapping:
+        how["key_mapping"] = mapping
+    with _one_sentence(name, place):
+        model, report = transformers.AutoModel.from_pretrained(place, **how)
+    return model, [*notes, *check_weights(name, model, report)]
+
+
+def _check_size(transformers: Any, name: str, folder: Path, trusted: bool, stored: Stored) -> None:
+    """Refuse a model much larger than its files before memory is taken for the weights that they lack."""
+    if stored.config.get("quantization_config") is not None or (trusted and "auto_map" in stored.config):
+        return  # several weights in one element; code of its own
+    with _one_sentence(name, str(folder)), torch.device("meta"):
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
+        model = transformers.AutoModel.from_config(config, trust_remote_code=trusted)
+    wanted, held = sum(parameter.numel() for parameter in model.parameters()), sum(stored.sizes.values())
+    if wanted > LARGER * held:
         raise UserError(
-            f"{name} has its weights only as a pickle ({pickles[0]}), which may run code when it is read;"
-            " convert it with save_pretrained, which writes safetensors"
+            f"the config.json of {name} describes a model of {wanted:,} parameters, but the files hold {held:,};"
+            " correct model_type and sizes in it, or save the model there again"
         )
-    raise UserError(f"{name} must hold weights in safetensors files, and there are none; save the model there again")
 
 
-def _model(transformers: Any, name: str, place: str, dtype: torch.dtype, options: dict[str, Any]) -> nn.Module:
-    from safetensors import SafetensorError
-
+@contextlib.contextmanager
+def _one_sentence(name: str, place: str) -> Iterator[None]:
+    """Tell in one sentence what goes wrong in transformers: files that came with a model can break it anywhere."""
     try:
-        model: nn.Module = transformers.AutoModel.from_pretrained(place, use_safetensors=True, dtype=dtype, **options)
-    except SafetensorError as error:
-        raise UserError(
-            f"the weights of {name} cannot be read ({_sentence(error)}); the file is damaged, fetch or save it again"
-        ) from error
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError) as error:
+        yield
+    except Exception as error:
         raise UserError(_why_not(name, place, error)) from error
-    return model
 
 
 def _why_not(name: str, place: str, error: Exception) -> str:
@@ -177,8 +272,6 @@ def _why_not(name: str, place: str, error: Exception) -> str:
     if "trust_remote_code" in text:
         return f"{name} needs code of its own to run; read that code, then pass --trust-remote-code if you trust it"
     if Path(place).is_dir():
-        if "size mismatch" in text or "ignore_mismatched_sizes" in text:
-            return f"the weights in {name} do not fit its config.json; save the model there again"
         return f"{name} cannot be loaded ({_sentence(error)}); pass the folder of a saved transformers model"
     if "safetensors" in text:
         return (
@@ -191,17 +284,23 @@ def _why_not(name: str, place: str, error: Exception) -> str:
     )
 
 
-def _tokenizer(transformers: Any, place: str, options: dict[str, Any]) -> Any | None:
-    """The tokenizer of the checkpoint; None where there is none, as for images."""
+def _tokenizer(
+    transformers: Any, name: str, place: str, folder: Path, options: dict[str, Any]
+) -> tuple[Any | None, str | None]:
+    """The tokenizer of the checkpoint, None where there is none, as for images; and what is wrong with one."""
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(place, **options)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError):
-        return None
+    except Exception as error:  # files that came with a model can break it anywhere
+        if not any(folder.glob("*token*")):
+            return None, None
+        return None, f"{name} has a tokenizer, but its tokenizer cannot be loaded ({_sentence(error)}); save it again"
     # Some kinds are made up without any file, and know no word.
-    return tokenizer if getattr(tokenizer, "vocab_size", 1) else None
+    return (tokenizer if getattr(tokenizer, "vocab_size", 1) else None), None
 
 
 def _sentence(error: BaseException) -> str:
     """The first sentence of an error, on one line."""
-    text = " ".join(str(error).split()).strip() or type(error).__name__
-    return text.split(". ")[0].rstrip(".")[:160]
+    text = " ".join(str(error).split()).strip()
+    known = isinstance(error, (OSError, ValueError, RuntimeError)) and text
+    text = text if known else f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return "".join(sign if sign.isprintable() else "?" for sign in text.split(". ")[0].rstrip(".")[:160])

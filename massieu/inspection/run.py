@@ -94,6 +94,7 @@ def inspect_model(
         names = ", ".join(unknown or loading)
         raise UserError(f"inspect_model does not know {names}; {', '.join(LOADING)} are for a model by name")
     name, revision, origin = None, None, None
+    notes: list[str] = []
     asked = model
     if model is None:
         from massieu import assets
@@ -109,7 +110,9 @@ def inspect_model(
         if tokenizer is None:  # another one would not come along
             origin = Origin.of(None if asked is None else model, loading, loaded.revision)
         model, tokenizer, revision = loaded.model, tokenizer or loaded.tokenizer, loaded.revision
-        name = name or loaded.name
+        name, notes = name or loaded.name, loaded.notes
+        if tokenizer is None and inputs is None and loaded.tokenizer_fault is not None:
+            raise UserError(f"texts need a tokenizer: {loaded.tokenizer_fault}")
     if experiments == "default" and any(parameter.is_meta for parameter in model.parameters()):
         raise UserError(
             "the experiments need all weights in memory, and parts of the model lie on disk;"
@@ -146,6 +149,7 @@ def inspect_model(
     if progress is not None and experiments == "default":
         progress("experiments", 0, 0)
     found = finish(part, model, check=False)
+    found.notes = [*notes, *found.notes]
     found.facts |= {
         "options": {**options.of_figures(), "batch_size": batch_size, "padding": padding},
         "seconds": time.perf_counter() - begin,
