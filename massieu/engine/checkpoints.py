@@ -11,10 +11,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from massieu.checks import UserError
+from massieu.checks import NotObservable, UserError
 from massieu.inspection.files import load_checkpoint, save_checkpoint
 from massieu.inspection.parts import Identity, Part
-from massieu.inspection.reader import NotObservable
 from massieu.inspection.splits import Piece
 
 __all__ = ["Checkpoint", "Ledger"]
@@ -190,7 +189,7 @@ class Ledger:
             self.save()
             interrupt.args = (self.remedy,)
             raise
-        except (ValueError, NotObservable) as error:
+        except (UserError, NotObservable) as error:
             if self._saved and self.remedy and self.remedy not in str(error):
                 error.args = (f"{error}; {self.remedy}",)
             raise

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from massieu.checks import UserError
+from massieu.checks import UserError, pip_install
 
 __all__ = ["Loaded", "load"]
 
@@ -58,7 +58,7 @@ def load(
         import transformers
     except ImportError:
         raise UserError(
-            "models by name need the package transformers, which is not installed; pip install 'massieu[inspect]'"
+            f"models by name need the package transformers, which is not installed; {pip_install('inspect')}"
         ) from None
     if dtype != "auto" and dtype not in DTYPES:
         raise UserError(f"dtype must be auto or one of {', '.join(DTYPES)}, got {dtype}; auto means float32")

@@ -6,7 +6,17 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["show_claims", "show_comparison", "show_inspection", "show_learned", "show_verdicts"]
+from massieu.checks import visible
+
+__all__ = [
+    "made_visible",
+    "show_claims",
+    "show_comparison",
+    "show_inspection",
+    "show_learned",
+    "show_verdicts",
+    "terminal",
+]
 
 HEADS = ("entropy", "normalized_entropy", "effective_atoms", "peak", "sink_mass", "previous_mass", "score_variance")
 PRIORITY = (
@@ -17,11 +27,35 @@ PRIORITY = (
 LAYERS = ("expansion", "expansion_control", "token_cosine", "effective_rank", "fc_linear_r2", "field_symmetry")
 
 
+def terminal() -> Any:
+    """Return a rich console on standard output that takes text as it is: names are neither markup nor emoji."""
+    from rich.console import Console
+
+    return Console(markup=False, emoji=False)
+
+
+def made_visible(value: Any) -> Any:
+    r"""Return a document whose texts show control characters as escapes: no name reaches the terminal as a command.
+
+    Example:
+        >>> print(made_visible({"name": ["\x1b[2J", 1.5]})["name"][0])
+        \x1b[2J
+    """
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, Mapping):
+        return {made_visible(name): made_visible(own) for name, own in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [made_visible(own) for own in value]
+    return value
+
+
 def show_inspection(document: Mapping[str, Any], console: Any) -> None:
     """Print the document of an inspection on a rich console."""
     from rich.table import Table
     from rich.text import Text
 
+    document = made_visible(document)
     facts = document["facts"]
     model, text = facts["model"], facts["text"]
     console.print(Text(f"{model['name']}", style="bold"), Text(f"{model['class']}, {model['parameters']:,} parameters"))
@@ -56,12 +90,14 @@ def show_inspection(document: Mapping[str, Any], console: Any) -> None:
 def show_comparison(rows: Sequence[Mapping[str, Any]], console: Any) -> None:
     """Print the means of several inspections side by side."""
     from rich.table import Table
+    from rich.text import Text
 
+    rows = made_visible(rows)
     table = Table(box=None, header_style="bold", pad_edge=False)
     for i, name in enumerate(rows[0] if rows else ()):
-        table.add_column(str(name), justify="left" if i < 2 else "right", overflow="fold", no_wrap=i < 2)
+        table.add_column(Text(str(name)), justify="left" if i < 2 else "right", overflow="fold", no_wrap=i < 2)
     for row in rows:
-        table.add_row(*(value if isinstance(value, str) else _number(value, 3) for value in row.values()))
+        table.add_row(*(Text(value) if isinstance(value, str) else _number(value, 3) for value in row.values()))
     console.print(table)
 
 
@@ -79,6 +115,7 @@ def show_verdicts(rows: Sequence[Mapping[str, Any]], seconds: float, console: An
     from rich.table import Table
     from rich.text import Text
 
+    rows = made_visible(rows)
     table = Table(box=None, header_style="bold", pad_edge=False)
     wide = console.width >= 110
     for name in ("claim", "verdict", "expected"):
@@ -118,6 +155,7 @@ def show_learned(document: Mapping[str, Any], console: Any) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    document = made_visible(document)
     facts, last = document["facts"], max(row["examples"] for row in document["curve"])
     told = f"{facts['parameters']:,} weights, {facts['cpu_seconds']:.0f} CPU seconds, ended by {facts['ended']}"
     console.print(Text(told))
