@@ -3,84 +3,154 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import io
 import os
 import sys
+import traceback
 from collections.abc import Sequence
-from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import massieu
+from massieu.checks import NotObservable, UserError, did_you_mean, visible
 from massieu.commands import INTERRUPTED, Run, bench, compare, doctor, inspect, learn, merge, verify, watch
 from massieu.commands.interrupts import interruptible
 
 __all__ = ["main"]
 
 COMMANDS = (inspect, compare, merge, verify, watch, learn, doctor, bench)
+USAGE, NOT_OBSERVABLE = 2, 3
+DEFECT = 70  # EX_SOFTWARE of sysexits.h
 CLOSED = 141  # as shells call a process that ended because nobody read on
+EXIT_CODES = (
+    "exit codes: 0 done; 1 a --fail-on condition holds, or a verdict is not the expected one; 2 bad usage or bad input,"
+    " or a disk or a cluster that fails; 3 attention that cannot be observed; 70 a defect of massieu itself;"
+    " 130 interrupted; 141 nobody reads the output"
+)
+# Threads of OpenMP spin for milliseconds where a loop ends, and take the processor from each other and from other
+# programs: beside two busy ones an inspection took 9 to 20 times as long as alone. Spinning for some microseconds
+# costs 4 % on a quiet machine, not spinning at all 50 %; see benchmarks/busy.py.
+SPINS = {"GOMP_SPINCOUNT": "1000"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code.
-
-    0 done, 1 a ``--fail-on`` condition holds or a verdict is not the expected one, 2 bad usage or bad input, 3
-    attention that cannot be observed, 130 interrupted, 143 terminated.
-    """
-    options = command_line().parse_args(arguments)
+    """Run one command and return its exit code, one of :data:`EXIT_CODES`."""
+    _wait_without_spinning()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a console may lack a sign that a sentence has
+    options = argparse.Namespace(debug=False)
     try:
         with interruptible():
-            code: int = options.run(options)
-            sys.stdout.flush()
-    except KeyboardInterrupt as interrupt:  # who kept something says what
-        word, code = getattr(interrupt, "word", "interrupted"), getattr(interrupt, "code", INTERRUPTED)
-        print(f"massieu: {word}; {str(interrupt) or 'nothing was written'}", file=sys.stderr)
-        return code
-    except BrokenPipeError:  # who read our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return CLOSED
-    except (ValueError, TypeError) as error:  # bad input, such as a kernel that does not exist
-        if not _is_message(error):
-            raise
-        print(f"massieu: {error}", file=sys.stderr)
-        return 2
-    except RuntimeError as error:
-        if type(error).__name__ != "NotObservable":
-            raise
-        print(f"massieu: {error}", file=sys.stderr)
-        return 3
+            code = _run(arguments, options)
+    except (Exception, KeyboardInterrupt) as error:
+        code, sentence = _ending(error)
+        if options.debug:
+            sentence = "".join(traceback.format_exception(error)) + sentence
+        if sentence:
+            with contextlib.suppress(OSError):
+                print(sentence, file=sys.stderr, flush=True)
+        _give_up_output_that_fails()
     return code
 
 
+def _run(arguments: Sequence[str] | None, options: argparse.Namespace) -> int:
+    try:
+        command_line().parse_args(arguments, options)
+        code: int = options.run(options)
+    except SystemExit:  # after help or bad usage
+        _flush()
+        raise
+    _flush()
+    return code
+
+
+def _ending(error: BaseException) -> tuple[int, str]:
+    """The exit code and the sentence for an error that ended a command."""
+    if isinstance(error, BrokenPipeError):  # who read our output has seen enough
+        return CLOSED, ""
+    if isinstance(error, KeyboardInterrupt):  # who kept something says what
+        word, code = getattr(error, "word", "interrupted"), getattr(error, "code", INTERRUPTED)
+        return code, f"massieu: {word}; {visible(str(error)) or 'nothing was written'}"
+    if isinstance(error, NotObservable):
+        return NOT_OBSERVABLE, f"massieu: {visible(str(error))}"
+    if isinstance(error, UserError):
+        return USAGE, f"massieu: {visible(str(error))}"
+    if isinstance(error, OSError) and error.errno is not None:
+        place = "the output" if error.filename is None else str(error.filename)
+        what = f"{place} cannot be read or written: {error.strerror}; check the path, its permissions and the disk"
+        return USAGE, f"massieu: {visible(what)}"
+    what = visible(f"{type(error).__name__}: {error}")[:300]
+    return DEFECT, (
+        f"massieu: this is a defect of massieu, not of your input ({what}); please report it with the command and what"
+        " massieu doctor prints; --debug shows the traceback"
+    )
+
+
+def _wait_without_spinning() -> None:
+    """Let threads of OpenMP sleep when they wait, unless it is too late or the user has chosen."""
+    if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
+        for name, value in SPINS.items():
+            os.environ.setdefault(name, value)
+
+
+def _flush() -> None:
+    if sys.stdout is not None:  # as where it was closed from the beginning
+        sys.stdout.flush()
+
+
+def _give_up_output_that_fails() -> None:
+    """Send what is left to nowhere if it cannot be written: Python would complain of it once more at its end."""
+    try:
+        _flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _print_commands(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    parser.print_help()
+    return 0
+
+
 class Parser(argparse.ArgumentParser):
-    """A parser that answers bad usage with one sentence."""
+    """A parser that answers bad usage with one sentence, which names the option or command that was meant."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+        self.exit(USAGE, f"{self.prog}: {visible(message)}; see {self.prog} --help\n")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Refuse here what is unknown, so that a command points to its own help."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            words = (f"{word}{did_you_mean(word, self._option_string_actions)}" for word in unknown)
+            self.error(f"unrecognized arguments: {' '.join(words)}")
+        return found, unknown
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            near = did_you_mean(str(value), known)
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r}{near} (choose from {', '.join(known)})")
 
 
 def command_line() -> Parser:
     """The parser of all commands; each sets ``run``, a function of the options that returns the exit code."""
-    parser = Parser(prog="massieu", description="Softmax attention as an exponential family.", allow_abbrev=False)
+    description = "Softmax attention as an exponential family."
+    parser = Parser(prog="massieu", description=description, epilog=EXIT_CODES, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"massieu {massieu.__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parser.set_defaults(run=functools.partial(_print_commands, parser))
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
     def command(name: str, run: Run, help: str) -> Parser:
-        added: Parser = commands.add_parser(name, help=help, description=help, allow_abbrev=False)
+        added: Parser = commands.add_parser(
+            name, help=help, description=help, epilog="massieu --help explains the exit codes", allow_abbrev=False
+        )
         added.add_argument("--json", action="store_true", help="print one JSON object")
+        added.add_argument("--debug", action="store_true", help="show the traceback of an error")
         added.set_defaults(run=run)
         return added
 
     for module in COMMANDS:
         module.add(command)
     return parser
-
-
-def _is_message(error: Exception) -> bool:
-    """Whether an error was raised by our own code as a sentence, and not somewhere inside."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace is not None and Path(__file__).parent in Path(trace.tb_frame.f_code.co_filename).parents

@@ -1,9 +1,12 @@
-"""The command line answers on stdout, complains in one sentence on stderr, and exits with 0 or 2."""
+"""The command line answers on stdout, complains in one sentence on stderr, and its exit code says who is to act."""
 
+import errno
 import functools
 import json
 import os
 import platform
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,7 +18,9 @@ import torch
 
 import massieu
 from massieu import cli, kernels
+from massieu.checks import MissingPackageError, NotObservable, UserError
 from massieu.commands import bench, doctor, interrupts
+from massieu.engine import LostCluster
 
 
 def test_the_doctor_names_what_is_installed_and_the_kernel(capsys):
@@ -47,10 +52,27 @@ def test_the_version_is_printed_on_stdout(capsys):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ([], "massieu: the following arguments are required: COMMAND; see massieu --help"),
-        (["doctr"], "massieu: argument COMMAND: invalid choice: 'doctr'"),
-        (["doctor", "gpt2", "again"], "massieu: unrecognized arguments: again; see massieu --help"),
-        (["bench", "--jso"], "massieu: unrecognized arguments: --jso; see massieu --help"),
+        (["doctr"], "massieu: argument COMMAND: invalid choice: 'doctr' (did you mean doctor?)"),
+        (["doctor", "gpt2", "again"], "massieu doctor: unrecognized arguments: again; see massieu doctor --help"),
+        (["bench", "--jso"], "massieu bench: unrecognized arguments: --jso (did you mean --json?); see massieu bench"),
+        (
+            ["inspect", "--txt", "a"],
+            "massieu inspect: unrecognized arguments: --txt (did you mean --text?); see massieu in",
+        ),
+        (
+            ["inspect", "--engine", "dusk"],
+            "massieu inspect: argument --engine: invalid choice: 'dusk' (did you mean da",
+        ),
+        (["--versoin"], "massieu: unrecognized arguments: --versoin (did you mean --version?); see massieu --help"),
+        (["inspect", "--limit", "1" * 5000], "massieu inspect: argument --limit: expected a positive whole number"),
+        (["inspect", "--limit", str(10**30)], "massieu inspect: argument --limit: expected a positive whole number of"),
+        (["inspect", "--sample", "nan"], "massieu inspect: argument --sample: expected a finite number, got nan"),
+        (["watch", "a\x1b[2J\0.csv"], r"massieu watch: argument LOG: expected a path or a name, got a\x1b[2J\x00.csv"),
+        (
+            ["compare", "a", "b", "--out", "a\udcff"],
+            r"massieu compare: argument --out: expected a path or a name in UTF",
+        ),
+        (["\x1b[2J"], r"massieu: argument COMMAND: invalid choice: '\x1b[2J'"),
     ],
 )
 def test_bad_usage_is_answered_with_one_sentence_and_exit_code_two(arguments, complaint, capsys):
@@ -96,6 +118,174 @@ def test_bench_without_a_repository_says_where_to_run_it(tmp_path, monkeypatch, 
     assert err.count("\n") == 1
 
 
+def raising(error):
+    """A command that ends with the error."""
+
+    def run(options):
+        raise error
+
+    return run
+
+
+def system_error(number, *names):
+    return OSError(number, os.strerror(number), *names)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "sentence"),
+    [
+        (UserError("expected a, got b; write a"), 2, "massieu: expected a, got b; write a\n"),
+        (MissingPackageError("needs c; pip install c"), 2, "massieu: needs c; pip install c\n"),
+        (NotObservable("nothing can be observed"), 3, "massieu: nothing can be observed\n"),
+        (LostCluster("the scheduler is lost"), 2, "massieu: the scheduler is lost\n"),
+        (
+            system_error(errno.EACCES, "closed"),
+            2,
+            "massieu: closed cannot be read or written: Permission denied; check",
+        ),
+        (
+            system_error(errno.ENAMETOOLONG, "a" * 300),
+            2,
+            f"massieu: {'a' * 300} cannot be read or written: File name too",
+        ),
+        (
+            system_error(errno.ENOSPC),
+            2,
+            "massieu: the output cannot be read or written: No space left on device; check",
+        ),
+        (UserError("no file \x1b[2J\n"), 2, "massieu: no file \\x1b[2J\\n\n"),
+        (
+            TypeError("unhashable type: 'list'"),
+            70,
+            "massieu: this is a defect of massieu, not of your input (TypeError:",
+        ),
+        (
+            ValueError("Overflow when unpacking long long"),
+            70,
+            "massieu: this is a defect of massieu, not of your input",
+        ),
+        (
+            OSError("no errno"),
+            70,
+            "massieu: this is a defect of massieu, not of your input (OSError: no errno); please",
+        ),
+    ],
+)
+def test_the_class_of_an_error_decides_the_exit_code_and_is_told_in_one_line(
+    error, code, sentence, monkeypatch, capsys
+):
+    monkeypatch.setattr(doctor, "run", raising(error))
+    assert cli.main(["doctor"]) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(sentence)
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("error", [UserError("a sentence"), KeyError("a sentence")])
+def test_debug_shows_the_traceback_before_the_sentence(error, monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "run", raising(error))
+    assert cli.main(["doctor", "--debug"]) == (2 if isinstance(error, UserError) else 70)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[-1].startswith("massieu: ")
+
+
+@pytest.mark.parametrize("command", [module.__name__.rpartition(".")[2] for module in cli.COMMANDS])
+def test_every_command_takes_debug_and_json_and_has_no_riddle_for_a_default(command, capsys):
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--debug" in text
+    assert "--json" in text
+    assert "none:" not in text
+
+
+def test_massieu_alone_prints_its_commands_and_the_help_explains_every_exit_code(capsys):
+    assert cli.main([]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    for module in cli.COMMANDS:
+        assert f"\n    {module.__name__.rpartition('.')[2]} " in out
+    words = " ".join(out.split())
+    for code in (0, 1, cli.USAGE, cli.NOT_OBSERVABLE, cli.DEFECT, cli.INTERRUPTED, cli.CLOSED):
+        assert re.search(rf"[:;] {code} [a-z]", words), code
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["inspect", "-q", "--out", ""],
+        ["inspect", "--out", "", "--checkpoint", ""],
+        ["inspect", "--checkpoint", " "],
+        ["inspect", ""],
+        ["inspect", "--text", ""],
+        ["compare", "a", "b", "--out", ""],
+        ["merge", "a", "b", "--out", ""],
+        ["verify", "C14", "--out", ""],
+        ["watch", "log.csv", "--html", ""],
+        ["learn", "linear", "--out", ""],
+    ],
+)
+def test_an_empty_path_is_refused_before_anything_is_done(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2
+    err = capsys.readouterr().err
+    assert "expected a path or a name, got an empty text; is a variable unset?" in err
+    assert err.count("\n") == 1
+
+
+full_disk = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+
+
+@full_disk
+@pytest.mark.parametrize("arguments", [["doctor"], ["--help"], ["inspect", "--help"], ["--version"]])
+def test_standard_output_on_a_full_disk_is_one_sentence(arguments):
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "massieu", *arguments], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert ended.returncode == 2
+    assert ended.stderr == (
+        "massieu: the output cannot be read or written: No space left on device;"
+        " check the path, its permissions and the disk\n"
+    )
+
+
+@pytest.mark.skipif(os.name != "posix", reason="closes a descriptor by the shell")
+def test_a_closed_standard_output_is_no_defect():
+    ended = subprocess.run(
+        ["sh", "-c", f"exec {shlex.quote(sys.executable)} -m massieu doctor >&-"], stderr=subprocess.PIPE, text=True
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, cli.SPINS["GOMP_SPINCOUNT"]),
+        ({"GOMP_SPINCOUNT": "7"}, "7"),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, None),
+    ],
+)
+def test_threads_do_not_spin_for_long_unless_the_user_says_so(given, expected, monkeypatch, capsys):
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delitem(sys.modules, "torch")  # as before a command has loaded it
+    assert cli.main([]) == 0
+    assert os.environ.get("GOMP_SPINCOUNT") == expected
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+
+
+def test_the_threads_of_a_program_that_has_loaded_torch_wait_as_it_wants(monkeypatch, capsys):
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    assert cli.main([]) == 0
+    assert "GOMP_SPINCOUNT" not in os.environ
+
+
 signals = pytest.mark.skipif(os.name != "posix", reason="sends signals")
 
 
@@ -131,14 +321,11 @@ def test_an_interrupt_that_is_ignored_is_none(handled, monkeypatch):
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
-def test_an_error_after_an_interrupt_that_is_over_is_an_error(handled, monkeypatch):
-    def run(options):
-        raise ValueError("a sentence")
-
+def test_an_error_after_an_interrupt_that_is_over_is_an_error(handled, monkeypatch, capsys):
     monkeypatch.setattr(interrupts, "_CAME", [signal.SIGINT])
-    monkeypatch.setattr(doctor, "run", run)
-    with pytest.raises(ValueError, match="a sentence"):  # it does not come from massieu, so it is shown in full
-        cli.main(["doctor"])
+    monkeypatch.setattr(doctor, "run", raising(ValueError("a sentence")))
+    assert cli.main(["doctor"]) == cli.DEFECT
+    assert "ValueError: a sentence" in capsys.readouterr().err
 
 
 INTERRUPTED = """

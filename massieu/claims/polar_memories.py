@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from massieu.checks import MissingPackageError
+from massieu.checks import MissingPackageError, pip_install
 from massieu.claims.claim import Evidence, Gap, Trial, Verdict
 from massieu.claims.families import above, normals, widest
 from massieu.claims.registry import claim
@@ -44,7 +44,7 @@ def digits() -> Tensor:
         from sklearn.datasets import load_digits
     except ImportError:
         raise MissingPackageError(
-            "claims about digits need scikit-learn, which is not installed; pip install 'massieu[verify]'"
+            f"claims about digits need scikit-learn, which is not installed; {pip_install('verify')}"
         ) from None
     return torch.as_tensor(load_digits().data / 16)
 

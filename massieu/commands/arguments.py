@@ -1,19 +1,28 @@
-"""Arguments that several commands share: numbers that are checked, and how a model is loaded."""
+"""Arguments that several commands share: paths and numbers that are checked, and how a model is loaded."""
 
 from __future__ import annotations
 
 import argparse
+import math
+import re
 import sys
 from typing import Any
 
-__all__ = ["add_engine", "add_loading", "count", "engine", "loading", "number", "positive", "seed", "whole"]
+from massieu.checks import visible
+
+__all__ = ["add_engine", "add_loading", "count", "engine", "loading", "number", "path", "positive", "seed", "whole"]
+
+LARGEST = 10**12  # of anything that is counted here; larger numbers overflow those of torch
+WHOLE = re.compile("-?[0-9]{1,400}")
 
 
 def add_loading(parser: argparse.ArgumentParser) -> None:
     """Declare how a model is loaded."""
     group = parser.add_argument_group("model")
-    group.add_argument("--dtype", default="auto", help="auto (float32), float32, bfloat16, float16 or float64")
-    group.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps")
+    group.add_argument(
+        "--dtype", default="auto", help="float32, bfloat16, float16 or float64 (default: auto, which is float32)"
+    )
+    group.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps (default: cpu)")
     group.add_argument("--device-map", metavar="HOW", help="spread a large model by accelerate: auto, balanced")
     group.add_argument("--revision", help="branch, tag or commit of a Hugging Face id")
     group.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
@@ -23,9 +32,13 @@ def add_loading(parser: argparse.ArgumentParser) -> None:
 def add_engine(parser: argparse.ArgumentParser) -> Any:
     """Declare where the work is done; returns the group of these arguments."""
     group = parser.add_argument_group("engine")
-    group.add_argument("--engine", choices=("local", "dask"), default="local", help="this process, or a Dask cluster")
-    group.add_argument("--address", metavar="HOST:PORT", help="of a Dask scheduler; none: a cluster on this machine")
-    group.add_argument("--scheduler-file", metavar="FILE", help="what dask scheduler wrote, instead of an address")
+    group.add_argument(
+        "--engine", choices=("local", "dask"), default="local", help="this process, or a Dask cluster (default: local)"
+    )
+    group.add_argument("--address", metavar="HOST:PORT", help="Dask scheduler (default: a cluster on this machine)")
+    group.add_argument(
+        "--scheduler-file", type=path, metavar="FILE", help="what dask scheduler wrote, instead of an address"
+    )
     return group
 
 
@@ -35,7 +48,7 @@ def engine(options: argparse.Namespace, workers: int | None = None) -> Any:
 
     asked = {"address": options.address, "scheduler_file": options.scheduler_file, "workers": workers}
     if options.engine == "dask" and not (options.quiet or options.json):
-        asked["announce"] = lambda sentence: print(sentence, file=sys.stderr, flush=True)
+        asked["announce"] = lambda sentence: print(visible(sentence), file=sys.stderr, flush=True)
     return engine_named(options.engine, **asked)
 
 
@@ -45,38 +58,54 @@ def loading(options: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(options, name) for name in names}
 
 
+def path(text: str) -> str:
+    """A path, or the name of a model; an empty one is an unset variable of a shell."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("expected a path or a name, got an empty text; is a variable unset?")
+    if "\0" in text:
+        raise argparse.ArgumentTypeError(f"expected a path or a name, got {text} with a NUL character; remove it")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError(f"expected a path or a name in UTF-8, got {text}; rename it") from None
+    return text
+
+
 def positive(text: str) -> int:
     """A positive whole number."""
-    number = int(text) if text.isdecimal() else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected a positive whole number, got {text}")
-    return number
-
-
-def whole(text: str) -> int:
-    """A whole number; what it may be is checked where it is used."""
-    if not text.removeprefix("-").isdecimal():
-        raise argparse.ArgumentTypeError(f"expected a whole number, got {text}")
-    return int(text)
-
-
-def number(text: str) -> float:
-    """Any number."""
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a number, got {text}") from None
+    return _whole(text, "a positive whole number", 1)
 
 
 def count(text: str) -> int:
     """A whole number of at least zero."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 0, got {text}")
-    return int(text)
+    return _whole(text, "a whole number of at least 0", 0)
+
+
+def whole(text: str) -> int:
+    """A whole number; what it may be is checked where it is used."""
+    return _whole(text, "a whole number", -LARGEST)
 
 
 def seed(text: str) -> int:
     """A seed that every generator takes."""
-    if not text.isdecimal() or int(text) >= 2**32:
-        raise argparse.ArgumentTypeError(f"expected a whole number below {2**32}, got {text}")
-    return int(text)
+    return _whole(text, f"a whole number from 0 to {2**32 - 1}", 0, 2**32 - 1)
+
+
+def number(text: str) -> float:
+    """A finite number; what it may be is checked where it is used."""
+    try:
+        found = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number, got {text}") from None
+    if not math.isfinite(found):
+        raise argparse.ArgumentTypeError(f"expected a finite number, got {text}")
+    return found
+
+
+def _whole(text: str, expected: str, least: int, most: int = LARGEST) -> int:
+    found = int(text) if WHOLE.fullmatch(text) else None
+    if found is None or found < least:
+        raise argparse.ArgumentTypeError(f"expected {expected}, got {text}")
+    if found > most:
+        raise argparse.ArgumentTypeError(f"expected {expected} of at most {most}, got {text}")
+    return found

@@ -6,9 +6,10 @@ import argparse
 import json
 from pathlib import Path
 
-from massieu.checks import UserError
+from massieu.checks import UserError, visible
 from massieu.commands import Command
-from massieu.commands.packages import need
+from massieu.commands.arguments import path
+from massieu.commands.packages import REPORT, need
 from massieu.commands.telling import tell_replaced
 
 __all__ = ["add", "run"]
@@ -17,13 +18,13 @@ __all__ = ["add", "run"]
 def add(command: Command) -> None:
     """Declare the arguments."""
     parser = command("compare", run, "show two or more inspections side by side")
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder that massieu inspect --out wrote")
-    parser.add_argument("--out", metavar="DIR", help="write the page and the tables there")
+    parser.add_argument("runs", nargs="+", type=path, metavar="RUN", help="folder that massieu inspect --out wrote")
+    parser.add_argument("--out", type=path, metavar="DIR", help="write the page and the tables there")
 
 
 def run(options: argparse.Namespace) -> int:
     """Show inspections side by side."""
-    need("pandas", "rich")
+    need("pandas", "rich", *(REPORT if options.out else ()))
     from massieu.inspection import comparison, result
 
     if len(options.runs) < 2:
@@ -39,10 +40,8 @@ def run(options: argparse.Namespace) -> int:
         found = {name: result.records(table) for name, table in tables.items()}
         print(json.dumps({**found, "notes": comparison.reservations(inspections)}))
         return 0
-    from rich.console import Console
+    from massieu.report.terminal import show_comparison, terminal
 
-    from massieu.report.terminal import show_comparison
-
-    show_comparison([inspection.to_dict() for inspection in inspections], Console())
-    print(f"page: {page}" if options.out else "pass --out DIR for the page and the tables")
+    show_comparison([inspection.to_dict() for inspection in inspections], terminal())
+    print(f"page: {visible(str(page))}" if options.out else "pass --out DIR for the page and the tables")
     return 0

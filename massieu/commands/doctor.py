@@ -8,8 +8,9 @@ import platform
 from typing import Any
 
 import massieu
+from massieu.checks import visible
 from massieu.commands import Command
-from massieu.commands.arguments import add_loading, loading
+from massieu.commands.arguments import add_loading, loading, path
 from massieu.commands.packages import need
 
 __all__ = ["add", "run"]
@@ -18,7 +19,9 @@ __all__ = ["add", "run"]
 def add(command: Command) -> None:
     """Declare the arguments."""
     parser = command("doctor", run, "say what is installed, which kernel is in use and what a model lets us hear")
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="folder, installed package or Hugging Face id")
+    parser.add_argument(
+        "model", nargs="?", type=path, metavar="MODEL", help="folder, installed package or Hugging Face id"
+    )
     add_loading(parser)
 
 
@@ -52,5 +55,5 @@ def run(options: argparse.Namespace) -> int:
         for name, fact in facts.items():
             lines = fact if isinstance(fact, list) else [fact]
             for i, line in enumerate(lines):
-                print(f"{'' if i else name:<8} {line}")
+                print(f"{'' if i else name:<8} {visible(str(line))}")
     return code

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from massieu.checks import UserError
+from massieu.checks import UserError, visible
 from massieu.commands import Command
-from massieu.commands.arguments import add_engine, add_loading, engine, loading, number, positive, seed
-from massieu.commands.packages import need
+from massieu.commands.arguments import add_engine, add_loading, engine, loading, number, path, positive, seed
+from massieu.commands.packages import REPORT, need
 from massieu.commands.progress import progress_shown
 from massieu.commands.telling import tell_replaced, warnings_told
 
@@ -31,45 +31,57 @@ def add(command: Command) -> None:
     parser.add_argument(
         "model",
         nargs="?",
+        type=path,
         metavar="MODEL",
-        help="folder, installed package or Hugging Face id; none: the embedded model",
+        help="folder, installed package or Hugging Face id (default: the embedded model)",
     )
     text = parser.add_argument_group("text")
     text.add_argument(
         "--text",
         action="extend",
         nargs="+",
+        type=path,
         metavar="PATH",
         help="files, folders, wildcards or URLs of .txt, .jsonl, .csv, .tsv and .parquet, compressed or not;"
-        " - is standard input; none: the embedded text",
+        " - is standard input (default: the embedded text)",
     )
-    text.add_argument("--dataset", metavar="NAME[:CONFIG[:SPLIT]]", help="documents of a Hugging Face dataset")
-    text.add_argument("--column", metavar="NAME", help="field or column that holds the text; none: text")
+    text.add_argument(
+        "--dataset", type=path, metavar="NAME[:CONFIG[:SPLIT]]", help="documents of a Hugging Face dataset"
+    )
+    text.add_argument("--column", metavar="NAME", help="field or column that holds the text (default: text)")
     text.add_argument("--limit", type=positive, metavar="N", help="use the first N documents")
     text.add_argument("--sample", type=number, metavar="SHARE", help="use a share of the documents, such as 0.01")
-    text.add_argument("--seed", type=seed, default=0, metavar="N", help="another seed takes another sample")
+    text.add_argument(
+        "--seed", type=seed, default=0, metavar="N", help="another seed takes another sample (default: 0)"
+    )
     text.add_argument("--strict", action="store_true", help="fail at the first record that cannot be read")
     text.add_argument("--max-length", type=positive, metavar="T", help="cut documents into passages of T tokens")
     text.add_argument("--special-tokens", action="store_true", help="count special tokens as well")
     how = parser.add_argument_group("how")
-    how.add_argument("--batch-size", type=positive, default=16, metavar="N", help="passages at once")
-    how.add_argument("--rows", type=_rows, default=32, metavar="N|all", help="rows of a passage looked at whole")
+    how.add_argument("--batch-size", type=positive, default=16, metavar="N", help="passages at once (default: 16)")
+    how.add_argument(
+        "--rows", type=_rows, default=32, metavar="N|all", help="rows of a passage looked at whole (default: 32)"
+    )
     how.add_argument("--heads-only", action="store_true", help="statistics of attention alone: the fastest")
     add_loading(parser)
     where = add_engine(parser)
     where.add_argument("--workers", type=positive, metavar="N", help="processes of a cluster on this machine")
     where.add_argument("--resume", action="store_true", help="go on where the same command was broken off")
-    where.add_argument("--checkpoint", metavar="FILE", help="how far the run has come; none: a file in --out")
-    where.add_argument("--checkpoint-every", type=number, default=30, metavar="S", help="seconds between two of them")
+    where.add_argument(
+        "--checkpoint", type=path, metavar="FILE", help="how far the run has come (default: a file in --out)"
+    )
+    where.add_argument(
+        "--checkpoint-every", type=number, default=30, metavar="S", help="seconds between two of them (default: 30)"
+    )
     where.add_argument("--split-bytes", type=positive, metavar="N", help="text that is read as one piece")
     results = parser.add_argument_group("results")
-    results.add_argument("--out", metavar="DIR", help="write report.html, tables, JSON and figures there")
+    results.add_argument("--out", type=path, metavar="DIR", help="write report.html, tables, JSON and figures there")
     part = results.add_mutually_exclusive_group()
     part.add_argument(
         "--part",
         action="store_true",
         default=None,
-        help="write the sums that massieu merge needs, whatever their size; none: up to 32 MB",
+        help="write the sums that massieu merge needs, whatever their size (default: up to 32 MB)",
     )
     part.add_argument("--no-part", dest="part", action="store_false", help="do not write them")
     results.add_argument(
@@ -84,7 +96,7 @@ def add(command: Command) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Inspect a model, write and print what was found."""
-    need("transformers", "pandas", "rich", "fsspec")
+    need("transformers", "pandas", "rich", "fsspec", *(REPORT if options.out else ()))
     from massieu.inspection import inspect_model, result, thresholds
 
     conditions = [thresholds.parse_threshold(expression) for expression in options.fail_on]
@@ -97,7 +109,9 @@ def run(options: argparse.Namespace) -> int:
     checkpoint = _checkpoint(options)
     if options.resume and checkpoint is not None and not options.quiet:
         there = "going on from" if checkpoint.path.exists() else "beginning, since there is no checkpoint"
-        print(f"{there} {checkpoint.path}", file=sys.stderr)
+        print(f"{there} {visible(str(checkpoint.path))}", file=sys.stderr)
+    if not (options.out or options.quiet or options.json):
+        print("no report will be written; pass --out DIR for one ...", file=sys.stderr)
     chosen = engine(options, options.workers)
     mentioned = contextlib.nullcontext if checkpoint is None else checkpoint.mentioned
     shown = progress_shown(options.quiet or options.json)
@@ -125,17 +139,13 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(found.to_dict(), allow_nan=False))
     elif not options.quiet:
-        from rich.console import Console
+        from massieu.report.terminal import show_inspection, terminal
 
-        from massieu.report.terminal import show_inspection
-
-        show_inspection(found.to_dict(), Console())
+        show_inspection(found.to_dict(), terminal())
     if report is not None and not options.json:
-        print(f"report: {report}")
-    elif not options.json and not options.quiet:
-        print("pass --out DIR for the report, the tables and the figures")
+        print(f"report: {visible(str(report))}")
     for sentence in crossed:
-        print(f"massieu: {sentence}", file=sys.stderr)
+        print(f"massieu: {visible(sentence)}", file=sys.stderr)
     return 1 if crossed else 0
 
 

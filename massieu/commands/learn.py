@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from massieu.checks import UserError
+from massieu.checks import UserError, visible
 from massieu.commands import INTERRUPTED, Command
-from massieu.commands.arguments import count, number, positive, seed, whole
+from massieu.commands.arguments import count, number, path, positive, seed, whole
 from massieu.commands.interrupts import interruptible
 from massieu.commands.packages import need
 from massieu.commands.progress import progress_shown
@@ -29,31 +29,39 @@ def add(command: Command) -> None:
     parser.add_argument(
         "task", metavar="TASK", help="linear, sparse, ridge, quadratic, logistic, tree, network or sine"
     )
-    parser.add_argument("--dim", type=whole, default=5, metavar="D", help="of the inputs; none: 5")
-    parser.add_argument("--noise", type=number, metavar="S", help="standard deviation; none: 0.5 where there is noise")
+    parser.add_argument("--dim", type=whole, default=5, metavar="D", help="dimension of the inputs (default: 5)")
+    parser.add_argument(
+        "--noise", type=number, metavar="S", help="standard deviation (default: 0.5 where there is noise)"
+    )
     how = parser.add_argument_group("how")
-    how.add_argument("--model", default="softmax", help="softmax (a transformer) or linear (one layer); none: softmax")
-    how.add_argument("--layout", help="tokens of the transformer: pairs or interleaved; none: pairs")
-    how.add_argument("--examples", type=positive, metavar="N", help="before the last query; none: twice the dimension")
+    how.add_argument(
+        "--model", default="softmax", help="softmax (a transformer) or linear (one layer) (default: softmax)"
+    )
+    how.add_argument("--layout", help="tokens of the transformer: pairs or interleaved (default: pairs)")
+    how.add_argument(
+        "--examples", type=positive, metavar="N", help="before the last query (default: twice the dimension)"
+    )
     how.add_argument("--pool", type=positive, metavar="K", help="train on K functions only: retrieval or learning?")
     how.add_argument(
         "--steps",
         type=positive,
         metavar="N",
-        help="of the optimizer; none: 9000, a minute or two, or 3000 of a linear layer",
+        help="of the optimizer (default: 9000, a minute or two; 3000 for a linear layer)",
     )
-    how.add_argument("--seed", type=seed, default=0, metavar="N", help="other weights and data; none: 0")
+    how.add_argument("--seed", type=seed, default=0, metavar="N", help="other weights and data (default: 0)")
     how.add_argument(
-        "--patience", type=positive, metavar="N", help="stop after N measurements without a better one; none: never"
+        "--patience", type=positive, metavar="N", help="stop after N measurements without a better one (default: never)"
     )
-    how.add_argument("--target", type=number, metavar="ERROR", help="stop at this error; none: never")
+    how.add_argument("--target", type=number, metavar="ERROR", help="stop at this error (default: never)")
     results = parser.add_argument_group("results")
-    results.add_argument("--out", metavar="DIR", help="write checkpoint, history.csv, learned.json and a page there")
+    results.add_argument(
+        "--out", type=path, metavar="DIR", help="write checkpoint, history.csv, learned.json and a page there"
+    )
     results.add_argument(
         "--resume", action="store_true", help="go on from the checkpoint in --out, with the same options"
     )
-    results.add_argument("--checkpoint-every", type=positive, default=100, metavar="N", help="steps; none: 100")
-    fitted = "tasks for Lasso, trees and networks, which are fitted to each prefix; 0 leaves them out; none: 256"
+    results.add_argument("--checkpoint-every", type=positive, default=100, metavar="N", help="steps (default: 100)")
+    fitted = "tasks for Lasso, trees and networks, which are fitted to each prefix; 0 leaves them out (default: 256)"
     results.add_argument("--fitted", type=count, default=256, metavar="N", help=fitted)
     results.add_argument("--tensorboard", action="store_true", help="events for TensorBoard in --out")
     results.add_argument("-q", "--quiet", action="store_true", help="no progress and no table")
@@ -64,8 +72,6 @@ def run(options: argparse.Namespace) -> int:
     need("pandas", "rich", "safetensors", "jinja2", "sklearn", extra="verify")
     from massieu.context.checkpoints import NAME
 
-    if options.out == "":
-        raise UserError("--out must name a folder, got an empty name; . is the current folder")
     if options.out is None and (options.resume or options.tensorboard):
         raise UserError("--resume and --tensorboard need the folder of the run, got none; pass --out DIR")
     try:
@@ -113,13 +119,11 @@ def _learn(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(document, allow_nan=False))
     elif not options.quiet:
-        from rich.console import Console
+        from massieu.report.terminal import show_learned, terminal
 
-        from massieu.report.terminal import show_learned
-
-        show_learned(document, Console())
+        show_learned(document, terminal())
     if not options.json:
-        print(f"page: {page}" if page else "pass --out DIR for checkpoints, the tables and the page")
+        print(f"page: {visible(str(page))}" if page else "pass --out DIR for checkpoints, the tables and the page")
     return 0
 
 

@@ -6,10 +6,10 @@ import argparse
 import json
 from pathlib import Path
 
-from massieu.checks import UserError
+from massieu.checks import UserError, visible
 from massieu.commands import Command
-from massieu.commands.arguments import add_loading, loading
-from massieu.commands.packages import need
+from massieu.commands.arguments import add_loading, loading, path
+from massieu.commands.packages import REPORT, need
 from massieu.commands.telling import tell_replaced
 
 __all__ = ["add", "run"]
@@ -18,16 +18,18 @@ __all__ = ["add", "run"]
 def add(command: Command) -> None:
     """Declare the arguments."""
     parser = command("merge", run, "merge inspections of different texts into one, as if all had been read at once")
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder that massieu inspect --out wrote")
-    parser.add_argument("--out", metavar="DIR", help="write report.html, tables, JSON and figures there")
-    parser.add_argument("--model", metavar="MODEL", help="where the model is now; none: where the runs had it")
+    parser.add_argument("runs", nargs="+", type=path, metavar="RUN", help="folder that massieu inspect --out wrote")
+    parser.add_argument("--out", type=path, metavar="DIR", help="write report.html, tables, JSON and figures there")
+    parser.add_argument(
+        "--model", type=path, metavar="MODEL", help="where the model is now (default: where the runs had it)"
+    )
     parser.add_argument("-q", "--quiet", action="store_true", help="no table")
     add_loading(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Merge inspections, write and print what they say together."""
-    need("transformers", "pandas", "rich")
+    need("transformers", "pandas", "rich", *(REPORT if options.out else ()))
     from massieu.inspection import merging, result
 
     if options.out:
@@ -42,13 +44,11 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(found.to_dict(), allow_nan=False))
         return 0
     if not options.quiet:
-        from rich.console import Console
+        from massieu.report.terminal import show_inspection, terminal
 
-        from massieu.report.terminal import show_inspection
-
-        show_inspection(found.to_dict(), Console())
+        show_inspection(found.to_dict(), terminal())
     if report is not None:
-        print(f"report: {report}")
+        print(f"report: {visible(str(report))}")
     elif not options.quiet:
         print("pass --out DIR for the report, the tables and the figures")
     return 0

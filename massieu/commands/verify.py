@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from massieu.checks import visible
 from massieu.commands import Command
-from massieu.commands.arguments import add_engine, engine, positive, seed
+from massieu.commands.arguments import add_engine, engine, path, positive, seed
 from massieu.commands.packages import need
 from massieu.commands.progress import progress_shown
 from massieu.commands.telling import tell_replaced
@@ -23,14 +24,18 @@ __all__ = ["add", "run"]
 def add(command: Command) -> None:
     """Declare the arguments."""
     parser = command("verify", run, "test every statement of the sources by an experiment with a control")
-    parser.add_argument("keys", nargs="*", metavar="KEY", help="claims by key or glob, such as C14 or 'X*'; none: all")
+    parser.add_argument(
+        "keys", nargs="*", metavar="KEY", help="claims by key or glob, such as C14 or 'X*' (default: all)"
+    )
     parser.add_argument("--list", action="store_true", help="show the claims and run nothing")
     parser.add_argument("--full", action="store_true", help="sizes as in the papers: half an hour instead of minutes")
-    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="other random choices")
-    parser.add_argument("--model", metavar="MODEL", help="for experiments on a trained model; none: the embedded one")
-    parser.add_argument("--workers", type=positive, metavar="N", help="processes; none: one per core")
+    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="other random choices (default: 0)")
+    parser.add_argument(
+        "--model", type=path, metavar="MODEL", help="for experiments on a trained model (default: the embedded one)"
+    )
+    parser.add_argument("--workers", type=positive, metavar="N", help="processes (default: one per core)")
     add_engine(parser)
-    parser.add_argument("--out", metavar="DIR", help="write a page with figures and code, and JSON, there")
+    parser.add_argument("--out", type=path, metavar="DIR", help="write a page with figures and code, and JSON, there")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress and no table")
 
 
@@ -68,20 +73,18 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"facts": facts, "claims": [each.to_dict() for each in found]}, allow_nan=False))
     elif not options.quiet:
-        from rich.console import Console
+        from massieu.report.terminal import show_verdicts, terminal
 
-        from massieu.report.terminal import show_verdicts
-
-        show_verdicts([_verdict_row(each) for each in found], facts["seconds"], Console())
+        show_verdicts([_verdict_row(each) for each in found], facts["seconds"], terminal())
         for note in notes:
-            print(note)
+            print(visible(note))
     if page is not None and not options.json:
-        print(f"page: {page}")
+        print(f"page: {visible(str(page))}")
     for each in found:
         if each.surprises or each.reason:
             wanted = f", expected {each.expected}" if each.surprises else ""
             reason = f" ({each.reason})" if each.reason else ""
-            print(f"massieu: {each.claim.key} is {each.verdict}{wanted}{reason}", file=sys.stderr)
+            print(f"massieu: {each.claim.key} is {each.verdict}{wanted}{visible(reason)}", file=sys.stderr)
     return 1 if any(each.surprises for each in found) else 0
 
 
@@ -106,9 +109,7 @@ def _list_claims(chosen: Sequence[Any], as_json: bool) -> int:
     if as_json:
         print(json.dumps({"claims": rows}))
         return 0
-    from rich.console import Console
+    from massieu.report.terminal import show_claims, terminal
 
-    from massieu.report.terminal import show_claims
-
-    show_claims(rows, Console())
+    show_claims(rows, terminal())
     return 0

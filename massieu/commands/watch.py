@@ -6,7 +6,9 @@ import argparse
 import json
 from pathlib import Path
 
+from massieu.checks import visible
 from massieu.commands import Command
+from massieu.commands.arguments import path
 from massieu.commands.packages import need
 
 __all__ = ["add", "run"]
@@ -15,21 +17,24 @@ __all__ = ["add", "run"]
 def add(command: Command) -> None:
     """Declare the arguments."""
     parser = command("watch", run, "show the log of a watched training run while it grows")
-    parser.add_argument("log", metavar="LOG", help="the .jsonl or .csv file that massieu.watch(log=...) writes")
+    parser.add_argument(
+        "log", type=path, metavar="LOG", help="the .jsonl or .csv file that massieu.watch(log=...) writes"
+    )
     parser.add_argument("--once", action="store_true", help="show it as it is now, and end")
-    parser.add_argument("--html", metavar="PAGE", help="write a page with charts of every quantity there, and end")
+    parser.add_argument(
+        "--html", type=path, metavar="PAGE", help="write a page with charts of every quantity there, and end"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Show the log of a training run, once or while it grows."""
     need("rich", "jinja2")
-    from rich.console import Console
-
     from massieu.monitor.logs import Log, read_log
     from massieu.report import watching
+    from massieu.report.terminal import terminal
     from massieu.report.watch_page import save_watch
 
-    console = Console()
+    console = terminal()
     if console.is_terminal and not (options.once or options.html or options.json):
         live = Log(options.log)
         live.update()
@@ -42,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(log.to_dict(), allow_nan=False))
     elif options.html:
-        print(f"page: {options.html}")
+        print(f"page: {visible(options.html)}")
     else:
         console.print(watching.terminal_view(log.to_dict(), width=console.width))
     return 0

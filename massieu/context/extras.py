@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from massieu.checks import MissingPackageError
+from massieu.checks import MissingPackageError, pip_install
 
 __all__ = ["imported"]
 
@@ -19,6 +19,4 @@ def imported(module: str, what: str) -> Any:
     except ImportError:
         name = module.partition(".")[0]
         package = PACKAGES.get(name, name)
-        raise MissingPackageError(
-            f"{what} needs {package}, which is not installed; pip install 'massieu[verify]'"
-        ) from None
+        raise MissingPackageError(f"{what} needs {package}, which is not installed; {pip_install('verify')}") from None

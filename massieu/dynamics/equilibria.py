@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from massieu.checks import MissingPackageError, pip_install
 from massieu.dynamics.maps import check_cloud, check_number, hopfield_step
 from massieu.measures.measure import as_integer
 
@@ -255,7 +256,7 @@ def _scipy(module: str) -> Any:
     try:
         return importlib.import_module(f"scipy.{module}")
     except ImportError:
-        raise ImportError(
+        raise MissingPackageError(
             "accelerated fixed points and their derivatives need scipy, which is not installed;"
-            " pip install 'massieu[verify]', or pass memory=0 for plain steps without derivatives"
+            f" {pip_install('verify')}, or pass memory=0 for plain steps without derivatives"
         ) from None

@@ -25,7 +25,7 @@ ABSENCE = 60.0  # seconds without any worker
 LOADING = 300.0  # seconds for the first worker to load the library; many may read it from one disk
 
 
-class LostCluster(ValueError):  # noqa: N818  # a state of the cluster
+class LostCluster(UserError):  # noqa: N818  # a state of the cluster
     """The scheduler or all of its workers are gone, or a task ends every worker that takes it."""
 
 

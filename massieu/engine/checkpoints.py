@@ -12,10 +12,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from massieu.checks import UserError
+from massieu.checks import NotObservable, UserError
 from massieu.inspection.files import draft_of, load_checkpoint, save_checkpoint
 from massieu.inspection.parts import Identity, Part
-from massieu.inspection.reader import NotObservable
 from massieu.inspection.splits import Piece
 
 __all__ = ["Checkpoint", "CheckpointWarning", "Ledger"]
@@ -214,7 +213,7 @@ class Ledger:
             except NotWritten as error:
                 interrupt.args = (f"{error}; {self.remedy}" if self._saved else str(error),)
             raise
-        except (ValueError, NotObservable) as error:
+        except (UserError, NotObservable) as error:
             if self._saved and self.remedy and self.remedy not in str(error):
                 error.args = (f"{error}; {self.remedy}",)
             raise

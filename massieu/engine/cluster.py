@@ -19,7 +19,7 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from massieu.checks import UserError
+from massieu.checks import UserError, pip_install
 from massieu.engine.attendance import Attendance, LostCluster, ended_workers
 from massieu.engine.checkpoints import Checkpoint, Ledger
 from massieu.engine.driving import PULSE, Drive
@@ -71,7 +71,7 @@ class Dask:
         announce: Callable[[str], object] | None = None,
     ) -> None:
         if missing := [name for name in ("dask", "distributed") if importlib.util.find_spec(name) is None]:
-            raise UserError(f"the engine dask needs {', '.join(missing)}, not installed; pip install 'massieu[dask]'")
+            raise UserError(f"the engine dask needs {', '.join(missing)}, not installed; {pip_install('dask')}")
         if address is not None and scheduler_file is not None:
             raise UserError("a cluster has an address or a scheduler file, got both; choose one")
         if workers is not None and (address is not None or scheduler_file is not None):

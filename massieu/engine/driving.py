@@ -8,11 +8,11 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from massieu.checks import UserError
 from massieu.engine.attendance import ANSWER, Attendance, LostCluster, ended_workers
 from massieu.engine.checkpoints import Ledger
 from massieu.engine.engines import Progress
 from massieu.engine.workers import TOPIC, Failure, Parcel, Recipe, merge_parcels, read_stretch
-from massieu.inspection.reader import NotObservable
 from massieu.inspection.splits import Piece
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Drive:
 
         Raises:
             LostCluster: nothing more can be expected from the cluster.
-            ValueError: what a worker has said about the text or the model.
+            UserError: what a worker has said about the text or the model.
             NotObservable: likewise.
         """
         import dask
@@ -186,7 +186,7 @@ class Drive:
             done = f"reading {_name(self.ledger.splits, int(number))}" if what == "read" else "merging"
             return LostCluster(f"{done} {ended_workers(error)} a smaller --batch-size or --max-length needs less")
         text = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-        return ValueError(
+        return UserError(
             f"the cluster cannot run massieu ({text});"
             " its scheduler and its workers need the same packages as this process"
         )
@@ -202,10 +202,8 @@ class Drive:
 
 def _as_said(failure: Failure) -> Exception:
     """The error of a worker, as if it had been raised here."""
-    if failure.kind in ("ValueError", "TypeError"):
-        return ValueError(failure.sentence)
-    if failure.kind == "NotObservable":
-        return NotObservable(failure.sentence)
+    if failure.kind is not None:
+        return failure.kind(failure.sentence)
     return RuntimeError(f"a worker failed, which should not happen:\n{failure.trace}")
 
 

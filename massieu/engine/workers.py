@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from massieu.checks import UserError
+from massieu.checks import NotObservable, UserError
 from massieu.engine.engines import Origin
 from massieu.inspection.files import part_from_bytes, part_to_bytes
 from massieu.inspection.options import Options
@@ -60,12 +60,12 @@ class Failure:
     """What went wrong on a worker.
 
     Attributes:
-        kind: the name of the error.
+        kind: the class of an error that is told in one sentence; None for any other, which is a defect.
         sentence: what it said.
         trace: where it came from.
     """
 
-    kind: str
+    kind: type[UserError] | type[NotObservable] | None
     sentence: str
     trace: str
 
@@ -123,7 +123,8 @@ def read_stretch(recipe: Recipe, stretch: Sequence[tuple[int, Piece]]) -> Parcel
                 merged.merge(reader.read(split, many=recipe.many, progress=_teller(recipe.run, number)))
         return Parcel.of(merged, time.perf_counter() - begin)
     except Exception as error:
-        return Failure(type(error).__name__, str(error), traceback.format_exc())
+        kind = next((kind for kind in (UserError, NotObservable) if isinstance(error, kind)), None)
+        return Failure(kind, str(error), traceback.format_exc())
     finally:
         _give_back()
 

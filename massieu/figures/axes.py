@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from massieu.checks import UserError
+from massieu.checks import MissingPackageError, UserError, pip_install
 
 if TYPE_CHECKING:
     import pandas
@@ -17,8 +17,10 @@ INK, SOFT, RULE, MARK = "#1d1f24", "#5b5f68", "#e3dfd5", "#b3541e"
 
 
 def new_figure(width: float, height: float) -> Figure:
-    from matplotlib.figure import Figure
-
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingPackageError(f"figures need matplotlib, not installed; {pip_install('inspect')}") from None
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from massieu.checks import UserError
+from massieu.checks import UserError, pip_install
 from massieu.inspection.loaded_weights import check_weights, unwrapping
 from massieu.inspection.weight_files import INDEX, SINGLE, Stored, check_shard_names, stored_tensors
 
@@ -75,7 +75,7 @@ def load(
         import transformers
     except ImportError:
         raise UserError(
-            "models by name need the package transformers, which is not installed; pip install 'massieu[inspect]'"
+            f"models by name need the package transformers, which is not installed; {pip_install('inspect')}"
         ) from None
     if dtype != "auto" and dtype not in DTYPES:
         raise UserError(f"dtype must be auto or one of {', '.join(DTYPES)}, got {dtype}; auto means float32")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from massieu.checks import UserError
+from massieu.checks import NotObservable, UserError
 from massieu.inspection.batches import Batch, given_batches
 from massieu.inspection.corpus.splits import Document
 from massieu.inspection.counts import Heard
@@ -30,10 +30,6 @@ __all__ = ["NotObservable", "Reader", "few_tokens", "read_split"]
 
 FEW_TOKENS = 16  # enough to see that listening changes nothing
 ANY_TEXT = "Any text will do here: where the parts of a model are does not depend on what it reads."
-
-
-class NotObservable(RuntimeError):  # noqa: N818  # a state of the model, not a mistake
-    """The attention of the model, or a part of it, cannot be seen."""
 
 
 def read_split(model: nn.Module, tokenizer: Any, split: Piece, options: Options | None = None) -> Part:

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from massieu.checks import MissingPackageError, pip_install
+
 __all__ = ["Program", "Solved", "one_thread", "scipy_module"]
 
 Floats = NDArray[np.float64]
@@ -203,6 +205,6 @@ def _imported(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError:
         package = name.split(".")[0]
-        raise ImportError(
-            f"max-margin programs need {package}, which is not installed; pip install 'massieu[verify]'"
+        raise MissingPackageError(
+            f"max-margin programs need {package}, which is not installed; {pip_install('verify')}"
         ) from None

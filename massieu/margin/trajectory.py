@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from massieu.checks import MissingPackageError, pip_install
 from massieu.margin.gradients import Landscape, misalignment, size_of
 from massieu.margin.graph import GraphMargin
 from massieu.margin.problem import TokenSelection
@@ -171,8 +172,8 @@ def table(rows: list[dict[str, Any]]) -> pandas.DataFrame:
     try:
         import pandas
     except ImportError:
-        raise ImportError(
-            "tables of training runs need pandas, which is not installed; pip install 'massieu[verify]'"
+        raise MissingPackageError(
+            f"tables of training runs need pandas, which is not installed; {pip_install('verify')}"
         ) from None
     return pandas.DataFrame(rows)
 

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from massieu import assets
 from massieu.assets.train import END, Recipe, batches, share_of_rate
-from massieu.checks import MissingPackageError, UserError
+from massieu.checks import MissingPackageError, UserError, pip_install
 from massieu.monitor.flags import RULES, Rule
 from massieu.monitor.reading import Flag, Reading
 from massieu.monitor.regularizers import Collected, collect
@@ -212,7 +212,7 @@ def training_tokens() -> Tensor:
     try:
         from tokenizers import Tokenizer
     except ModuleNotFoundError:
-        raise MissingPackageError("training runs need tokenizers; pip install 'massieu[inspect]'") from None
+        raise MissingPackageError(f"training runs need tokenizers; {pip_install('inspect')}") from None
     tokenizer = Tokenizer.from_file(str(assets.MODEL / "tokenizer.json"))
     return torch.tensor([token for text in assets.documents() for token in tokenizer.encode(text + END).ids])
 

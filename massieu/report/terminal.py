@@ -6,11 +6,20 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from massieu.checks import visible
 from massieu.report import changes
 from massieu.report.changes import Change
 from massieu.report.pages import distinct_names
 
-__all__ = ["show_claims", "show_comparison", "show_inspection", "show_learned", "show_verdicts"]
+__all__ = [
+    "made_visible",
+    "show_claims",
+    "show_comparison",
+    "show_inspection",
+    "show_learned",
+    "show_verdicts",
+    "terminal",
+]
 
 HEADS = ("entropy", "normalized_entropy", "effective_atoms", "peak", "sink_mass", "previous_mass", "score_variance")
 PRIORITY = (
@@ -21,11 +30,35 @@ PRIORITY = (
 LAYERS = ("expansion", "expansion_control", "token_cosine", "effective_rank", "fc_linear_r2", "field_symmetry")
 
 
+def terminal() -> Any:
+    """Return a rich console on standard output that takes text as it is: names are neither markup nor emoji."""
+    from rich.console import Console
+
+    return Console(markup=False, emoji=False)
+
+
+def made_visible(value: Any) -> Any:
+    r"""Return a document whose texts show control characters as escapes: no name reaches the terminal as a command.
+
+    Example:
+        >>> print(made_visible({"name": ["\x1b[2J", 1.5]})["name"][0])
+        \x1b[2J
+    """
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, Mapping):
+        return {made_visible(name): made_visible(own) for name, own in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [made_visible(own) for own in value]
+    return value
+
+
 def show_inspection(document: Mapping[str, Any], console: Any) -> None:
     """Print the document of an inspection on a rich console."""
     from rich.table import Table
     from rich.text import Text
 
+    document = made_visible(document)
     facts = document["facts"]
     model, text = facts["model"], facts["text"]
     console.print(Text(f"{model['name']}", style="bold"), Text(f"{model['class']}, {model['parameters']:,} parameters"))
@@ -80,7 +113,7 @@ def _changes_table(found: Sequence[Change], which: str, documents: Sequence[Mapp
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column(f"mean over {which} of", no_wrap=True)
     for name in (*distinct_names(documents), "change", "mean |change|", "beyond 2 s.e."):
-        table.add_column(Text(name), justify="right", overflow="fold")
+        table.add_column(Text(visible(name)), justify="right", overflow="fold")
     for each in found:
         beyond = "-" if each.beyond is None else f"{each.beyond[0]} of {each.beyond[1]}"
         numbers = [_number(value, 3) for value in (*each.means, each.change, each.absolute)]
@@ -102,6 +135,7 @@ def show_verdicts(rows: Sequence[Mapping[str, Any]], seconds: float, console: An
     from rich.table import Table
     from rich.text import Text
 
+    rows = made_visible(rows)
     table = Table(box=None, header_style="bold", pad_edge=False)
     wide = console.width >= 110
     for name in ("claim", "verdict", "expected"):
@@ -141,6 +175,7 @@ def show_learned(document: Mapping[str, Any], console: Any) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    document = made_visible(document)
     facts, last = document["facts"], max(row["examples"] for row in document["curve"])
     told = f"{facts['parameters']:,} weights, {facts['cpu_seconds']:.0f} CPU seconds, ended by {facts['ended']}"
     console.print(Text(told))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from massieu.checks import visible
 from massieu.report.courses import Curves, Document, courses, grouped, lead
 from massieu.report.pages import brief
+from massieu.report.terminal import made_visible
 
 __all__ = ["follow", "sparkline", "terminal_view"]
 
@@ -32,6 +34,7 @@ def terminal_view(document: Document, *, width: int = 100, rows: int | None = No
     from rich.table import Table
     from rich.text import Text
 
+    document = {**made_visible({**document, "series": {}}), "series": _named_visibly(document["series"])}
     curves, raised = courses(document), document["raised"]
     chosen = [found for names in (SHARP, LARGE) if (found := next((x for x in names if x in curves), None))]
     chosen = chosen or list(curves)[:1]
@@ -89,7 +92,7 @@ def follow(log: Any, console: Any, interval: float = 1.0) -> None:
 
     def view() -> Any:
         if not log.steps:
-            return Text.assemble((log.path.name, "bold"), "  waits for the first reading; Ctrl-C ends it")
+            return Text.assemble((visible(log.path.name), "bold"), "  waits for the first reading; Ctrl-C ends it")
         return terminal_view(log.to_dict(), width=console.width, rows=console.height)
 
     with contextlib.suppress(KeyboardInterrupt), Live(view(), console=console, auto_refresh=False) as live:
@@ -116,6 +119,10 @@ def sparkline(values: Sequence[float | None], width: int) -> str:
     # Halves, since the span of the largest numbers would overflow.
     low, span = min(known) / 2, (max(known) / 2 - min(known) / 2) or 1.0
     return "".join(" " if value is None else BARS[int((value / 2 - low) / span * 7.999)] for value in kept)
+
+
+def _named_visibly(series: Mapping[str, Any]) -> dict[str, Any]:
+    return {visible(name): values for name, values in series.items()}
 
 
 def _title(document: Document, name: str) -> str:

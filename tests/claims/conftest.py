@@ -6,6 +6,7 @@ from functools import cache
 import pytest
 import torch
 
+from massieu.checks import pip_install
 from massieu.claims import Result, examine, select
 
 
@@ -15,7 +16,7 @@ def examined(key: str, seed: int) -> Result | str:
     try:
         return examine(claim, seed=seed)
     except ImportError as error:
-        if "pip install 'massieu[verify]'" not in str(error):
+        if pip_install("verify") not in str(error):
             raise
         return str(error)
 

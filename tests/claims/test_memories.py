@@ -1,7 +1,10 @@
 """The claims about associative memories: their verdicts, and that these can go wrong."""
 
+import re
+
 import pytest
 
+from massieu.checks import pip_install
 from massieu.claims import Verdict, polar_memories, retrieval_numbers, select, softmax_memories
 from massieu.memory import Classical, Continuous, Dense, Exponential, Kernel
 
@@ -89,6 +92,6 @@ def test_figures_of_the_notes_come_out(result):
 def test_digits_without_scikit_learn_say_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "sklearn.datasets", None)
     with pytest.raises(
-        ImportError, match=r"need scikit-learn, which is not installed; pip install 'massieu\[verify\]'"
+        ImportError, match=re.escape(f"need scikit-learn, which is not installed; {pip_install('verify')}")
     ):
         polar_memories.digits()

@@ -1,11 +1,13 @@
 """Predictors fitted to each prefix, against the estimators alone."""
 
+import re
 import sys
 
 import pytest
 import torch
 from torch.testing import assert_close
 
+from massieu.checks import pip_install
 from massieu.context import Boosting, Lasso, LeastSquares, Prompts, TrainedNetwork, Tree, error_curve, task_named
 
 
@@ -111,6 +113,6 @@ def test_what_cannot_be_fitted_is_refused_in_one_sentence(make, message):
 def test_a_package_that_is_missing_is_named(module, package, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(
-        ImportError, match=f"needs {package}, which is not installed; pip install 'massieu\\[verify\\]'"
+        ImportError, match=re.escape(f"needs {package}, which is not installed; {pip_install('verify')}")
     ):
         Tree()(drawn(), [5]) if package == "scikit-learn" else error_curve(drawn(), {})

@@ -8,6 +8,7 @@ import torch
 from torch.testing import assert_close
 
 from massieu import Points
+from massieu.checks import pip_install
 from massieu.dynamics import clusters, fixed_points, hopfield_step
 
 
@@ -200,7 +201,7 @@ except ImportError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "which is not installed; pip install 'massieu[verify]', or pass memory=0" in done.stdout
+    assert f"which is not installed; {pip_install('verify')}, or pass memory=0" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 from clusters import Processes, pieces_done, wait_until, write_text
 
 from massieu import assets, cli
+from massieu.checks import UserError
 from massieu.engine import Checkpoint, CheckpointWarning, Local, Origin, checkpoints
 from massieu.engine.workers import Failure, Parcel, Recipe, merge_parcels, read_stretch
 from massieu.inspection import inspect_model
@@ -273,7 +274,7 @@ def test_parcels_hold_parts_and_merge(reader):
     assert sys.getsizeof(merged) > len(merged.data)
     expected = merge_parts(reader.read(split, many=True) for _, split in splits)
     assert merged.open().counts == expected.counts
-    failure = Failure("ValueError", "a sentence", "")
+    failure = Failure(UserError, "a sentence", "")
     assert merge_parcels([first, failure, second]) is failure
 
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from massieu import assets, cli
+from massieu.checks import pip_install
 from massieu.engine import Dask, LostCluster, Origin, attendance, driving, engine_named
 from massieu.engine import cluster as clusters
 from massieu.inspection import NotObservable, inspect_model
@@ -253,7 +254,7 @@ def test_without_dask_the_extra_is_named(monkeypatch, capsys):
     hidden = {"dask", "distributed"}
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in hidden else found(name, *rest))
     assert cli.main(["inspect", "--engine", "dask", "-q"]) == 2
-    said = "massieu: the engine dask needs dask, distributed, not installed; pip install 'massieu[dask]'\n"
+    said = f"massieu: the engine dask needs dask, distributed, not installed; {pip_install('dask')}\n"
     assert capsys.readouterr().err == said
 
 

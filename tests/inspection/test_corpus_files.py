@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from massieu.checks import pip_install
 from massieu.inspection.corpus import Corpus, Faults
 
 
@@ -423,7 +425,7 @@ def test_without_a_package_a_sentence_names_the_extra(name, package, tmp_path, m
     for module in (package, "fsspec.core" if package == "fsspec" else "pyarrow.parquet"):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(
-        ValueError, match=rf"reading this needs {package}, not installed; pip install 'massieu\[inspect\]'"
+        ValueError, match=re.escape(f"reading this needs {package}, not installed; {pip_install('inspect')}")
     ):
         texts(Corpus(tmp_path / name))
 

@@ -1,6 +1,7 @@
 """Training on token selection: where each method goes, how fast, and what a run records."""
 
 import math
+import re
 import sys
 import warnings
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from massieu.checks import pip_install
 from massieu.margin import TokenSelection, descend, max_margin, misalignment, next_token_component, random_problem
 from massieu.margin.descent import spaced
 
@@ -264,7 +266,7 @@ def test_without_pandas_a_run_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(
         ImportError,
-        match=r"tables of training runs need pandas, which is not installed; pip install 'massieu\[verify\]'",
+        match=re.escape(f"tables of training runs need pandas, which is not installed; {pip_install('verify')}"),
     ):
         descend(random_problem(3, 3, 4), steps=1)
 

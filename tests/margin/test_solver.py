@@ -1,6 +1,7 @@
 """Max-margin token selection for the Frobenius norm, against cvxpy, HiGHS and certificates from dense matrices."""
 
 import itertools
+import re
 import sys
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from selections import dense, draw, tied
 from torch.testing import assert_close
 
+from massieu.checks import pip_install
 from massieu.margin import TokenSelection, direction_bound, frobenius, max_margin, random_problem
 
 cp = pytest.importorskip("cvxpy")
@@ -420,5 +422,7 @@ def test_a_missing_package_is_named(monkeypatch, module, package):
 
     program._controller.cache_clear()
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError, match=rf"need {package}, which is not installed; pip install 'massieu\[verify\]'"):
+    with pytest.raises(
+        ImportError, match=re.escape(f"need {package}, which is not installed; {pip_install('verify')}")
+    ):
         max_margin(draw(3, 4, 5))

@@ -1,6 +1,7 @@
 """Runs that learn and runs that fail: flags come before the loss diverges, and in healthy runs there are none."""
 
 import math
+import re
 import sys
 from functools import cache
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from massieu import assets
+from massieu.checks import pip_install
 from massieu.monitor import Run, alarms, entropy_floor, training_run
 from massieu.monitor.runs import training_tokens
 
@@ -147,5 +149,7 @@ def test_a_seed_is_a_whole_number(seed):
 
 def test_a_missing_tokenizer_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(ModuleNotFoundError, match=r"training runs need tokenizers; pip install 'massieu\[inspect\]'"):
+    with pytest.raises(
+        ModuleNotFoundError, match=re.escape(f"training runs need tokenizers; {pip_install('inspect')}")
+    ):
         training_tokens.__wrapped__()

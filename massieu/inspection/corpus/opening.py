@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import IO, Any, NamedTuple, cast
 
-from massieu.checks import UserError
+from massieu.checks import UserError, pip_install
 
 __all__ = ["BLOCK", "COMPRESSIONS", "Elsewhere", "damage", "file_system", "is_local", "needed", "opened", "unreadable"]
 
@@ -84,7 +84,7 @@ def needed(module: str) -> Any:
         return importlib.import_module(module)
     except ImportError:
         package = module.partition(".")[0]
-        raise UserError(f"reading this needs {package}, not installed; pip install 'massieu[inspect]'") from None
+        raise UserError(f"reading this needs {package}, not installed; {pip_install('inspect')}") from None
 
 
 def is_local(system: Any) -> bool:
