@@ -32,7 +32,7 @@ ROUNDS = 7
 CALLS = 1000
 LIGHT = ("log_normalizer", "entropy")
 INSIDE = {Listening: ("__init__", "_receive", "_end_block", "close"), Updates: ("compare", "remember")}
-INSIDE |= {massieu.Watch: ("_read",)}
+INSIDE |= {massieu.Watch: ("_reading", "_keep")}
 
 
 def watch() -> list[Row]:

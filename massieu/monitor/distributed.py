@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from massieu.checks import UserError
 from massieu.monitor.flags import RULES, Rule
 from massieu.monitor.tallies import Tally
-from massieu.monitor.watching import Watch
+from massieu.monitor.watching import Watch, refuse_copies
 
 __all__ = ["merge_processes", "unwrap", "watch_distributed"]
 
@@ -74,11 +73,7 @@ def unwrap(model: nn.Module) -> nn.Module:
         >>> unwrap(inner) is inner
         True
     """
-    if isinstance(model, nn.DataParallel):
-        raise UserError(
-            "model must run once in each process, got DataParallel, which runs copies of it in threads;"
-            " start the training with torchrun, which makes it DistributedDataParallel"
-        )
+    refuse_copies(model)
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 

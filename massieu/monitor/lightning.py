@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,6 +14,7 @@ from massieu.checks import MissingPackageError, UserError
 from massieu.monitor.distributed import watch_distributed
 from massieu.monitor.flags import RULES, Rule
 from massieu.monitor.sinks import Scalars
+from massieu.monitor.telling import tell
 from massieu.monitor.watching import Watch
 from massieu.taps.structure import attention_modules
 
@@ -105,10 +105,9 @@ class _Events:
             return
         if self.watched.number < self._start and not self._warned:
             self._warned = True
-            warnings.warn(
+            tell(
                 f"a step ended and {self._path or 'the LightningModule'} was not called, so nothing is read; name the"
-                ' part that training_step calls, as WatchCallback(module="model")',
-                stacklevel=2,
+                ' part that training_step calls, as WatchCallback(module="model")'
             )
         self._counted = trainer.global_step
         self.watched.step()

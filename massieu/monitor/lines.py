@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import warnings
 import weakref
 from pathlib import Path
 
 from massieu.checks import UserError
+from massieu.monitor.telling import tell
 
 __all__ = ["Lines"]
 
@@ -57,9 +57,7 @@ class Lines:
                 os.ftruncate(self._file, self.whole)
             if not self._warned:
                 self._warned = True
-                warnings.warn(
-                    f"{self.path} could not be written: {error.strerror}; readings are missing in it", stacklevel=2
-                )
+                tell(f"{self.path} could not be written: {error.strerror}; readings are missing in it")
             return False
         return True
 

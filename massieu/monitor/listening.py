@@ -13,12 +13,15 @@ from massieu.inspection.anatomy import hidden_tensors
 from massieu.monitor.projections import Seen, is_projection, score_sizes
 from massieu.monitor.reading import Place
 from massieu.monitor.tallies import Tally, add_call, add_tokens, present_rows
+from massieu.monitor.telling import cause
 from massieu.taps import AttentionCall, Tap, tap
 from massieu.taps.passes import recomputes
 from massieu.taps.structure import attention_modules, named
 
 __all__ = ["Listening"]
 
+# What a tap runs inside the model.
+INSIDE = ("hear", "_push", "_pop")
 WEIGHTS = frozenset({"qk_norm", "qk_size"})
 STREAM = frozenset({"token_cosine", "effective_rank"})
 
@@ -26,12 +29,19 @@ STREAM = frozenset({"token_cosine", "effective_rank"})
 class Listening:
     """Sums of one forward pass, from when it is opened until it is closed.
 
+    What fails inside the pass is kept in ``failure``, and the pass goes on.
+
     Args:
         model: the model.
         wanted: names of quantities.
         vectors: where power iterations of earlier readings ended, by place; those of this one are put there.
         places: those of earlier readings. They stay what they were: scores that are nan do not tell a decoder.
         fallback: whether to listen outside of attention interfaces too, as in :func:`massieu.taps.tap`.
+
+    Attributes:
+        tallies: the sums by stack and layer.
+        failure: the first error inside the pass, in words; empty if there was none.
+        tap: the tap on the model.
     """
 
     def __init__(
@@ -44,6 +54,7 @@ class Listening:
         fallback: bool = True,
     ) -> None:
         self.tallies: dict[tuple[str, int], Tally] = {}
+        self.failure = ""
         self._wanted, self._vectors, self._places = wanted, vectors, {place.name: place for place in places}
         self._seen: dict[nn.Module, list[Seen]] = {}
         self._ended: dict[nn.Module, list[tuple[Tally, Tensor]]] = {}
@@ -51,16 +62,19 @@ class Listening:
         self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
             self.tap: Tap = stack.enter_context(tap(model, self._receive, fallback=fallback))
+            for name in INSIDE:
+                setattr(self.tap, name, self._careful(getattr(self.tap, name)))
+                stack.callback(vars(self.tap).pop, name)
             attention = attention_modules(model)
             if wanted & WEIGHTS:
                 for module in attention.values():
                     for part in filter(is_projection, module.modules()):
-                        stack.callback(part.register_forward_hook(self._keep(module)).remove)
+                        stack.callback(part.register_forward_hook(self._careful(self._keep(module))).remove)
             if wanted & STREAM:
                 modules = {path: module for module, path in named(model).items()}
                 self._blocks = {path: modules[_block(path, modules)] for path in attention}
                 for block in dict.fromkeys(self._blocks.values()):
-                    stack.callback(block.register_forward_hook(self._end_block).remove)
+                    stack.callback(block.register_forward_hook(self._careful(self._end_block)).remove)
             self._stack = stack.pop_all()
 
     def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -73,9 +87,24 @@ class Listening:
         self._seen.clear()
         self._ended.clear()
 
+    def _careful(self, call: Callable[..., object]) -> Callable[..., None]:
+        """The call without its exceptions: it runs inside the model."""
+
+        def careful(*args: Any) -> None:
+            try:
+                call(*args)
+            except Exception as error:
+                # In words: an exception keeps the tensors of its frames.
+                self.failure = self.failure or cause(error)
+
+        return careful
+
     def _receive(self, call: AttentionCall) -> None:
+        if 0 in call.shape:  # an empty batch
+            return
         name = f"{call.name}[{call.number}]" if call.number else call.name
-        place = self._places.get(name, Place(call.stack, call.layer, name, call.shape[1]))
+        place = self._places.get(name, Place(call.stack, call.layer, name, 0))
+        place = place._replace(heads=call.shape[1])  # a module may be replaced by one with other heads
         key = (place.stack, place.layer)
         tally = self.tallies.setdefault(key, Tally(place))
         add_call(tally, call, self._wanted)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from collections.abc import Sequence
@@ -103,7 +102,7 @@ class Log:
 
     def _take(self, line: str) -> None:
         if self.path.suffix == ".csv" and not self._columns:
-            self._columns = next(csv.reader([line]), [])
+            self._columns = line.split(",")
             names = self._columns[1:-1]
             if self._columns[:1] != ["step"] or self._columns[-1:] != ["flags"] or not all("/" in x for x in names):
                 raise UserError(
@@ -116,7 +115,7 @@ class Log:
             return
         try:
             step, row, flags = self._from_row(line) if self.path.suffix == ".csv" else self._from_json(line)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             self.broken += 1
             return
         if self.steps and (self._restart or step <= self.steps[-1]):
@@ -138,11 +137,14 @@ class Log:
         return reading.step, row, reading.to_dict()["flags"]
 
     def _from_row(self, line: str) -> tuple[int, dict[str, float], list[dict[str, Any]]]:
-        cells = next(csv.reader([line]))
+        # Not csv.reader, which limits the length of cells: the flags of many heads are longer. They alone are quoted.
+        cells = line.split(",", len(self._columns) - 1)
         named = dict(zip(self._columns, cells, strict=True))
         step, flags = int(named.pop("step")), named.pop("flags")
+        if not 0 <= step < 2**63:
+            raise ValueError(f"a step from zero expected, got {step}")
         row = {name: float(cell) for name, cell in named.items() if cell}
-        return step, row, [asdict(Flag(**flag)) for flag in json.loads(flags)] if flags else []
+        return step, row, [Flag.from_dict(flag).to_dict() for flag in json.loads(_unquoted(flags))] if flags else []
 
 
 def read_log(path: Path | str) -> Log:
@@ -174,6 +176,11 @@ def _label(flag: dict[str, Any], names: Sequence[str] | dict[str, float]) -> str
     """The place of a flag as series call it: with the stack where there are several."""
     label = f"layer{flag['layer']:02d}"
     return f"{flag['stack']}.{label}" if any(f"/{flag['stack']}.{label}" in name for name in names) else label
+
+
+def _unquoted(cell: str) -> str:
+    """What a cell of a CSV says."""
+    return cell[1:-1].replace('""', '"') if cell[:1] == cell[-1:] == '"' else cell
 
 
 def _finite(value: float | None) -> float | None:

@@ -14,6 +14,8 @@ from massieu.checks import UserError
 
 __all__ = ["Flag", "Place", "Reading", "summary"]
 
+LARGEST = 10_000_000  # numbers of one quantity; a line of a log may claim more
+
 
 class Place(NamedTuple):
     """An attention call of the model.
@@ -56,6 +58,21 @@ class Flag:
     reason: str
     reference: str
     state: Literal["raised", "cleared"] = "raised"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for ``json.dumps(..., allow_nan=False)``, as in :meth:`Reading.to_dict`."""
+        return {key: _plain([x])[0] if isinstance(x, float) else x for key, x in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Flag:
+        """The flag that :meth:`to_dict` was called on; anything else raises ValueError, KeyError or TypeError."""
+        flag = cls(**{**values, **{name: _numbers([values[name]])[0] for name in ("value", "threshold")}})
+        words = (flag.name, flag.stack, flag.reason, flag.reference)
+        if not all(isinstance(each, str) for each in words) or flag.state not in ("raised", "cleared"):
+            raise ValueError(f"a flag of {words} that is {flag.state!r}")
+        _count(flag.layer)
+        _count(0 if flag.head is None else flag.head)
+        return flag
 
     def __str__(self) -> str:
         head = "" if self.head is None else f" head {self.head}"
@@ -122,26 +139,19 @@ class Reading:
             "places": [list(place) for place in self.places],
             "heads": rows,
             "layers": {name: _plain(values.tolist()) for name, values in self.layers.items()},
-            "flags": [
-                {key: _plain([x])[0] if isinstance(x, float) else x for key, x in asdict(flag).items()}
-                for flag in self.flags
-            ],
+            "flags": [flag.to_dict() for flag in self.flags],
         }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Reading:
         """The reading that :meth:`to_dict` was called on."""
         try:
-            places = tuple(Place(*place) for place in values["places"])
-            most = max((place.heads for place in places), default=0)
-            heads = {name: _tensor([_numbers(row, most) for row in rows]) for name, rows in values["heads"].items()}
-            layers = {name: _tensor(_numbers(row)) for name, row in values["layers"].items()}
-            figures = ("value", "threshold")
-            flags = (
-                Flag(**{**flag, **{name: _numbers([flag[name]])[0] for name in figures}}) for flag in values["flags"]
-            )
-            return cls(int(values["step"]), places, heads, layers, tuple(flags))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            places = tuple(_place(*place) for place in values["places"])
+            heads = {name: _table(rows, places) for name, rows in values["heads"].items()}
+            layers = {name: _tensor(_numbers(row, len(places))) for name, row in values["layers"].items()}
+            flags = tuple(Flag.from_dict(flag) for flag in values["flags"])
+            return cls(_count(values["step"]), places, heads, layers, flags)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise UserError(
                 f"a reading must have step, places, heads, layers and flags as to_dict writes them, got {error!r};"
                 " read a log that massieu.watch wrote"
@@ -168,10 +178,33 @@ def _plain(values: Sequence[float]) -> list[float | str | None]:
     return [None if math.isnan(value) else str(value) if math.isinf(value) else value for value in values]
 
 
-def _numbers(values: Sequence[float | str | None], length: int = 0) -> list[float]:
-    """The opposite of ``_plain``, filled up with nan."""
-    found = [math.nan if value is None else float(value) for value in values]
-    return found + [math.nan] * (length - len(found))
+def _numbers(values: Sequence[float | str | None], length: int = 1) -> list[float]:
+    """The opposite of ``_plain``, for a list of this length."""
+    if len(values) != length:
+        raise ValueError(f"{length} numbers expected, got {len(values)}")
+    return [math.nan if value is None else float(value) for value in values]
+
+
+def _count(value: Any) -> int:
+    """A whole number that is not negative, and no larger than the integers of tensors."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+        raise ValueError(f"a number from zero expected, got {value!r}")
+    return value
+
+
+def _place(stack: str, layer: int, name: str, heads: int) -> Place:
+    if not isinstance(stack, str) or not isinstance(name, str):
+        raise ValueError(f"names of a place expected, got {stack!r} and {name!r}")
+    return Place(stack, _count(layer), name, _count(heads))
+
+
+def _table(rows: Sequence[Any], places: Sequence[Place]) -> Tensor:
+    """Rows of different lengths, filled up with nan."""
+    known = [_numbers(row, place.heads) for row, place in zip(rows, places, strict=True)]
+    most = max(map(len, known), default=0)
+    if most * len(known) > LARGEST:
+        raise ValueError(f"{len(known)} places of up to {most} heads are more than {LARGEST} numbers")
+    return _tensor([[*row, *[math.nan] * (most - len(row))] for row in known])
 
 
 def _tensor(values: Sequence[Any]) -> Tensor:

@@ -8,7 +8,6 @@ import io
 import json
 import math
 import os
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +15,7 @@ from typing import Any, Protocol
 from massieu.checks import MissingPackageError, UserError
 from massieu.monitor.lines import Lines
 from massieu.monitor.reading import Reading
+from massieu.monitor.telling import cause, tell
 
 __all__ = ["CsvLog", "JsonLines", "Scalars", "open_sink"]
 
@@ -42,8 +42,8 @@ def open_sink(log: Any, *, per_head: bool = False) -> Sink:
         per_head: whether logs of single numbers have a series for each head, too. JSON lines hold every head anyway.
 
     Returns:
-        A callable that raises nothing: a log that fails costs readings and one warning, and is tried again at the next
-        reading. Call its ``close`` in the end.
+        A callable that raises nothing: a log that fails costs readings and a line on the logger ``massieu.watch``, and
+        is tried again at the next reading. Call its ``close`` in the end.
 
     Example:
         >>> steps = []
@@ -115,18 +115,18 @@ class CsvLog:
     def __init__(self, path: Path | str, *, per_head: bool = False) -> None:
         self._lines, self._per_head = Lines(Path(path)), per_head
         self._columns: list[str] | None = None
-        self._begun = False
+        self._begun = self._told = False
 
     def __call__(self, reading: Reading) -> None:
         series = reading.series(self._per_head)
         if self._columns is None:
             self._columns = self._chosen(["step", *series, "flags"])
         more = [name for name in series if name not in self._columns]
-        if more:
-            warnings.warn(
+        if more and not self._told:
+            self._told = True
+            tell(
                 f"{self._lines.path} has no column {more[0]}, which was not part of the first reading, and"
-                f" {len(more) - 1} others; log to a .jsonl file to keep everything",
-                stacklevel=2,
+                f" {len(more) - 1} others; log to a .jsonl file to keep everything"
             )
         flags = json.dumps(reading.to_dict()["flags"]) if reading.flags else ""
         row: dict[str, Any] = {**{name: _cell(value) for name, value in series.items()}, "flags": flags}
@@ -197,11 +197,9 @@ class _Lenient:
             if self._warned:
                 return
             self._warned = True
-            what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            warnings.warn(
-                f"log={self._name} failed {when} with {what}; the training goes on, and what this log misses is in"
-                " Watch.readings",
-                stacklevel=3,
+            tell(
+                f"log={self._name} failed {when} with {cause(error)}; the training goes on, and what this log misses is"
+                " in Watch.readings"
             )
 
 

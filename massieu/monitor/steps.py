@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
+from massieu.monitor.telling import tell
 from massieu.taps.structure import attention_modules
 
 __all__ = ["Steps", "Updates"]
@@ -59,10 +59,9 @@ class Steps:
         self._passes = 0 if advances else self._passes + 1
         self.number += advances
         if self._passes == PATIENCE:
-            warnings.warn(
+            tell(
                 f"the weights have not changed in {PATIENCE} training passes, so step {self.number} has not ended;"
-                " call the watch's step() behind each update",
-                stacklevel=2,
+                " call the watch's step() behind each update"
             )
         return advances
 
@@ -79,7 +78,7 @@ class Steps:
                 words = "runs without gradients; let it run with them (checkpoint with use_reentrant=False)"
             else:
                 words = "is in eval mode; call its train(), and set the rates of dropout to zero to train without it"
-            warnings.warn(f"the weights change, but nothing is read, since the model {words}", stacklevel=2)
+            tell(f"the weights change, but nothing is read, since the model {words}")
 
     def follow_optimizers(self) -> RemovableHandle:
         """Register the hook that sees steps of optimizers."""

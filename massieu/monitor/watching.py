@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -22,14 +21,16 @@ from massieu.monitor.reading import Flag, Place, Reading
 from massieu.monitor.sinks import open_sink
 from massieu.monitor.steps import Steps, Updates
 from massieu.monitor.tallies import Tally
+from massieu.monitor.telling import cause, tell
 from massieu.monitor.unnoticed import unnoticed
+from massieu.taps import Tap
 from massieu.taps.passes import recomputes
 from massieu.taps.structure import is_compiled
 
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Watch", "watch"]
+__all__ = ["Watch", "refuse_copies", "watch"]
 
 COMPILED = "the model is compiled: each reading runs a forward pass of its own, uncompiled"
 _WATCHED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -117,6 +118,7 @@ class Watch:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise UserError(f"model must be a torch module, got {type(model).__name__}; pass the model that you train")
+        refuse_copies(model)
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise UserError(f"every must be a whole number of steps, at least 1, got {every!r}; 100 costs nothing")
         if not isinstance(start, int) or isinstance(start, bool) or start < 0:
@@ -139,7 +141,8 @@ class Watch:
         if self._shadow:
             self.notes.append(COMPILED)
         self._steps, self._updates = Steps(plain, start), Updates(model)
-        self._busy, self._fallback = False, True
+        self._busy, self._fallback, self._due = False, True, False
+        self._reads, self._told, self._start = True, False, start
         self._places: dict[tuple[str, int], Place] = {}
         self._vectors: dict[tuple[str, int], Tensor] = {}
         self._ratios: dict[str, float] = {}
@@ -191,22 +194,49 @@ class Watch:
 
     def _begin(self, in_graph: bool, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before each forward pass of the model."""
-        if self._busy or recomputes():
+        if self._busy or recomputes() or not self._takes_part:
+            return
+        if module is not self._model:
+            self._tell_once(
+                f"a copy of {type(module).__name__} ran, which is not read: massieu.watch reads the model it was given"
+            )
             return
         self._abandon()  # a pass that did not end
-        if not (module.training and torch.is_grad_enabled()):
-            self._steps.overlook(module.training)
-            return
-        if not self._steps.advance():
-            return
+        try:
+            if self._steps_on(module):
+                self._open_reading(in_graph, module, args, kwargs)
+        except Exception as error:
+            self._fail(cause(error))
+
+    def _end(self, in_graph: bool, module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+        """After each forward pass of the model."""
+        if self._due and module is self._model and not self._busy and not recomputes():
+            self._close_reading()
+
+    @property
+    def _takes_part(self) -> bool:
+        """Whether to count steps: a process that reads no more still exchanges sums with the others."""
+        return self._reads or self._gather is not None
+
+    def _steps_on(self, module: nn.Module) -> bool:
+        """Count a pass; whether it is the first one of a step of training."""
+        if module.training and torch.is_grad_enabled():
+            return self._steps.advance()
+        self._steps.overlook(module.training)
+        return False
+
+    def _open_reading(self, in_graph: bool, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         step = self._steps.number
-        if step % self._every == 0:
+        self._due = step % self._every == 0
+        if self._due and self._reads:
             self._ratios = self._updates.compare()
             if in_graph and not self._shadow:
                 self._shadow = True
                 self.notes.append(COMPILED)
             self._listen(module, args, kwargs)
-        if (step + 1) % self._every == 0 and "update_ratio" in self._wanted:
+        if self._due and self._shadow:
+            self._close_reading()
+        if (step + 1) % self._every == 0 and "update_ratio" in self._wanted and self._reads:
             self._updates.remember()
 
     def _listen(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -219,42 +249,87 @@ class Watch:
         try:
             with unnoticed(self._plain):
                 self._plain(*args, **kwargs)
+        except Exception as error:  # most likely of the model's own, which will raise it again
+            self._open.tallies.clear()
+            self._tell_once(f"step {self._steps.number} is not read: its uncompiled pass failed with {cause(error)}")
         finally:
             self._busy = False
-            listening, self._open = self._open, None
-            listening.close()
-        self._read(listening)
 
-    def _end(self, in_graph: bool, module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
-        """After each forward pass of the model."""
-        if self._open is not None and not self._busy and not recomputes():
-            listening, self._open = self._open, None
-            listening.close()
-            self._read(listening)
+    def _close_reading(self) -> None:
+        """End a pass that is read: what it gave becomes a reading."""
+        self._due = False
+        listening, self._open = self._open, None
+        try:
+            tallies = [] if listening is None else self._tallies(listening)
+            tallies = tallies if self._gather is None else self._gather(tallies)
+            if tallies:
+                self._keep(self._reading(tallies))
+        except NotObservable:
+            raise
+        except Exception as error:
+            self._fail(cause(error))
 
     def _abandon(self) -> None:
+        self._due = False
         if self._open is not None:
             self._open.close()
             self._open = None
 
-    def _read(self, listening: Listening) -> None:
-        heard = listening.tap
-        if not listening.tallies:
-            raise NotObservable(
-                f"watch heard no attention in {type(self._plain).__name__} ({heard.sentence}); pass the model that"
-                " holds the attention layers, and massieu.taps.tap shows what is heard"
+    def _fail(self, words: str) -> None:
+        """Read no more, and say why."""
+        if self._reads:
+            self._reads = False
+            step, name = self._steps.number, type(self._plain).__name__
+            self.notes.append(
+                f"massieu.watch stopped reading {name} at step {step}: {words}; the training goes on, without readings"
             )
+            tell(self.notes[-1])
+        with contextlib.suppress(Exception):
+            if self._open is not None:
+                self._open.close()
+        self._open = None
+
+    def _tell_once(self, sentence: str) -> None:
+        if not self._told:
+            self._told = True
+            tell(sentence)
+
+    def _tallies(self, listening: Listening) -> list[Tally]:
+        """What a pass gave; nothing where it failed."""
+        listening.close()
+        heard, tallies = listening.tap, list(listening.tallies.values())
+        if listening.failure:
+            self._fail(listening.failure)
+            return []
+        if not tallies:
+            self._explain(heard)
+            return []
         missing = [name for name in heard.missing if name not in heard.idle]
         if missing and self._fallback and not self.readings:
             self.notes.append(f"{heard.sentence}; not heard: {', '.join(missing)}")
-            warnings.warn(self.notes[-1], stacklevel=2)
+            tell(self.notes[-1])
         self._fallback = bool(heard.bypassed or missing)
-        tallies = list(listening.tallies.values())
         for tally in tallies:
             ratio = self._ratios.get(tally.place.name.split("[")[0])
             if ratio is not None:
                 tally.known["update_ratio"] = torch.tensor(ratio, dtype=torch.float64)
-        reading = self._reading(tallies if self._gather is None else self._gather(tallies))
+        return tallies
+
+    def _explain(self, heard: Tap) -> None:
+        """Say why a pass gave nothing; a model that cannot be read raises, as long as no training is lost by it."""
+        step, name = self._steps.number, type(self._plain).__name__
+        if heard.heard:
+            self._tell_once(f"step {step} is not read: its batch is empty; this is said once")
+            return
+        error = NotObservable(
+            f"watch heard no attention in {name} ({heard.sentence}); pass the model that"
+            " holds the attention layers, and massieu.taps.tap shows what is heard"
+        )
+        if step == self._start and not self.readings:
+            raise error
+        self._fail(cause(error))
+
+    def _keep(self, reading: Reading) -> None:
         self.readings.append(reading)
         for receiver in self._receivers:
             receiver(reading)
@@ -276,6 +351,15 @@ class Watch:
         return replace(found, flags=self._flags.update(found))
 
 
+def refuse_copies(model: nn.Module) -> None:
+    """Refuse ``DataParallel``, also inside the model: it runs copies in threads, which are not the model's modules."""
+    if any(isinstance(module, nn.DataParallel) for module in model.modules()):
+        raise UserError(
+            "model must run once in each process, got DataParallel, which runs copies of it in threads;"
+            " start the training with torchrun, which makes it DistributedDataParallel"
+        )
+
+
 class _Hook:
     """A method of a watch as a hook; copies of the model, in memory or in a file, are not watched."""
 
@@ -286,16 +370,9 @@ class _Hook:
         # Where this runs inside a graph, the question is answered when the graph is made.
         call_eagerly(self._method, torch.compiler.is_compiling(), *args)
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
-        return _silent, ()
-
-
-def _silent() -> Callable[..., None]:
-    return _nothing
-
-
-def _nothing(*_: Any) -> None:
-    """The hook of a copy."""
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        # Takes any arguments, returns None, and is part of Python: a file with it loads without this package.
+        return getattr, (contextlib.nullcontext(), "__exit__")
 
 
 def _nan(*shape: int) -> Tensor:

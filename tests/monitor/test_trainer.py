@@ -143,7 +143,7 @@ def test_a_trainer_is_given_where_it_logs(log, given):
 def test_without_transformers_a_sentence_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     module._callback.cache_clear()
-    with pytest.raises(ModuleNotFoundError, match="WatchCallback needs transformers, which is not installed; pip"):
+    with pytest.raises(ImportError, match="WatchCallback needs transformers, which is not installed; pip"):
         module.WatchCallback  # noqa: B018
     with pytest.raises(AttributeError, match="has no attribute 'WatchCallbak'"):
         module.WatchCallbak  # noqa: B018
