@@ -26,7 +26,7 @@ CLOSED = 141  # as shells call a process that ended because nobody read on
 EXIT_CODES = (
     "exit codes: 0 done; 1 a --fail-on condition holds, or a verdict is not the expected one; 2 bad usage or bad input,"
     " or a disk or a cluster that fails; 3 attention that cannot be observed; 70 a defect of massieu itself;"
-    " 130 interrupted; 141 nobody reads the output"
+    " 130 interrupted; 143 terminated; 141 nobody reads the output"
 )
 # Threads of OpenMP spin for milliseconds where a loop ends, and take the processor from each other and from other
 # programs: beside two busy ones an inspection took 9 to 20 times as long as alone. Spinning for some microseconds
