@@ -110,9 +110,9 @@ def run(options: argparse.Namespace) -> int:
     if options.resume and checkpoint is not None and not options.quiet:
         there = "going on from" if checkpoint.path.exists() else "beginning, since there is no checkpoint"
         print(f"{there} {visible(str(checkpoint.path))}", file=sys.stderr)
+    chosen = engine(options, options.workers)
     if not (options.out or options.quiet or options.json):
         print("no report will be written; pass --out DIR for one ...", file=sys.stderr)
-    chosen = engine(options, options.workers)
     mentioned = contextlib.nullcontext if checkpoint is None else checkpoint.mentioned
     shown = progress_shown(options.quiet or options.json)
     with mentioned(), contextlib.closing(chosen), warnings_told(), shown as progress:
