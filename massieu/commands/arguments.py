@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import re
 import sys
 from typing import Any
 
-from massieu.checks import visible
+from massieu.checks import UserError, expanded, visible
 
 __all__ = ["add_engine", "add_loading", "count", "engine", "loading", "number", "path", "positive", "seed", "whole"]
 
@@ -68,7 +69,15 @@ def path(text: str) -> str:
         text.encode("utf-8")
     except UnicodeEncodeError:
         raise argparse.ArgumentTypeError(f"expected a path or a name in UTF-8, got {text}; rename it") from None
-    return text
+    return _at_home(text) if text.startswith("~") else text
+
+
+def _at_home(text: str) -> str:
+    """A path below a home folder, as in ``--out=~/report``, which shells leave alone."""
+    try:
+        return text if os.path.lexists(text) else str(expanded(text))
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def positive(text: str) -> int:
