@@ -142,7 +142,7 @@ def test_a_sample_is_the_same_whenever_it_is_taken(capsys):
 def test_a_condition_that_holds_makes_exit_code_one(tmp_path, capsys):
     arguments = ["inspect", "-q", *FAST, "--out", str(tmp_path / "report")]
     assert cli.main([*arguments, "--fail-on", "entropy<100"]) == 1
-    assert "entropy<100: decoder layer 0 head 0 has" in capsys.readouterr().err
+    assert "entropy < 100: decoder layer 0 head 0 has" in capsys.readouterr().err
     assert (tmp_path / "report" / "report.html").exists()
     assert cli.main([*arguments, "--fail-on", "entropy<-1"]) == 0
 
@@ -185,7 +185,7 @@ def broken(tmp_path):
         ),
         (["--max-length", "100000"], "max_length must not exceed the 256 tokens that the model reads, got 100000"),
         (["--out", "{blank}/report"], "cannot be written to: Not a directory; choose another with --out"),
-        (["--fail-on", "entropy"], "--fail-on must be a column, <, <=, > or >=, and a number"),
+        (["--fail-on", "entropy"], "--fail-on must be a column, or mean, median, min, max or share of one"),
         (["--fail-on", "entropi<1"], "--fail-on names the column entropi, which no table has"),
         (["--fail-on", "expansion>1"], "--heads-only does not measure expansion of --fail-on"),
         (["--fail-on", "qk_norm>9"], "--heads-only does not measure qk_norm of --fail-on"),

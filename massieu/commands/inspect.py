@@ -89,7 +89,9 @@ def add(command: Command) -> None:
         action="append",
         default=[],
         metavar="EXPR",
-        help="such as 'entropy_min<0.1': exit code 1 if it holds",
+        help="exit code 1 if it holds: 'median(entropy) by layer < 0.1' is a layer in which half of the heads look at"
+        " one token, 'share(entropy < 0.05) > 0.2' a fifth of all heads; mean, min and max work as well, and a column"
+        " alone means any head",
     )
     results.add_argument("-q", "--quiet", action="store_true", help="no progress and no table")
 
