@@ -218,8 +218,8 @@ def _places() -> Iterator[Quantity]:
         "p_0",
         "mean over rows behind the first of p_0",
         "",
-        "The share of attention on the first token. Heads that have nothing to do park their attention there: an"
-        " attention sink.",
+        "The share of attention on the first token. Mass that a row does not need elsewhere rests there: an attention"
+        " sink. A head with a sink can still select: some induction heads give nine tenths of their attention to it.",
     )
     yield Quantity(
         "self_mass",

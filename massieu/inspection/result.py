@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from massieu.checks import UserError
 from massieu.inspection.findings import Finding, findings
+from massieu.inspection.predictions import Prediction, predictions
 from massieu.inspection.publishing import check_writable, verified, written_together
 from massieu.inspection.quantities import QUANTITIES, describe
 
@@ -60,8 +61,13 @@ class Inspection:
 
     @property
     def findings(self) -> list[Finding]:
-        """Three to five sentences that a reader wants first, computed from the tables."""
+        """Sentences that a reader wants first, at most six, computed from the tables."""
         return findings(self.heads, self.layers, self.facts)
+
+    @property
+    def predictions(self) -> list[Prediction]:
+        """Predictions of the theory with what was measured, the control and a verdict."""
+        return predictions(self.heads, self.layers, self.facts)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values; what is not a number is None."""
@@ -70,6 +76,7 @@ class Inspection:
             "facts": _plain(self.facts),
             "notes": list(self.notes),
             "findings": [_plain(asdict(finding)) for finding in self.findings],
+            "predictions": [_plain(asdict(prediction)) for prediction in self.predictions],
             "quantities": _plain(describe()),
             **{name: records(getattr(self, name)) for name in ("heads", "layers", "experiments")},
         }
