@@ -89,7 +89,7 @@ def add(command: Command) -> None:
         action="append",
         default=[],
         metavar="EXPR",
-        help="such as 'entropy_min<0.1': exit code 1 if it holds",
+        help="such as 'broken_rows>0' (scores that are not finite) or 'entropy_min<0.1': exit code 1 if it holds",
     )
     results.add_argument("-q", "--quiet", action="store_true", help="no progress and no table")
 

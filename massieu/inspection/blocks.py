@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,6 +72,26 @@ class States:
     mlp_after: Tensor | None
     output: Tensor
 
+    @functools.cached_property
+    def finite(self) -> Tensor:
+        """Tokens whose states all have a finite length, boolean ``(present tokens,)``."""
+        tensors = {id(x): x for x in self._tensors}.values()
+        return torch.stack([x.square().sum(-1).isfinite() for x in tensors]).all(0)
+
+    def only(self, kept: Tensor) -> States:
+        """Those of the tokens for which a boolean ``(present tokens,)`` is true."""
+        fewer = {id(x): x[kept.to(x.device)] for x in self._tensors}  # one for two names of the same tensor
+
+        def own(x: Any) -> Any:
+            return None if x is None else (own(x[0]), own(x[1])) if isinstance(x, tuple) else fewer[id(x)]
+
+        return States(*(own(getattr(self, each.name)) for each in fields(self)))
+
+    @property
+    def _tensors(self) -> list[Tensor]:
+        values = [getattr(self, each.name) for each in fields(self) if each.name != "normed"]
+        return [x for x in (*values, *(self.normed or ())) if x is not None]
+
     @property
     def named(self) -> dict[str, Tensor]:
         """The states whose covariance is wanted."""
@@ -98,7 +119,7 @@ class LayerStatistics:
     def __init__(self, dim: int) -> None:
         self.dim = dim
         self.width = dim if dim <= WIDEST else NARROW
-        self.tokens = 0
+        self.tokens = self.broken = 0
         self.ratios = {
             name: LogHistogram()
             for name in (
@@ -116,7 +137,10 @@ class LayerStatistics:
         self.shuffled = Moments(0)
 
     def update(self, tokens: Tokens, states: States) -> None:
-        """Add the tokens of a batch."""
+        """Add the tokens of a batch; those that are not finite are counted and left out."""
+        if not bool(states.finite.all()):
+            self.broken += int((~states.finite[: tokens.num_content]).sum())
+            tokens, states = tokens.only(states.finite), states.only(states.finite)
         count = tokens.num_content
         if count:
             self._attention(tokens, states)
@@ -133,6 +157,7 @@ class LayerStatistics:
         if other.dim != self.dim:
             raise UserError(f"cannot merge statistics of tokens of size {other.dim} into those of size {self.dim}")
         self.tokens += other.tokens
+        self.broken += other.broken
         self.aliases |= other.aliases
         for name, ratio in self.ratios.items():
             ratio.merge(other.ratios[name])

@@ -78,6 +78,7 @@ def findings(heads: pandas.DataFrame, layers: pandas.DataFrame | None, facts: di
     """
     fitted = layers if tokens_per_dimension(layers, facts) >= ENOUGH_FOR_FITS else None
     observed = [
+        *_broken(heads),
         *_sharp(heads),
         *_sinks(heads),
         *_rank(fitted),
@@ -94,6 +95,24 @@ def findings(heads: pandas.DataFrame, layers: pandas.DataFrame | None, facts: di
         *_temperature(heads),
     ]
     return observed[:MOST]
+
+
+def _broken(heads: pandas.DataFrame) -> Iterator[Finding]:
+    known = _known(heads, "broken_rows", "rows")
+    broken = known[known["broken_rows"] > 0]
+    if broken.empty:
+        return
+    order = broken["stack"].map({"encoder": 0}).fillna(1)  # an encoder runs first
+    first = broken.assign(order=order).sort_values(["order", "layer", "broken_rows"], ascending=[True, True, False])
+    row = first.iloc[0]
+    lost, kept = int(row["broken_rows"]), int(row["rows"])
+    sentence = (
+        f"{lost} of {lost + kept} attention rows of {_named(row, heads)}, the first layer with such rows, have scores"
+        f" that are nan or infinite. {_count(len(broken), len(known), 'head').capitalize()} of the model"
+        f" {'is' if len(broken) == 1 else 'are'} affected; all other values describe the intact rows only. Try --dtype"
+        " float32; if the rows stay broken, weights or embeddings of the model are damaged."
+    )
+    yield Finding("Broken attention rows", sentence, "broken_rows", _places(broken))
 
 
 def _sharp(heads: pandas.DataFrame) -> Iterator[Finding]:

@@ -80,7 +80,9 @@ def _tables(part: Part, model: nn.Module) -> tuple[Inspection, list[HeadWeights]
     idle = part.heard.idle
     if idle:
         notes.append(f"{len(idle)} attention modules did not run on this text: {', '.join(idle)}.")
-    if part.layers is not None:
+    if part.layers is not None and not part.passages.kept:
+        notes.append("no passage has finite tokens in every layer: the layers table and the experiments are left out")
+    elif part.layers is not None:
         few = few_tokens(part.passages.kept[0].inputs, model)
         weights = head_weights(model, few)
         observer = LayerObserver(model, few)

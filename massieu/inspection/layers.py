@@ -69,6 +69,7 @@ class LayerObserver:
         anatomy: where the stream of the model is.
         sums: what was seen; another may be put in its place.
         by_passage: the same with every passage as a document of its own, if a place for it was made.
+        broken: rows of the last batch with tokens that are not finite somewhere in the model.
 
     Example:
         >>> _ = torch.manual_seed(0)
@@ -86,6 +87,7 @@ class LayerObserver:
         self.anatomy = read_anatomy(model, inputs)
         self.sums = LayerSums()
         self.by_passage: LayerSums | None = None
+        self.broken: set[int] = set()
         self._open: list[_Passage] = []
         self._numbers: dict[str, int] = {}
         self._tokens: dict[str, tuple[Tokens, Tokens | None]] = {}
@@ -117,6 +119,13 @@ class LayerObserver:
                 f"{seen} content tokens are few beside {width} dimensions: log volumes, effective rank, kurtosis and"
                 " linear fits of the layers say little"
             )
+        broken = max((statistics.broken for statistics in found), default=0)
+        if broken:
+            stack, layer = next(row for row, statistics in self.statistics.items() if statistics.broken)
+            notes.append(
+                f"up to {broken} tokens of a layer, from {stack} layer {layer} on, are not finite: they are left out of"
+                " the layers table, and passages with such tokens out of the experiments with derivatives"
+            )
         if any(block.parallel for block in self.anatomy.blocks):
             notes.append("attention and MLP are parallel in this model: both are measured from the block's input")
         return notes
@@ -144,7 +153,7 @@ class LayerObserver:
         self._content = content if isinstance(content, Mapping) else dict.fromkeys(stacks, content)
         self._present = present if isinstance(present, Mapping) else dict.fromkeys(stacks, present)
         self._keys, self._documents = keys, documents
-        self._open, self._numbers, self._tokens = [], {}, {}
+        self._open, self._numbers, self._tokens, self.broken = [], {}, {}, set()
         modules = dict(self.model.named_modules())
         watched: dict[tuple[str, str], None] = {
             (block.name, place.path): None for block in self.anatomy.blocks for place in block.places
@@ -254,6 +263,7 @@ class LayerObserver:
             with torch.no_grad():
                 for stack, states in _states(passage, found).items():
                     row = (stack, passage.block.layer)
+                    self.broken |= set(passage.tokens.row[~states.finite.cpu()].tolist())
                     self.sums.of(row, found.shape[-1]).update(passage.tokens, states)
                     if self.by_passage is not None and passage.alone is not None:
                         self.by_passage.of(row, found.shape[-1]).update(passage.alone, states)

@@ -15,7 +15,7 @@ from massieu.inspection.sampling import PassageSample
 
 __all__ = ["FEWEST_DOCUMENTS", "Identity", "Part", "SCHEMA", "merge_parts"]
 
-SCHEMA = "massieu.part/2"
+SCHEMA = "massieu.part/3"
 FEWEST_DOCUMENTS = 8  # with fewer, standard errors are taken by passage
 
 

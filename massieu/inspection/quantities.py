@@ -286,6 +286,18 @@ def _places() -> Iterator[Quantity]:
         "How many attention rows the means of this head are taken over. Padding and excluded tokens do not count.",
         digits=0,
     )
+    yield Quantity(
+        "broken_rows",
+        "heads",
+        group,
+        "Broken rows",
+        "n_{broken}",
+        "number of query rows with a score that is nan or infinite",
+        "rows",
+        "Rows whose attention is not defined, because the numbers of the model overflow or its weights are damaged."
+        " They are left out of every other value of this head; zero is healthy.",
+        digits=0,
+    )
 
 
 def _weights() -> Iterator[Quantity]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -148,6 +148,18 @@ class Tokens:
         """Present tokens in documents of the first and of the second half, split by the hash of the document."""
         odd = (self.documents[self.row] >> 32 & 1).bool()  # another bit than those of the groups
         return (~odd).nonzero()[:, 0], odd.nonzero()[:, 0]
+
+    def only(self, kept: Tensor) -> Tokens:
+        """Those of the tokens that are present for which a boolean ``(tokens,)`` is true."""
+        kept = kept.cpu()
+        content = kept[: self.num_content]
+        return replace(
+            self,
+            index=self.index[kept],
+            num_content=int(content.sum()),
+            row=self.row[kept],
+            position=self.position[content],
+        )
 
     def differences(self, x: Tensor, permuted: bool = False) -> Tensor:
         """Differences of the pairs, ``(pairs, dim)``; if permuted, those of the control."""
