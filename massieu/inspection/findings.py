@@ -105,6 +105,7 @@ def findings(heads: pandas.DataFrame, layers: pandas.DataFrame | None, facts: di
     observed = [
         *_sharp(heads),
         *_sinks(heads),
+        *_massive(layers),
         *_collapse(layers),
         *_expanding(layers),
         *_neighbours(heads, "previous_mass", "the token before", "Heads that look one token back"),
@@ -161,6 +162,33 @@ def _sinks(heads: pandas.DataFrame) -> Iterator[Finding]:
     else:
         sentence += f": {_named(strongest, heads)} with {strongest['sink_mass']:.0%}"
     yield Finding("Attention sinks", f"{_percent(sentence)}.", "sink_mass", _places(sinks))
+
+
+def _massive(layers: pandas.DataFrame | None) -> Iterator[Finding]:
+    """Tokens with massive activations, and what they would do to the values of the layer where they are largest."""
+    for stack, block in _stacks(layers):
+        known = _known(block, "massive_tokens", "massive_norm")
+        massive = known[known["massive_tokens"] > 0]
+        if massive.empty:
+            continue
+        largest, most = massive.loc[massive["massive_norm"].idxmax()], int(massive["massive_tokens"].max())
+        share = largest.get("massive_first_share", float("nan"))
+        which = " (all of them the first token of a passage)" if share == 1 else ""
+        who = "one token has" if most == 1 else f"up to {most} tokens have"
+        sentence = (
+            f"From {stack}layer {int(massive['layer'].iloc[0])} on, {who} a massive activation{which}: the norm reaches"
+            f" {largest['massive_norm']:.0f} times the median of its passage in layer {int(largest['layer'])}."
+            f" The values of the layers leave these tokens out{_with_massive(largest)}."
+        )
+        yield Finding("Massive activations", sentence, "massive_norm")
+        return
+
+
+def _with_massive(row: pandas.Series) -> str:
+    pair = row.get("effective_rank"), row.get("effective_rank_all_tokens")
+    if any(value is None or not abs(value) < float("inf") for value in pair):
+        return ""
+    return f"; with them, the effective rank there would be {pair[1]:.0f} instead of {pair[0]:.0f}"
 
 
 def _neighbours(heads: pandas.DataFrame, column: str, token: str, title: str) -> Iterator[Finding]:
