@@ -13,6 +13,7 @@ from massieu.inspection.blocks import LayerStatistics, LayerSums
 from massieu.inspection.corpus.faults import Fault, Faults
 from massieu.inspection.counts import Counts, Heard
 from massieu.inspection.heads import HeadStatistics, LayerOfHeads
+from massieu.inspection.massive import MassiveSums
 from massieu.inspection.moments import HashSample, LogHistogram, Mean, Moments
 from massieu.inspection.parts import Identity, Part
 from massieu.inspection.regression import Regression
@@ -28,13 +29,15 @@ STATE: dict[type, tuple[str, ...]] = {
     LayerOfHeads: ("name", "means", "extremes", "shares", "empty", "broken", "rows", "notes", "by_passage"),
     HeadStatistics: ("sampled", "by_passage", "layers"),
     Mean: ("totals", "counts"),
-    Moments: ("count", "mean", "other_mean", "scatter"),
+    Moments: ("count", "mean", "other_mean", "rows", "other_rows", "_scatter"),
     LogHistogram: ("counts",),
     HashSample: ("size", "hashes", "rows"),
     Regression: ("inputs", "cross", "spread"),
     LayerStatistics: (
         *("dim", "width", "tokens", "broken", "ratios", "means", "clouds", "aliases", "sample", "fits", "shuffled"),
+        "massive",
     ),
+    MassiveSums: ("count", "first", "largest", "clouds", "fits", "sample", "means"),
     LayerSums: ("statistics", "notes"),
     KeptPassage: ("key", "inputs", "content"),
     PassageSample: ("count", "_kept"),
