@@ -13,6 +13,7 @@ from massieu.inspection.findings import Finding, findings
 from massieu.inspection.predictions import Prediction, predictions
 from massieu.inspection.publishing import check_writable, verified, written_together
 from massieu.inspection.quantities import QUANTITIES, describe
+from massieu.inspection.spreadsheets import write_csv
 
 if TYPE_CHECKING:
     import pandas
@@ -117,7 +118,7 @@ class Inspection:
             for name in ("layers", "experiments"):
                 getattr(self, name).to_parquet(place / f"{name}.parquet", index=False)
             for name in ("heads", "layers", "experiments"):
-                getattr(self, name).to_csv(place / f"{name}.csv", index=False)
+                write_csv(getattr(self, name), place / f"{name}.csv")
             if figures:
                 from massieu import figures as drawing
 
