@@ -56,6 +56,11 @@ def add(command: Command) -> None:
     )
     text.add_argument("--strict", action="store_true", help="fail at the first record that cannot be read")
     text.add_argument("--max-length", type=positive, metavar="T", help="cut documents into passages of T tokens")
+    text.add_argument(
+        "--long-documents",
+        choices=("error", "cut", "skip"),
+        help="treatment of documents with more tokens than the model reads (default: error, or cut with --max-length)",
+    )
     text.add_argument("--special-tokens", action="store_true", help="count special tokens as well")
     how = parser.add_argument_group("how")
     how.add_argument("--batch-size", type=positive, default=16, metavar="N", help="passages at once (default: 16)")
@@ -124,6 +129,7 @@ def run(options: argparse.Namespace) -> int:
             experiments="heads" if options.heads_only else "default",
             rows=options.rows,
             special_tokens=options.special_tokens,
+            long_documents=options.long_documents,
             progress=progress,
             engine=chosen,
             checkpoint=checkpoint,

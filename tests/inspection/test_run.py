@@ -186,7 +186,7 @@ def test_a_model_that_changes_from_run_to_run_is_refused():
             ["word " * 2000],
             {},
             ValueError,
-            "text number 1 has .* tokens, but the model reads at most .*; pass --max-length",
+            "text number 1 has .* tokens, but the model reads at most .*; pass --long-documents cut",
         ),
         (["a"], {"max_length": 10**6}, ValueError, "max_length must not exceed the .* tokens that the model reads"),
         (["a"], {"max_length": 1}, ValueError, "max_length must be a whole number of at least 2, got 1"),
