@@ -181,7 +181,7 @@ def broken(tmp_path):
         (["--text", "{blank}"], "blank.txt must hold some text, and it is empty"),
         (
             ["--text", "{long}"],
-            "tokens, but the model reads at most 256; pass --max-length 256 (max_length in Python) to cut such texts",
+            "tokens, but the model reads at most 256; pass --long-documents cut (long_documents in Python) to cut such texts",
         ),
         (["--max-length", "100000"], "max_length must not exceed the 256 tokens that the model reads, got 100000"),
         (["--out", "{blank}/report"], "cannot be written to: Not a directory; choose another with --out"),

@@ -56,6 +56,11 @@ def add(command: Command) -> None:
     )
     text.add_argument("--strict", action="store_true", help="fail at the first record that cannot be read")
     text.add_argument("--max-length", type=positive, metavar="T", help="cut documents into passages of T tokens")
+    text.add_argument(
+        "--long-documents",
+        choices=("error", "cut", "skip"),
+        help="treatment of documents with more tokens than the model reads (default: error, or cut with --max-length)",
+    )
     text.add_argument("--special-tokens", action="store_true", help="count special tokens as well")
     how = parser.add_argument_group("how")
     how.add_argument("--batch-size", type=positive, default=16, metavar="N", help="passages at once (default: 16)")
@@ -89,9 +94,9 @@ def add(command: Command) -> None:
         action="append",
         default=[],
         metavar="EXPR",
-        help="exit code 1 if it holds: 'median(entropy) by layer < 0.1' is a layer in which half of the heads look at"
-        " one token, 'share(entropy < 0.05) > 0.2' a fifth of all heads; mean, min and max work as well, and a column"
-        " alone means any head",
+        help="exit code 1 if it holds: 'broken_rows > 0' is any head with scores that are not finite, 'median(entropy)"
+        " by layer < 0.1' a layer in which half of the heads look at one token, 'share(entropy < 0.05) > 0.2' a fifth of"
+        " all heads; mean, min and max work as well, and a column alone means any head",
     )
     results.add_argument("-q", "--quiet", action="store_true", help="no progress and no table")
 
@@ -126,6 +131,7 @@ def run(options: argparse.Namespace) -> int:
             experiments="heads" if options.heads_only else "default",
             rows=options.rows,
             special_tokens=options.special_tokens,
+            long_documents=options.long_documents,
             progress=progress,
             engine=chosen,
             checkpoint=checkpoint,

@@ -21,7 +21,10 @@ def add(command: Command) -> None:
     parser.add_argument("runs", nargs="+", type=path, metavar="RUN", help="folder that massieu inspect --out wrote")
     parser.add_argument("--out", type=path, metavar="DIR", help="write report.html, tables, JSON and figures there")
     parser.add_argument(
-        "--model", type=path, metavar="MODEL", help="where the model is now (default: where the runs had it)"
+        "--model",
+        type=path,
+        metavar="MODEL",
+        help="model of the runs; none: the embedded one, and no other only because a run names it",
     )
     parser.add_argument("-q", "--quiet", action="store_true", help="no table")
     add_loading(parser)

@@ -45,6 +45,11 @@ def finish(part: Part, model: nn.Module, *, check: bool = True) -> Inspection:
             " pass the same model, in the same dtype"
         )
     counts = part.counts
+    if counts.documents == counts.blank and counts.long:
+        raise UserError(
+            f"no document is left: all {counts.long} with text have more than {part.identity.options['max_length']}"
+            " tokens and were skipped; pass --long-documents cut"
+        )
     if counts.documents == counts.blank:
         raise UserError(NO_TEXT)
     if counts.counted == 0:
@@ -80,7 +85,9 @@ def _tables(part: Part, model: nn.Module) -> tuple[Inspection, list[HeadWeights]
     idle = part.heard.idle
     if idle:
         notes.append(f"{len(idle)} attention modules did not run on this text: {', '.join(idle)}.")
-    if part.layers is not None:
+    if part.layers is not None and not part.passages.kept:
+        notes.append("no passage has finite tokens in every layer: the layers table and the experiments are left out")
+    elif part.layers is not None:
         few = few_tokens(part.passages.kept[0].inputs, model)
         weights = head_weights(model, few)
         observer = LayerObserver(model, few)
@@ -100,6 +107,10 @@ def _tables(part: Part, model: nn.Module) -> tuple[Inspection, list[HeadWeights]
 def _notes(part: Part, model: nn.Module) -> list[str]:
     """What was left out, in sentences."""
     found = part.faults.notes()
+    if part.counts.long and part.identity.options.get("long_documents") == "skip":
+        number, most = part.counts.long, part.identity.options["max_length"]
+        which = "1 document beyond {} tokens was" if number == 1 else f"{number:,} documents beyond {{}} tokens were"
+        found.append(f"{which.format(most)} skipped.")
     tokens, left = part.counts.tokens, part.counts.tokens - part.counts.counted
     if left:
         found.append(
@@ -129,6 +140,7 @@ def _text_facts(part: Part) -> dict[str, Any]:
         "counted_tokens": counts.counted,
         "excluded": "padding" if options["special_tokens"] or not text else "padding and special tokens",
         "max_length": options["max_length"],
+        "long_documents": counts.long,
         "unit": "passage" if part.by_passage else "document",
         "bad_records": part.faults.to_dict(),
     }

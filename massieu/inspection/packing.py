@@ -13,6 +13,7 @@ from massieu.inspection.blocks import LayerStatistics, LayerSums
 from massieu.inspection.corpus.faults import Fault, Faults
 from massieu.inspection.counts import Counts, Heard
 from massieu.inspection.heads import HeadStatistics, LayerOfHeads
+from massieu.inspection.massive import MassiveSums
 from massieu.inspection.moments import HashSample, LogHistogram, Mean, Moments
 from massieu.inspection.parts import Identity, Part
 from massieu.inspection.regression import Regression
@@ -25,20 +26,22 @@ STATE: dict[type, tuple[str, ...]] = {
     Means: ("documents", "sum", "count", "sum_squared", "sum_count", "count_squared", "shift", "_open"),
     Extremes: ("largest", "smallest"),
     Shares: ("counts",),
-    LayerOfHeads: ("name", "means", "extremes", "shares", "rows", "empty", "notes", "by_passage"),
+    LayerOfHeads: ("name", "means", "extremes", "shares", "empty", "broken", "rows", "notes", "by_passage"),
     HeadStatistics: ("sampled", "by_passage", "layers"),
     Mean: ("totals", "counts"),
-    Moments: ("count", "mean", "other_mean", "scatter"),
+    Moments: ("count", "mean", "other_mean", "rows", "other_rows", "_scatter"),
     LogHistogram: ("counts",),
     HashSample: ("size", "hashes", "rows"),
     Regression: ("inputs", "cross", "spread"),
     LayerStatistics: (
-        *("dim", "width", "tokens", "ratios", "means", "clouds", "aliases", "sample", "fits", "shuffled"),
+        *("dim", "width", "tokens", "broken", "ratios", "means", "clouds", "aliases", "sample", "fits", "shuffled"),
+        "massive",
     ),
+    MassiveSums: ("count", "first", "largest", "clouds", "fits", "sample", "means"),
     LayerSums: ("statistics", "notes"),
     KeptPassage: ("key", "inputs", "content"),
     PassageSample: ("count", "_kept"),
-    Counts: ("documents", "blank", "passages", "tokens", "counted", "digest", "sketch"),
+    Counts: ("documents", "blank", "passages", "tokens", "counted", "long", "digest", "sketch"),
     Heard: ("expected", "heard", "ran", "linear", "notes"),
     Identity: ("model", "tokenizer", "options", "schema", "name", "revision", "dtype"),
     Fault: ("name", "position", "place", "reason", "sentence"),

@@ -152,7 +152,6 @@ class Reader:
             receive = functools.partial(part.heads.receive, batch=batch)
             heard = stack.enter_context(tap(self.model, receive, fallback=self._fallback))
             if self._layers is not None and part.layers is not None:
-                part.passages.offer(inputs, batch.content, batch.keys)
                 self._layers.sums, self._layers.by_passage = part.layers, part.layers_by_passage
                 stack.enter_context(self._layers.batch(batch.content, batch.keys, batch.present, batch.origins))
             try:
@@ -161,6 +160,9 @@ class Reader:
                 raise UserError(
                     f"the model cannot read these tokens ({error}); are there too many, or some beyond its vocabulary?"
                 ) from error
+        if self._layers is not None and part.layers is not None:
+            whole = [row for row in range(len(batch.keys)) if row not in self._layers.broken]
+            part.passages.offer(inputs, batch.content, batch.keys, whole)
         # A module that did not run, such as the vision part of a model that reads text, makes no mean wrong.
         missing = [name for name in heard.missing if name not in heard.idle]
         if missing or not heard.heard:

@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from massieu.checks import UserError
+from massieu.checks import UserError, did_you_mean
 from massieu.inspection.findings import Finding, findings
+from massieu.inspection.predictions import Prediction, predictions
 from massieu.inspection.publishing import check_writable, verified, written_together
 from massieu.inspection.quantities import QUANTITIES, describe
 from massieu.inspection.spreadsheets import write_csv
@@ -61,8 +62,13 @@ class Inspection:
 
     @property
     def findings(self) -> list[Finding]:
-        """Three to five sentences that a reader wants first, computed from the tables."""
+        """Sentences that a reader wants first, at most six, computed from the tables."""
         return findings(self.heads, self.layers, self.facts)
+
+    @property
+    def predictions(self) -> list[Prediction]:
+        """Predictions of the theory with what was measured, the control and a verdict."""
+        return predictions(self.heads, self.layers, self.facts)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values; what is not a number is None."""
@@ -71,6 +77,7 @@ class Inspection:
             "facts": _plain(self.facts),
             "notes": list(self.notes),
             "findings": [_plain(asdict(finding)) for finding in self.findings],
+            "predictions": [_plain(asdict(prediction)) for prediction in self.predictions],
             "quantities": _plain(describe()),
             **{name: records(getattr(self, name)) for name in ("heads", "layers", "experiments")},
         }
@@ -143,9 +150,8 @@ class Inspection:
         from massieu import figures
 
         if quantity not in QUANTITIES:
-            raise UserError(
-                f"quantity must be one of {', '.join(QUANTITIES)}, got {quantity}; entropy is the usual one"
-            )
+            near = did_you_mean(quantity, QUANTITIES)
+            raise UserError(f"quantity must be one of {', '.join(QUANTITIES)}, got {quantity}{near}; try entropy")
         meant = QUANTITIES[quantity]
         draw = figures.head_map if meant.table == "heads" else figures.layer_profile
         return draw(getattr(self, meant.table), meant)

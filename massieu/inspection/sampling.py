@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,17 +64,24 @@ class PassageSample:
         self._kept[document_hash(passage.key)] = passage
         self._forget()
 
-    def offer(self, inputs: Mapping[str, Any], content: Mapping[str, Tensor] | Tensor, keys: Sequence[object]) -> None:
+    def offer(
+        self,
+        inputs: Mapping[str, Any],
+        content: Mapping[str, Tensor] | Tensor,
+        keys: Sequence[object],
+        rows: Iterable[int] | None = None,
+    ) -> None:
         """Keep what belongs into the sample.
 
         Args:
             inputs: keyword arguments of a forward pass.
             content: boolean, ``(batch, tokens)``, or one for each stack; a stack without a mask counts whole.
             keys: what identifies the content of each row.
+            rows: numbers of the rows that may be kept; None for all.
         """
         masks = {"": content} if isinstance(content, Tensor) else content
-        for row, key in enumerate(keys):
-            hashed = document_hash(key)
+        for row in range(len(keys)) if rows is None else rows:
+            key, hashed = keys[row], document_hash(keys[row])
             if len(self._kept) < self.count or hashed < max(self._kept):
                 self.keep(_cut(inputs, masks, row, len(keys), key))
 

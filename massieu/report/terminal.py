@@ -86,8 +86,25 @@ def show_inspection(document: Mapping[str, Any], console: Any) -> None:
     console.print(Text("means over the heads of a layer; all heads are in the report and in --json", style="dim"))
     for finding in document["findings"]:
         console.print(Text.assemble((f"{finding['title']}: ", "bold"), finding["sentence"]))
+    if document.get("predictions"):
+        console.print(_predictions_table(document["predictions"]))
     for note in document["notes"]:
         console.print(Text(note, style="dim"))
+
+
+def _predictions_table(predictions: Sequence[Mapping[str, Any]]) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("prediction of the theory")
+    for name in ("measured", "control", "theory"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("verdict", "where"):
+        table.add_column(name)
+    for row in predictions:
+        numbers = [_number(row[name], 2) for name in ("measured", "control", "predicted")]
+        table.add_row(row["statement"], *numbers, row["verdict"], row["sentence"])
+    return table
 
 
 def show_comparison(documents: Sequence[Mapping[str, Any]], console: Any) -> None:

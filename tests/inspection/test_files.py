@@ -250,7 +250,7 @@ def count(name: str, value):
         (entry(".means.count", -1.0), "means.count has negative entries"),
         (entry("ratios.expansion.counts", -1.0), "expansion.counts has negative entries"),
         (entry(".means.sum", math.nan), "means.sum is not finite"),
-        (entry(".clouds.before.scatter", math.inf), "scatter is not finite"),
+        (entry(".clouds.before._scatter", math.inf), "scatter is not finite"),
         (entry("extremes.largest", math.nan), "largest is not a number"),
         (entry("sample.hashes", -5), "hashes has negative entries"),
         (tensor(".means.sum", lambda x: x.float()), "has the dtype torch.float32, not torch.float64"),
