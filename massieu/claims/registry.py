@@ -61,7 +61,9 @@ def select(patterns: Iterable[str]) -> list[Claim]:
         if not found:
             known = [each.key for each in claims]
             near = did_you_mean(pattern.upper(), known)
-            raise UserError(f"no claim is called {pattern}{near}; choose from {', '.join(known)}, or a glob such as C1*")
+            raise UserError(
+                f"no claim is called {pattern}{near}; choose from {', '.join(known)}, or a glob such as C1*"
+            )
         chosen |= found
     return [each for each in claims if each.key in chosen] if patterns else claims
 

@@ -24,8 +24,8 @@ def add_loading(parser: argparse.ArgumentParser) -> None:
         "--dtype", default="auto", help="float32, bfloat16, float16 or float64 (default: auto, which is float32)"
     )
     group.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps (default: cpu)")
-    group.add_argument("--device-map", metavar="HOW", help="spread a large model by accelerate: auto, balanced")
-    group.add_argument("--revision", help="branch, tag or commit of a Hugging Face id")
+    group.add_argument("--device-map", metavar="HOW", help="spread a large model: auto, balanced (default: no)")
+    group.add_argument("--revision", help="branch, tag or commit of a Hugging Face id (default: main)")
     group.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
     group.add_argument("--offline", action="store_true", help="never ask the network")
 
@@ -38,7 +38,10 @@ def add_engine(parser: argparse.ArgumentParser) -> Any:
     )
     group.add_argument("--address", metavar="HOST:PORT", help="Dask scheduler (default: a cluster on this machine)")
     group.add_argument(
-        "--scheduler-file", type=path, metavar="FILE", help="what dask scheduler wrote, instead of an address"
+        "--scheduler-file",
+        type=path,
+        metavar="FILE",
+        help="what dask scheduler wrote, instead of an address (default: a cluster on this machine)",
     )
     return group
 

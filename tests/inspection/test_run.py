@@ -323,7 +323,7 @@ def test_interrupted_writing_leaves_nothing(reference, tmp_path, monkeypatch):
 def test_quantities_of_heads_and_layers_are_drawn(reference):
     for name in ("entropy", "head_class", "expansion"):
         assert reference.plot(name).axes
-    with pytest.raises(ValueError, match=r"quantity must be one of .*, got entropi \(did you mean entropy\?\); try entropy"):
+    with pytest.raises(ValueError, match=r"quantity must be one of .*, got entropi \(did you mean entropy\?\)"):
         reference.plot("entropi")
 
 
