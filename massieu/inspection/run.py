@@ -59,7 +59,8 @@ def inspect_model(
     """Measure every attention head and every layer of a transformer on a text.
 
     The text is read once, and nothing of the size of an attention matrix is kept. The model computes what it computes
-    without us, which is checked on the first batch.
+    without us, which is checked on the first batch. Inspections of one model in several threads wait for each
+    other, and passes of other threads do not count; a model that another thread trains meanwhile should be a copy.
 
     Args:
         model: a model, or what :func:`massieu.inspection.loading.load` understands; None for the embedded one.
