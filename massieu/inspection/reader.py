@@ -152,7 +152,7 @@ class Reader:
             receive = functools.partial(part.heads.receive, batch=batch)
             heard = stack.enter_context(tap(self.model, receive, fallback=self._fallback))
             if self._layers is not None and part.layers is not None:
-                part.passages.offer(inputs, batch.content, batch.keys)
+                part.passages.offer(inputs, batch.content, batch.keys, batch.origins)
                 self._layers.sums, self._layers.by_passage = part.layers, part.layers_by_passage
                 stack.enter_context(self._layers.batch(batch.content, batch.keys, batch.present, batch.origins))
             try:
