@@ -94,7 +94,7 @@ def _tables(part: Part, model: nn.Module) -> tuple[Inspection, list[HeadWeights]
         observer.sums = part.layers
         if part.layers_by_passage is not None:
             observer.sums = LayerSums(part.layers_by_passage.statistics, part.layers.notes)
-        fields = part.passages.probe(model, observer.anatomy)
+        fields = part.passages.probe(model, observer.anatomy, by_passage=part.by_passage)
         layers = observer.table(fields.table)
         geometry = head_geometry(weights, observer.input_covariances(weights))
         figures = geometry.heads.drop(columns=["name", "idempotency", "logit_sd"])  # these are experiments only

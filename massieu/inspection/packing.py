@@ -39,7 +39,7 @@ STATE: dict[type, tuple[str, ...]] = {
     ),
     MassiveSums: ("count", "first", "largest", "clouds", "fits", "sample", "means"),
     LayerSums: ("statistics", "notes"),
-    KeptPassage: ("key", "inputs", "content"),
+    KeptPassage: ("key", "document", "inputs", "content"),
     PassageSample: ("count", "_kept"),
     Counts: ("documents", "blank", "passages", "tokens", "counted", "long", "digest", "sketch"),
     Heard: ("expected", "heard", "ran", "linear", "notes"),

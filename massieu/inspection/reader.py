@@ -163,7 +163,7 @@ class Reader:
                 ) from error
         if self._layers is not None and part.layers is not None:
             whole = [row for row in range(len(batch.keys)) if row not in self._layers.broken]
-            part.passages.offer(inputs, batch.content, batch.keys, whole)
+            part.passages.offer(inputs, batch.content, batch.keys, batch.origins, whole)
         # A module that did not run, such as the vision part of a model that reads text, makes no mean wrong.
         missing = [name for name in heard.missing if name not in heard.idle]
         if missing or not heard.heard:

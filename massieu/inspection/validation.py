@@ -55,7 +55,7 @@ NOT_NEGATIVE = {"count", "counts", "count_squared", "hashes", "empty", "broken"}
 OPTIONAL = {(Part, "layers_by_passage")}
 """Fields that an empty partial result has and another may lack."""
 
-ANY_VALUE = {(KeptPassage, "inputs"), (KeptPassage, "key"), (Identity, "options")}
+ANY_VALUE = {*((KeptPassage, name) for name in ("key", "document", "inputs")), (Identity, "options")}
 """Fields that hold whatever the caller of the model has passed."""
 
 
