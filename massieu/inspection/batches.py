@@ -14,6 +14,7 @@ from torch import Tensor
 from massieu.checks import UserError
 from massieu.inspection.corpus.splits import Document
 from massieu.inspection.splits import text_hash
+from massieu.inspection.vocabulary import unknown_token
 
 __all__ = ["Batch", "Passage", "given_batches", "passages", "text_batches"]
 
@@ -29,6 +30,7 @@ class Passage:
     content: list[bool]  # False for special tokens
     parts: int  # how many passages the document has
     origin: str  # a name of the document that depends on its text alone
+    unknown: int = 0  # tokens that stand for words that the tokenizer does not know
 
     @property
     def key(self) -> str:
@@ -79,9 +81,8 @@ def passages(
 ) -> Iterator[Passage]:
     """Tokens of the documents, at most ``longest`` at a time; a longer document is ``cut``, or refused."""
     # Special tokens that are written out in a text count as special too; an unknown word is still a word.
-    others = ("bos", "eos", "pad", "cls", "sep", "mask")
-    named = {getattr(tokenizer, f"{name}_token_id", None) for name in others}
-    marks_text = {*tokenizer.all_special_ids} - ({tokenizer.unk_token_id} - named)
+    unknown = unknown_token(tokenizer)
+    marks_text = {*tokenizer.all_special_ids} - {unknown}
     for number, document in enumerate(documents):
         text, place = document if isinstance(document, Document) else (document, f"text number {number + 1}")
         if not isinstance(text, str):
@@ -103,7 +104,7 @@ def passages(
         for own, marks in parts:
             special = zip(own, marks, strict=True)
             content = [special_tokens or not (mark or token in marks_text) for token, mark in special]
-            yield Passage(number, list(own), content, len(parts), origin)
+            yield Passage(number, list(own), content, len(parts), origin, sum(token == unknown for token in own))
 
 
 def _cut(text: str, tokenizer: Any, longest: int) -> list[tuple[list[int], list[int]]]:

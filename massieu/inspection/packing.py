@@ -38,7 +38,7 @@ STATE: dict[type, tuple[str, ...]] = {
     LayerSums: ("statistics", "notes"),
     KeptPassage: ("key", "inputs", "content"),
     PassageSample: ("count", "_kept"),
-    Counts: ("documents", "blank", "passages", "tokens", "counted", "digest", "sketch"),
+    Counts: ("documents", "blank", "passages", "tokens", "counted", "unknown", "digest", "sketch"),
     Heard: ("expected", "heard", "ran", "linear", "notes"),
     Identity: ("model", "tokenizer", "options", "schema", "name", "revision", "dtype"),
     Fault: ("name", "position", "place", "reason", "sentence"),
