@@ -206,10 +206,10 @@ def _check_content(name: str, folder: Path) -> None:
 
 
 def _gguf_advice(name: str, folder: str, file: str) -> str:
-    how = f'from_pretrained("{folder}", gguf_file="{file}")'
+    how = f"from_pretrained({folder!r}, gguf_file={file!r})"
     return (
-        f"{name} holds weights as GGUF, which are widened in Python: model = transformers.AutoModel.{how} and"
-        f" tokenizer = transformers.AutoTokenizer.{how}, which need the packages gguf and accelerate; then"
+        f"{name} holds weights as GGUF, which transformers converts in Python with the packages gguf and accelerate:"
+        f" model = transformers.AutoModel.{how}; tokenizer = transformers.AutoTokenizer.{how}; then"
         " massieu.inspect_model(model, texts, tokenizer=tokenizer)"
     )
 
