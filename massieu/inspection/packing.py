@@ -41,7 +41,7 @@ STATE: dict[type, tuple[str, ...]] = {
     LayerSums: ("statistics", "notes"),
     KeptPassage: ("key", "document", "inputs", "content"),
     PassageSample: ("count", "_kept"),
-    Counts: ("documents", "blank", "passages", "tokens", "counted", "long", "digest", "sketch"),
+    Counts: ("documents", "blank", "passages", "tokens", "counted", "long", "unknown", "digest", "sketch"),
     Heard: ("expected", "heard", "ran", "linear", "notes"),
     Identity: ("model", "tokenizer", "options", "schema", "name", "revision", "dtype"),
     Fault: ("name", "position", "place", "reason", "sentence"),
