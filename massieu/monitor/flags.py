@@ -13,7 +13,7 @@ from massieu.checks import UserError
 from massieu.monitor.quantities import HEADS, WATCHED
 from massieu.monitor.reading import Flag, Place, Reading, summary
 
-__all__ = ["RULES", "Flags", "Rule", "worst"]
+__all__ = ["OF_ANY_PASS", "RULES", "Flags", "Rule", "worst"]
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,10 @@ RULES: tuple[Rule, ...] = (
         "Clark et al. 2019, arXiv 1906.04341, section 6",
     ),
 )
-"""What is flagged unless other rules are given."""
+"""What is flagged in training unless other rules are given."""
+
+OF_ANY_PASS = tuple(rule for rule in RULES if rule.quantity == "broken_rows")
+"""What is flagged outside training: one token at a time, a healthy model has sharp and similar heads."""
 
 Key = tuple[str, str, int, int | None]
 

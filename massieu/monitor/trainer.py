@@ -78,8 +78,8 @@ class _Events:
         """Begin to watch; a training that was interrupted left its watch behind."""
         self.close()
         if getattr(args, "n_gpu", 1) > 1:
-            raise RuntimeError(
-                f"the Trainer would run copies of the model in threads on {args.n_gpu} devices, which cannot be heard;"
+            raise UserError(
+                f"the Trainer would run copies of the model in threads on {args.n_gpu} devices, which cannot be read;"
                 " start with torchrun, or show it one device by CUDA_VISIBLE_DEVICES=0"
             )
         through = [Tool(self._writer(state))] if self._through else []

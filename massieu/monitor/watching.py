@@ -17,7 +17,7 @@ from massieu.inspection.run import NotObservable
 from massieu.kernels.graphs import call_eagerly
 from massieu.monitor.console import Console
 from massieu.monitor.delivery import Delivery
-from massieu.monitor.flags import RULES, Flags, Rule
+from massieu.monitor.flags import OF_ANY_PASS, RULES, Flags, Rule
 from massieu.monitor.listening import Listening
 from massieu.monitor.quantities import HEADS, LAYERS, chosen
 from massieu.monitor.reading import Flag, Place, Reading
@@ -67,7 +67,8 @@ def watch(
     place; in other loops, and where you want to count yourself, call :meth:`Watch.step` behind each update. Of several
     passes of one step the first is read. A pass in eval mode or without gradients counts as evaluation: call the
     model's ``train()`` before the loop. A line on the logger ``massieu.watch`` says so where weights change and nothing
-    was ever read. With ``training=False`` every pass is a step and can be read, those of ``generate`` as well.
+    was ever read. With ``training=False`` every pass is a step and can be read, also the pass of each token in
+    ``generate``.
 
     Nothing that fails in a reading ends the training: it is logged once, and the watch reads no more.
 
@@ -87,10 +88,10 @@ def watch(
         start: number of the first step, for a run that is continued.
         rules: when to raise flags; of the usual ones, those for quantities that are not computed are left out.
         gather: called with the sums of each reading before they become figures: merges those of several processes.
-        console: whether the main process prints a line to stderr for each flag, once for each layer, and where the log
-            is in the end.
+        console: whether the main process prints a line to stderr when a flag is first raised, once for each head, and
+            where the log is in the end.
         training: whether only passes of training count. False reads evaluation and generation, too: every forward pass
-            is a step.
+            is a step. Of the usual rules only "not finite" is followed then: the others are made for training.
 
     Returns:
         A handle that is also a context manager; leaving it, by whatever way, removes every hook.
@@ -148,7 +149,7 @@ class Watch:
             raise UserError(f"start must be the number of the first step, got {start!r}; 0 for a new run")
         plain = getattr(model, "_orig_mod", model)
         if plain in _WATCHED:
-            raise RuntimeError(
+            raise UserError(
                 f"this {type(plain).__name__} is watched already; close the first watch, or give it several logs"
             )
         self.readings: list[Reading] = []
@@ -157,7 +158,7 @@ class Watch:
         self._training, self._overlooked = training, 0
         # Between passes that are no training, weights do not change.
         self._wanted, self._gather = chosen(quantities) - (frozenset() if training else {"update_ratio"}), gather
-        self._flags = Flags(rules, self._wanted)
+        self._flags = Flags(rules if training or rules is not RULES else OF_ANY_PASS, self._wanted)
         if self._flags.left_out:
             names = ", ".join(f"{rule.name} ({rule.quantity})" for rule in self._flags.left_out)
             self.notes.append(f"not flagged, since the quantity is not computed: {names}")
@@ -228,6 +229,8 @@ class Watch:
 
     def __repr__(self) -> str:
         parts = [type(self._plain).__name__, *in_one_line(self.readings, self.flags)]
+        if not self.readings and self._overlooked:
+            parts.append(f"{self._overlooked} passes of evaluation or generation not read")
         parts += [] if self._reads else ["stopped"]
         parts += ["closed"] if self._closed else []
         parts += [f"log {', '.join(self._files)}"] if self._files else []
@@ -412,8 +415,8 @@ class Watch:
             self._console.say(f"{words}; massieu watch {self._files[0]} shows them")
         if not count and self._overlooked and self._reads and self._steps.is_waiting:
             tell(
-                f"nothing was read in {self._overlooked} passes of {type(self._plain).__name__}: evaluation and"
-                " generation are no training; massieu.watch(model, training=False) reads every pass"
+                f"nothing was read in {self._overlooked} passes of {type(self._plain).__name__}, which were evaluation"
+                " or generation; massieu.watch(model, every=1, training=False) reads every pass"
             )
 
     def _reading(self, tallies: list[Tally]) -> Reading:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import massieu
+from massieu.checks import UserError
 from massieu.monitor import trainer as module
 
 transformers = pytest.importorskip("transformers")
@@ -183,7 +184,7 @@ def test_it_is_a_callback_that_travels():
 def test_copies_in_threads_are_refused():
     callback = module.WatchCallback()
     state = SimpleNamespace(global_step=0)
-    with pytest.raises(RuntimeError, match="run copies of the model in threads on 2 devices, .* start with torchrun"):
+    with pytest.raises(UserError, match="run copies of the model in threads on 2 devices, .* start with torchrun"):
         callback.on_train_begin(SimpleNamespace(n_gpu=2), state, None, model=nn.Linear(2, 2))
 
 
