@@ -1,3 +1,5 @@
+import math
+
 import pandas
 import pytest
 import torch
@@ -31,6 +33,15 @@ def test_a_map_has_the_values_at_layer_and_head():
     (image,) = head_map(heads, QUANTITIES["entropy"]).axes[0].images
     for _, row in heads.iterrows():
         assert image.get_array()[row["layer"], row["head"]] == row["entropy"]
+
+
+@pytest.mark.parametrize(
+    ("name", "ends"), [("sink_mass", (0.0, 1.0)), ("gradient_cosine", (-1.0, 1.0)), ("entropy", (0.0, math.log(180)))]
+)
+def test_the_colors_of_a_map_start_from_what_the_quantity_can_be(name, ends):
+    heads, _ = tables(3, 4)
+    image = head_map(heads, QUANTITIES[name]).axes[0].images[0]
+    assert (image.norm.vmin, image.norm.vmax) == pytest.approx(ends)
 
 
 def test_a_map_does_not_depend_on_the_order_of_the_rows():

@@ -35,6 +35,8 @@ class Quantity:
         predicted: the value that the theory asks for.
         neutral: the value that means nothing happened; the middle of a diverging scale.
         digits: decimals worth printing.
+        least: smallest possible value, where the colors of a map begin; None if there is none.
+        most: largest possible value, where they end; "length" is the number of tokens that a row sees.
     """
 
     name: str
@@ -50,6 +52,8 @@ class Quantity:
     predicted: float | None = None
     neutral: float | None = None
     digits: int = 2
+    least: float | None = None
+    most: float | Literal["length", "log length"] | None = None
 
 
 def describe() -> dict[str, dict[str, object]]:
@@ -74,6 +78,8 @@ def _thermodynamics() -> Iterator[Quantity]:
         "nats",
         "How undecided a head is. Zero means that all attention is on one token; log N means that it is spread"
         " evenly over the N tokens that the row can see.",
+        least=0.0,
+        most="log length",
     )
     yield Quantity(
         "normalized_entropy",
@@ -85,6 +91,8 @@ def _thermodynamics() -> Iterator[Quantity]:
         "",
         "The entropy as a share of the largest one that is possible for the row, so that early and late positions"
         " of a causal model can be compared. One is uniform attention, zero a single token.",
+        least=0.0,
+        most=1.0,
     )
     yield Quantity(
         "perplexity",
@@ -97,6 +105,8 @@ def _thermodynamics() -> Iterator[Quantity]:
         "The number of equally likely tokens that would give the same entropy: how many tokens the head reads at once.",
         scale="logarithmic",
         digits=1,
+        least=1.0,
+        most="length",
     )
     yield Quantity(
         "effective_atoms",
@@ -110,6 +120,8 @@ def _thermodynamics() -> Iterator[Quantity]:
         " coincide. It weighs the large weights more than the perplexity does.",
         scale="logarithmic",
         digits=1,
+        least=1.0,
+        most="length",
     )
     yield Quantity(
         "log_normalizer",
@@ -146,6 +158,8 @@ def _thermodynamics() -> Iterator[Quantity]:
         "nats",
         "The entropy of the sharpest row that was seen, among those with two tokens or more to choose from. A"
         " collapsed head shows here before the mean moves.",
+        least=0.0,
+        most="log length",
     )
 
 
@@ -185,6 +199,7 @@ def _scores() -> Iterator[Quantity]:
         "mean over sampled rows of max_j s_j − min_j s_j",
         "nats",
         "How far the best token stands above the worst one. A difference of one means e times the attention.",
+        least=0.0,
     )
 
 
@@ -199,6 +214,8 @@ def _places() -> Iterator[Quantity]:
         "mean over rows of max_j p_j",
         "",
         "The share of attention that the most attended token gets.",
+        least=0.0,
+        most=1.0,
     )
     yield Quantity(
         "peak_max",
@@ -209,6 +226,8 @@ def _places() -> Iterator[Quantity]:
         "max over rows of max_j p_j",
         "",
         "The largest single attention weight that was seen. One means that some row looks at one token only.",
+        least=0.0,
+        most=1.0,
     )
     yield Quantity(
         "sink_mass",
@@ -220,6 +239,8 @@ def _places() -> Iterator[Quantity]:
         "",
         "The share of attention on the first token. Mass that a row does not need elsewhere rests there: an attention"
         " sink. A head with a sink can still select: some induction heads give nine tenths of their attention to it.",
+        least=0.0,
+        most=1.0,
     )
     yield Quantity(
         "self_mass",
@@ -230,6 +251,8 @@ def _places() -> Iterator[Quantity]:
         "mean over rows i of p_{ii}",
         "",
         "The share of attention that a token gives to itself.",
+        least=0.0,
+        most=1.0,
     )
     yield Quantity(
         "previous_mass",
@@ -240,6 +263,8 @@ def _places() -> Iterator[Quantity]:
         "mean over rows i of p_{i,i−1}",
         "",
         "The share of attention on the token just before. Heads with much of it are the first half of induction.",
+        least=0.0,
+        most=1.0,
     )
     yield Quantity(
         "mass90",
@@ -252,6 +277,8 @@ def _places() -> Iterator[Quantity]:
         "How many of its tokens a row needs to collect nine tenths of its attention.",
         scale="logarithmic",
         digits=1,
+        least=1.0,
+        most="length",
     )
     yield Quantity(
         "mass90_share",
@@ -262,6 +289,8 @@ def _places() -> Iterator[Quantity]:
         "median over sampled rows of k_{90} / N",
         "",
         "The same count as a share of the N tokens that the row can see, over rows that see at least 32.",
+        least=0.0,
+        most=1.0,
     )
     yield Quantity(
         "head_class",
@@ -315,6 +344,8 @@ def _weights() -> Iterator[Quantity]:
         scale="diverging",
         predicted=1.0,
         neutral=0.0,
+        least=-1.0,
+        most=1.0,
     )
     yield Quantity(
         "symmetric_fraction",
@@ -328,6 +359,8 @@ def _weights() -> Iterator[Quantity]:
         " is what random weights give, zero is pure antisymmetry.",
         scale="diverging",
         neutral=0.5,
+        least=0.0,
+        most=1.0,
     )
     yield Quantity(
         "qk_rank",
@@ -339,6 +372,7 @@ def _weights() -> Iterator[Quantity]:
         "",
         "How many directions the head really uses to compare tokens; at most the width of the head.",
         digits=1,
+        least=1.0,
     )
     yield Quantity(
         "ov_rank",
@@ -350,6 +384,7 @@ def _weights() -> Iterator[Quantity]:
         "",
         "How many directions the head really writes to.",
         digits=1,
+        least=1.0,
     )
     yield Quantity(
         "qk_norm",
@@ -400,6 +435,8 @@ def _weights() -> Iterator[Quantity]:
         scale="diverging",
         neutral=0.0,
         digits=3,
+        least=-1.0,
+        most=1.0,
     )
 
 
@@ -737,6 +774,7 @@ def _theory() -> Iterator[Quantity]:
         " document at a time. The control has shuffled keys.",
         control="corollary_control",
         predicted=1.0,
+        neutral=0.0,
         digits=3,
     )
 
