@@ -32,7 +32,7 @@ def render_watch(document: Document) -> str:
     """
     curves = courses(document)
     own = {"recorded": {name: {"value": values} for name, values in recorded(document).items()}}
-    charts = sum(len(layers) for layers in curves.values())
+    charts = sum(len(layers) for layers in (*curves.values(), *own.values()))
     points = max(24, min(240, LARGEST_PAGE // max(1, charts)))
     steps, thinned = _thin(document["steps"], curves, points)
     beside = _thin(document["steps"], own, points)[1]["recorded"]
