@@ -218,8 +218,8 @@ def _places() -> Iterator[Quantity]:
         "p_0",
         "mean over rows behind the first of p_0",
         "",
-        "The share of attention on the first token. Heads that have nothing to do park their attention there: an"
-        " attention sink.",
+        "The share of attention on the first token. Mass that a row does not need elsewhere rests there: an attention"
+        " sink. A head with a sink can still select: some induction heads give nine tenths of their attention to it.",
     )
     yield Quantity(
         "self_mass",
@@ -284,6 +284,18 @@ def _places() -> Iterator[Quantity]:
         "number of query rows counted",
         "rows",
         "How many attention rows the means of this head are taken over. Padding and excluded tokens do not count.",
+        digits=0,
+    )
+    yield Quantity(
+        "broken_rows",
+        "heads",
+        group,
+        "Broken rows",
+        "n_{broken}",
+        "number of query rows with a score that is nan or infinite",
+        "rows",
+        "Rows whose attention is not defined, because the numbers of the model overflow or its weights are damaged."
+        " They are left out of every other value of this head; zero is healthy.",
         digits=0,
     )
 
@@ -402,7 +414,8 @@ def _distances() -> Iterator[Quantity]:
         "median over pairs of |x_i + a_i − x_j − a_j| / |x_i − x_j|",
         "",
         "Whether attention and its residual push tokens apart (above one) or pull them together. The control adds"
-        " the same outputs to the wrong tokens: only what lies above or below it is due to attention.",
+        " the same outputs to the wrong tokens: only what lies above or below it is due to attention. About two pairs"
+        " for each token are sampled: the neighbors in two random orders of its passage.",
         scale="diverging",
         control="expansion_control",
         neutral=1.0,
@@ -417,7 +430,7 @@ def _distances() -> Iterator[Quantity]:
         "share of pairs with (x_i − x_j)·(a_i − a_j) > 0",
         "",
         "The share of token pairs whose attention outputs differ in the direction in which the tokens differ. One"
-        " for the gradient of a convex potential; one half by chance.",
+        " for the gradient of a convex potential; one half by chance. The pairs are those of the expansion.",
         control="monotone_control",
         predicted=1.0,
     )
@@ -429,7 +442,7 @@ def _distances() -> Iterator[Quantity]:
         "|Δ(x+m)| / |Δx|",
         "median over pairs of |x_i + m_i − x_j − m_j| / |x_i − x_j|",
         "",
-        "The same ratio for the feed-forward sublayer.",
+        "The same ratio, for the same sampled pairs, of the feed-forward sublayer.",
         scale="diverging",
         control="mlp_expansion_control",
         neutral=1.0,
@@ -528,7 +541,7 @@ def _cloud() -> Iterator[Quantity]:
         "n",
         "number of tokens counted",
         "tokens",
-        "How many tokens the figures of this layer are taken over.",
+        "How many tokens the values of this layer are taken over; massive tokens are not among them.",
         digits=0,
     )
 
@@ -543,8 +556,9 @@ def _linearity() -> Iterator[Quantity]:
         "R²",
         "held-out R² of a ridge map from MLP input to output",
         "",
-        "How much of the feed-forward sublayer a single matrix explains on tokens it was not fitted to. The control"
-        " has shuffled targets.",
+        "How much of the feed-forward sublayer a single matrix explains on tokens it was not fitted to. In models wider"
+        " than 384, outputs are projected on 384 fixed random directions first. The control fits targets that are"
+        " permuted within their passage, both inputs and targets without the mean of the passage.",
         control="fc_linear_control",
         digits=3,
     )
@@ -554,9 +568,9 @@ def _linearity() -> Iterator[Quantity]:
         group,
         "Linear fit, all tokens",
         "R²",
-        "the same, special tokens included",
+        "the same, special and massive tokens included",
         "",
-        "A few special tokens with huge values can make a layer look linear; compare with the fit on content tokens.",
+        "A few tokens with huge values can make a layer look linear; compare with the fit on content tokens.",
         control="fc_linear_control",
         digits=3,
     )
@@ -568,9 +582,79 @@ def _linearity() -> Iterator[Quantity]:
         "R²",
         "1 − E|m|^2 / E|x + m − E[x + m]|^2",
         "",
-        "How much of the sublayer's result is simply its input, carried by the residual.",
+        "How much of the sublayer's result is simply its input, carried by the residual. A constant that the MLP adds"
+        " to every token counts as an error, so the value may be negative.",
         digits=3,
     )
+    yield Quantity(
+        "fc_identity_offset_r2",
+        "layers",
+        group,
+        "Identity with residual and a constant",
+        "R²",
+        "1 − E|m − E[m]|^2 / E|x + m − E[x + m]|^2",
+        "",
+        "How much of the sublayer's result is its input plus one constant vector.",
+        digits=3,
+    )
+
+
+def _massive() -> Iterator[Quantity]:
+    group = "Massive activations"
+    yield Quantity(
+        "massive_tokens",
+        "layers",
+        group,
+        "Massive tokens",
+        "n_m",
+        "number of tokens with |x_i| > 20 median_j |x_j| in this block or an earlier one, j in the passage of i",
+        "tokens",
+        "Tokens with a huge norm, in most decoders the first token of a passage. They would dominate covariances and"
+        " fits, so the values of a layer leave them out; columns that end in _all_tokens include them.",
+        digits=0,
+    )
+    yield Quantity(
+        "massive_norm",
+        "layers",
+        group,
+        "Largest norm",
+        "|x| / median",
+        "max_i |x_i| / median_j |x_j|,  j in the passage of i",
+        "",
+        "The largest norm of a token in the residual stream of the block, as a multiple of the median norm in its"
+        " passage. Of two medians it is the lower one.",
+        scale="logarithmic",
+        digits=1,
+    )
+    yield Quantity(
+        "massive_first_share",
+        "layers",
+        group,
+        "Massive tokens that are the first",
+        "P(i = 1)",
+        "share of the massive tokens that are the first counted token of their passage",
+        "",
+        "One if only first tokens are massive: then attention uses them as a place to rest.",
+    )
+
+
+ALL_TOKENS = (
+    *("effective_rank", "token_cosine", "kurtosis", "fc_identity_r2", "fc_identity_offset_r2"),
+    *("log_volume_attention", "log_volume_mlp", "log_volume_norm"),
+)
+"""Quantities of layers that are given with the massive tokens too, in columns ``<name>_all_tokens``."""
+
+
+def _with_massive(measured: list[Quantity]) -> Iterator[Quantity]:
+    for quantity in measured:
+        if quantity.name in ALL_TOKENS:
+            yield replace(
+                quantity,
+                name=f"{quantity.name}_all_tokens",
+                group="Massive activations",
+                title=f"{quantity.title}, massive tokens included",
+                explanation=f"The same measurement as in “{quantity.title}” with the massive tokens.",
+            )
 
 
 def _theory() -> Iterator[Quantity]:
@@ -645,10 +729,12 @@ def _theory() -> Iterator[Quantity]:
         group,
         "Linear response predictor",
         "R²",
-        "R² of v̄ + Cov(v, k) q / √d_k against the head output",
+        "median over heads of 1 − Σ_i |o_i − ô_i|^2 / Σ_i |o_i − ō|^2,  ô_i = v̄ + Cov(v, k) q_i / √d_k",
         "",
         "For diffuse attention the output should be the mean value plus a covariance times the query, without any"
-        " fit. The control has shuffled keys.",
+        " fit. The sums run over the tokens of up to 32 passages of at most 128 tokens, and ō is the mean output over"
+        " all of them; a prediction that is worse than ō gives a negative value. The standard error leaves out one"
+        " document at a time. The control has shuffled keys.",
         control="corollary_control",
         predicted=1.0,
         digits=3,
@@ -688,7 +774,8 @@ def _control_of(quantity: Quantity) -> Quantity:
     )
 
 
-_FAMILIES = (_thermodynamics, _scores, _places, _weights, _distances, _cloud, _linearity, _theory)
+_FAMILIES = (_thermodynamics, _scores, _places, _weights, _distances, _cloud, _linearity, _theory, _massive)
 _MEASURED = [quantity for family in _FAMILIES for quantity in family()]
+_MEASURED += _with_massive(_MEASURED)
 
 QUANTITIES: dict[str, Quantity] = {quantity.name: quantity for quantity in (*_MEASURED, *_controls(_MEASURED))}
