@@ -16,6 +16,7 @@ from massieu.inspection.corpus.records import LARGEST
 from massieu.inspection.corpus.splits import Document
 from massieu.inspection.counts import Counts
 from massieu.inspection.splits import text_hash
+from massieu.inspection.vocabulary import unknown_token
 
 __all__ = ["Batch", "Passage", "TooLong", "given_batches", "passages", "text_batches"]
 
@@ -35,6 +36,7 @@ class Passage:
     content: list[bool]  # False for special tokens
     parts: int  # how many passages the document has
     origin: str  # a name of the document that depends on its text alone
+    unknown: int = 0  # tokens that stand for words that the tokenizer does not know
 
     @property
     def key(self) -> str:
@@ -95,9 +97,8 @@ def passages(
     Documents that are longer are counted in ``counts``.
     """
     # Special tokens that are written out in a text count as special too; an unknown word is still a word.
-    others = ("bos", "eos", "pad", "cls", "sep", "mask")
-    named = {getattr(tokenizer, f"{name}_token_id", None) for name in others}
-    marks_text = {*tokenizer.all_special_ids} - ({tokenizer.unk_token_id} - named)
+    unknown = unknown_token(tokenizer)
+    marks_text = {*tokenizer.all_special_ids} - {unknown}
     for number, document in enumerate(documents):
         text, place = document if isinstance(document, Document) else (document, f"text number {number + 1}")
         if not isinstance(text, str):
@@ -127,7 +128,7 @@ def passages(
         for own, marks in parts:
             special = zip(own, marks, strict=True)
             content = [special_tokens or not (mark or token in marks_text) for token, mark in special]
-            yield Passage(number, list(own), content, len(parts), origin)
+            yield Passage(number, list(own), content, len(parts), origin, sum(token == unknown for token in own))
 
 
 def _cut(text: str, tokenizer: Any, longest: int) -> list[tuple[list[int], list[int]]]:

@@ -22,6 +22,7 @@ from massieu.inspection.parts import FEWEST_DOCUMENTS, Part
 from massieu.inspection.reader import few_tokens
 from massieu.inspection.reading import NO_TEXT, reads_shifted
 from massieu.inspection.result import Inspection
+from massieu.inspection.vocabulary import check_known, share_note
 from massieu.inspection.weights import HeadWeights, head_weights
 
 __all__ = ["finish"]
@@ -57,6 +58,7 @@ def finish(part: Part, model: nn.Module, *, check: bool = True) -> Inspection:
             f"the text has no content tokens: all of its {counts.tokens} tokens are special ones;"
             " pass more text, or --special-tokens to count them"
         )
+    check_known(counts.unknown, counts.counted, "the text")
     with evaluating(model):
         found, weights = _tables(part, model)
     widths = {each.query.shape[1] for each in weights if each.query is not None}
@@ -94,7 +96,7 @@ def _tables(part: Part, model: nn.Module) -> tuple[Inspection, list[HeadWeights]
         observer.sums = part.layers
         if part.layers_by_passage is not None:
             observer.sums = LayerSums(part.layers_by_passage.statistics, part.layers.notes)
-        fields = part.passages.probe(model, observer.anatomy)
+        fields = part.passages.probe(model, observer.anatomy, by_passage=part.by_passage)
         layers = observer.table(fields.table)
         geometry = head_geometry(weights, observer.input_covariances(weights))
         figures = geometry.heads.drop(columns=["name", "idempotency", "logit_sd"])  # these are experiments only
@@ -116,6 +118,7 @@ def _notes(part: Part, model: nn.Module) -> list[str]:
         found.append(
             f"Rows of special tokens are left out of every mean: {left} of {tokens} tokens. They are still attended to."
         )
+    found += share_note(part.counts.unknown, part.counts.counted)
     if part.by_passage:
         found.append(
             f"There are fewer than {FEWEST_DOCUMENTS} documents, so standard errors treat each passage as one draw;"
@@ -138,6 +141,7 @@ def _text_facts(part: Part) -> dict[str, Any]:
         "passages": counts.passages,
         "tokens": counts.tokens,
         "counted_tokens": counts.counted,
+        "unknown_tokens": counts.unknown,
         "excluded": "padding" if options["special_tokens"] or not text else "padding and special tokens",
         "max_length": options["max_length"],
         "long_documents": counts.long,

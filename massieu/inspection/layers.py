@@ -17,6 +17,7 @@ from massieu.inspection.massive import MASSIVE, TokenFilter
 from massieu.inspection.moments import Moments
 from massieu.inspection.quantities import ALL_TOKENS
 from massieu.inspection.tokens import Tokens
+from massieu.taps.passes import in_this_thread
 
 if TYPE_CHECKING:
     import pandas
@@ -176,11 +177,11 @@ class LayerObserver:
         }
         with ExitStack() as stack:
             for name, path in watched:
-                hook = modules[f"{name}.{path}"].register_forward_hook(self._see(name, path))
+                hook = modules[f"{name}.{path}"].register_forward_hook(in_this_thread(self._see(name, path)))
                 stack.callback(hook.remove)
             for name in dict.fromkeys(block.name for block in self.anatomy.blocks if block.sublayers):
-                enter = modules[name].register_forward_pre_hook(self._enter(name), with_kwargs=True)
-                leave = modules[name].register_forward_hook(self._leave(name))
+                enter = modules[name].register_forward_pre_hook(in_this_thread(self._enter(name)), with_kwargs=True)
+                leave = modules[name].register_forward_hook(in_this_thread(self._leave(name)))
                 stack.callback(enter.remove)
                 stack.callback(leave.remove)
             yield

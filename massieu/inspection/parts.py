@@ -74,7 +74,7 @@ class Part:
         layers: sums for the layers table; None if only heads were looked at.
         layers_by_passage: the same with each passage as a document of its own, while there are so few documents that
             standard errors may have to be taken by passage.
-        passages: the few on which the experiments with derivatives are run at the end.
+        passages: the few on which experiments run the model again at the end.
         faults: records of the text that could not be read.
         sources: what the texts are called.
         versions: of massieu and torch that have read them.

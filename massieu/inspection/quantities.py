@@ -729,10 +729,12 @@ def _theory() -> Iterator[Quantity]:
         group,
         "Linear response predictor",
         "R²",
-        "R² of v̄ + Cov(v, k) q / √d_k against the head output",
+        "median over heads of 1 − Σ_i |o_i − ô_i|^2 / Σ_i |o_i − ō|^2,  ô_i = v̄ + Cov(v, k) q_i / √d_k",
         "",
         "For diffuse attention the output should be the mean value plus a covariance times the query, without any"
-        " fit. The control has shuffled keys.",
+        " fit. The sums run over the tokens of up to 32 passages of at most 128 tokens, and ō is the mean output over"
+        " all of them; a prediction that is worse than ō gives a negative value. The standard error leaves out one"
+        " document at a time. The control has shuffled keys.",
         control="corollary_control",
         predicted=1.0,
         digits=3,

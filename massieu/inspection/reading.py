@@ -13,9 +13,12 @@ from massieu.inspection.batches import Batch, Passage, passages, text_batches
 from massieu.inspection.corpus import Corpus, Document
 from massieu.inspection.counts import Counts
 from massieu.inspection.options import Options
+from massieu.inspection.vocabulary import check_known, has_words, unknown_token
 
 __all__ = ["NO_TEXT", "Reading", "check_texts", "reads_shifted"]
 
+BEGINNING = 2000
+"""Characters of a document by which it is seen whether the tokenizer knows its words."""
 
 NO_TEXT = "texts must hold at least one document with some text, and all are empty; pass more text"
 
@@ -47,7 +50,12 @@ class Reading:
     def __init__(self, model: nn.Module, tokenizer: Any, options: Options) -> None:
         if tokenizer is None:
             raise UserError(
-                "texts need a tokenizer, and the model came without one; pass tokenizer=, or tensors as inputs="
+                "texts need a tokenizer, and the model came without one; save it in the folder of the model, or pass"
+                " tokenizer=, or tensors as inputs=, in Python"
+            )
+        if not has_words(tokenizer):
+            raise UserError(
+                "texts need a tokenizer with a vocabulary, but the tokenizer knows no word; pass the one of the model"
             )
         self.tokenizer, self.options = tokenizer, options
         window = _window(model, tokenizer)
@@ -97,6 +105,15 @@ class Reading:
             for _ in passages(some, self.tokenizer, self.longest, cut=False):
                 pass
 
+    def check_vocabulary(self, texts: Sequence[str]) -> None:
+        """Raise if the tokenizer does not know more than a third of some texts; only their beginnings are looked at."""
+        own = unknown_token(self.tokenizer)
+        if own is None or not texts:
+            return
+        some = [text[:BEGINNING] for text in texts]
+        ids = [token for each in self.tokenizer(some, add_special_tokens=False)["input_ids"] for token in each]
+        check_known(ids.count(own), len(ids), "the text" if len(texts) == 1 else f"{len(texts)} documents")
+
 
 def reads_shifted(model: nn.Module) -> bool:
     """Whether a decoder reads the same text as the encoder, shifted by one token."""
@@ -112,6 +129,7 @@ def _counted(found: Iterable[Passage], counts: Counts) -> Iterator[Passage]:
         counts.passages += 1
         counts.tokens += len(passage.ids)
         counts.counted += sum(passage.content)
+        counts.unknown += passage.unknown
         yield passage
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,12 +30,18 @@ PART_BYTES = 32 << 20
 
 FACTS: dict[str, dict[str, type]] = {
     "model": {"name": str},
-    "text": {"documents": int, "tokens": int, "counted_tokens": int},
+    "text": {"sha256": str, "documents": int, "tokens": int, "counted_tokens": int},
     "heard": {"sentence": str},
     "versions": {},
     "options": {},
 }
 """Facts that every reader of an inspection needs, with their kinds."""
+
+OPTIONAL_FACTS = {"model": ("hidden", "head_width")}
+"""Facts that are whole numbers or missing."""
+
+LARGEST = sys.float_info.max
+MOST_ROWS = 1 << 31
 
 KEYS: dict[str, dict[str, type]] = {"heads": {"stack": str, "layer": int, "head": int}, "layers": {"layer": int}}
 
@@ -221,6 +228,9 @@ def _odd_content(content: dict[str, Any]) -> str | None:
         for name, kind in names.items():
             if type(facts[group].get(name)) is not kind:
                 return f"facts.{group}.{name}"
+        for name in OPTIONAL_FACTS.get(group, ()):
+            if type(facts[group].get(name)) not in (int, type(None)):
+                return f"facts.{group}.{name}"
     if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
         return "notes"
     return next(
@@ -234,17 +244,24 @@ def _odd_table(name: str, rows: Any) -> str | None:
         return name
     for row in rows:
         for key, kind in KEYS.get(name, {}).items():
-            if type(row.get(key)) is not kind:
+            value = row.get(key)
+            if type(value) is not kind or (isinstance(value, int) and not 0 <= value < MOST_ROWS):
                 return f"{name}.{key}"
         for key, value in row.items():
-            if key in QUANTITIES and QUANTITIES[key].scale != "class" and not _is_number(value):
+            meant = QUANTITIES.get(key.removesuffix("_se"))
+            if meant is not None and not (_is_number(value) if meant.scale != "class" else _is_class(value)):
                 return f"{name}.{key}"
     return None
 
 
+def _is_class(value: Any) -> bool:
+    """Whether a cell is the name of a class, or empty."""
+    return value is None or isinstance(value, str)
+
+
 def _is_number(value: Any) -> bool:
     """Whether a cell is a finite number, or empty."""
-    return value is None or (type(value) in (int, float) and math.isfinite(value))
+    return value is None or (type(value) in (int, float) and abs(value) < LARGEST)
 
 
 def _write(path: Path, text: str) -> None:

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from torch import nn
 
@@ -30,9 +30,17 @@ PIECES = 16
 """Into how many a text in memory is cut for several workers, if these are not too small or too large."""
 
 FEWEST_TOGETHER = 32
+
 CHEAP = 8 << 20
 """Bytes of text that are looked through before the model reads them: seconds, where reading takes minutes."""
 
+LOOKED_AT = 32
+"""Documents by which it is seen before reading whether the tokenizer knows the words of a text."""
+
+OPENED = 8
+"""Pieces of a corpus that these documents come from."""
+
+T = TypeVar("T")
 LOADING = ("dtype", "device", "device_map", "revision", "trust_remote_code", "offline")
 
 
@@ -59,7 +67,8 @@ def inspect_model(
     """Measure every attention head and every layer of a transformer on a text.
 
     The text is read once, and nothing of the size of an attention matrix is kept. The model computes what it computes
-    without us, which is checked on the first batch.
+    without us, which is checked on the first batch. Inspections of one model in several threads wait for each
+    other, and passes of other threads do not count; a model that another thread trains meanwhile should be a copy.
 
     Args:
         model: a model, or what :func:`massieu.inspection.loading.load` understands; None for the embedded one.
@@ -145,6 +154,7 @@ def inspect_model(
             raise UserError(f"engine must be local, dask or an engine, got {type(engine).__name__}; pass Dask(...)")
         try:
             reader.reading.check_lengths(_cheap(texts))
+            reader.reading.check_vocabulary(_some_texts(texts, splits))
             part = chosen.read(reader, splits, many=many, origin=origin, checkpoint=kept, progress=report)
         finally:
             if chosen is not engine:
@@ -204,6 +214,22 @@ def _cheap(texts: Iterable[str] | Corpus) -> Iterable[Document]:
     if not isinstance(texts, Sequence) or sum(len(text) for text in texts if isinstance(text, str)) > CHEAP:
         return ()
     return (Document(text, f"text number {i}") for i, text in enumerate(texts, 1) if isinstance(text, str))
+
+
+def _some_texts(texts: Iterable[str] | Corpus, pieces: Iterable[Piece]) -> list[str]:
+    """A few documents from all over a text; none if it can be read only once."""
+    if isinstance(texts, Sequence):
+        return [text for text in _spread(texts, LOOKED_AT) if isinstance(text, str)]
+    if not isinstance(texts, Corpus) or not isinstance(pieces, Sequence):
+        return []
+    chosen = _spread(pieces, OPENED)
+    each = LOOKED_AT // max(1, len(chosen))
+    return [document.text for piece in chosen for document in itertools.islice(piece.read(), each)]
+
+
+def _spread(every: Sequence[T], count: int) -> Sequence[T]:
+    """At most ``count`` elements at equal distances."""
+    return every[:: -(-len(every) // count) or 1]
 
 
 def _peak_memory() -> float | None:

@@ -55,7 +55,7 @@ NOT_NEGATIVE = {"count", "counts", "count_squared", "hashes", "empty", "broken"}
 OPTIONAL = {(Part, "layers_by_passage")}
 """Fields that an empty partial result has and another may lack."""
 
-ANY_VALUE = {(KeptPassage, "inputs"), (KeptPassage, "key"), (Identity, "options")}
+ANY_VALUE = {*((KeptPassage, name) for name in ("key", "document", "inputs")), (Identity, "options")}
 """Fields that hold whatever the caller of the model has passed."""
 
 
@@ -246,7 +246,8 @@ def _check_passages(value: PassageSample, path: str) -> None:
 
 def _check_counts(value: Counts, path: str) -> None:
     _expect(value.blank <= value.documents, f"{path}.blank exceeds the documents")
-    _expect(value.counted <= value.tokens, f"{path}.counted exceeds the tokens")
+    for name in ("counted", "unknown"):
+        _expect(getattr(value, name) <= value.tokens, f"{path}.{name} exceeds the tokens")
     _expect(value.digest < MODULUS, f"{path}.digest is not as expected")
     ascending = all(one < other for one, other in zip(value.sketch, value.sketch[1:], strict=False))
     fits = len(value.sketch) <= min(SKETCHED, value.documents) and all(each < 1 << 64 for each in value.sketch)
