@@ -418,7 +418,8 @@ def _weights() -> Iterator[Quantity]:
         "tr M,  M = Λ^{1/2} A Λ^{1/2},  Λ = covariance of the inputs",
         "",
         "If the query-key form were an inverse covariance on its own subspace, as for a Gaussian memory, the"
-        " whitened trace would be the width of the head.",
+        " whitened trace would be the width of the head. Empty for models of more than 768 dimensions, whose whole"
+        " covariance is not kept.",
         scale="diverging",
         neutral=0.0,
     )
@@ -431,7 +432,7 @@ def _weights() -> Iterator[Quantity]:
         "tr M / (|M| √d)",
         "",
         "How near the whitened query-key form is to the identity. The theory asks for √(head width / model width);"
-        " random weights give zero.",
+        " random weights give zero. Empty for models of more than 768 dimensions.",
         scale="diverging",
         neutral=0.0,
         digits=3,
@@ -593,9 +594,10 @@ def _linearity() -> Iterator[Quantity]:
         "R²",
         "held-out R² of a ridge map from MLP input to output",
         "",
-        "How much of the feed-forward sublayer a single matrix explains on tokens it was not fitted to. In models wider"
-        " than 384, outputs are projected on 384 fixed random directions first. The control fits targets that are"
-        " permuted within their passage, both inputs and targets without the mean of the passage.",
+        "How much of the feed-forward sublayer a single matrix explains on tokens it was not fitted to. In models of"
+        " more than 384 dimensions the targets are the outputs along 384 fixed random directions; above 768 there is no"
+        " fit. The control takes from inputs and targets the means of their passage, which a permutation over documents"
+        " would scatter, and permutes the rest of the targets.",
         control="fc_linear_control",
         digits=3,
     )
@@ -770,8 +772,8 @@ def _theory() -> Iterator[Quantity]:
         "",
         "For diffuse attention the output should be the mean value plus a covariance times the query, without any"
         " fit. The sums run over the tokens of up to 32 passages of at most 128 tokens, and ō is the mean output over"
-        " all of them; a prediction that is worse than ō gives a negative value. The standard error leaves out one"
-        " document at a time. The control has shuffled keys.",
+        " all of them: a prediction that is worse than ō gives a negative value. The standard error leaves out one"
+        " document at a time, and the control has shuffled keys.",
         control="corollary_control",
         predicted=1.0,
         neutral=0.0,
