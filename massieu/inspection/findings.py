@@ -285,9 +285,12 @@ def _classes(heads: pandas.DataFrame) -> Iterator[Finding]:
     sentence = (
         f"{_capital(_count(broad, len(classes), 'head'))} {'averages' if broad == 1 else 'average'} over most of what"
         f" {'it sees' if broad == 1 else 'they see'} (class I) and {single} {'picks' if single == 1 else 'pick'} a few"
-        " tokens (class IV)."
+        " tokens (class IV)"
     )
-    yield Finding("What the heads are", sentence, "head_class")
+    lengths = _known(heads, "class_length")["class_length"] if "class_length" in heads else heads.iloc[:0]
+    if len(lengths):
+        sentence += f", in rows that see {lengths.mean():.0f} tokens on average; longer rows give higher classes"
+    yield Finding("What the heads are", f"{sentence}.", "head_class")
 
 
 def _temperature(heads: pandas.DataFrame) -> Iterator[Finding]:
