@@ -198,7 +198,8 @@ def _scores() -> Iterator[Quantity]:
         "max s − min s",
         "mean over sampled rows of max_j s_j − min_j s_j",
         "nats",
-        "How far the best token stands above the worst one. A difference of one means e times the attention.",
+        "How far the best token stands above the worst one. A difference of one means e times the attention. A sampled"
+        " row weighs as much as the rows that it stands for.",
         least=0.0,
     )
 
@@ -274,7 +275,8 @@ def _places() -> Iterator[Quantity]:
         "k_{90}",
         "mean over sampled rows of the smallest k whose k largest p_j sum to 0.9",
         "tokens",
-        "How many of its tokens a row needs to collect nine tenths of its attention.",
+        "How many of its tokens a row needs to collect nine tenths of its attention. A sampled row weighs as much as"
+        " the rows that it stands for, so that long passages count by their length, as in all other means.",
         scale="logarithmic",
         digits=1,
         least=1.0,
@@ -288,7 +290,8 @@ def _places() -> Iterator[Quantity]:
         "k_{90} / N",
         "median over sampled rows of k_{90} / N",
         "",
-        "The same count as a share of the N tokens that the row can see, over rows that see at least 32.",
+        "The same count as a share of the N tokens that the row can see, over rows that see at least 32. The median is"
+        " taken from a histogram, which rounds it up by at most 1.1 %; the class does not depend on the rounding.",
         least=0.0,
         most=1.0,
     )
@@ -301,8 +304,22 @@ def _places() -> Iterator[Quantity]:
         "I: k_{90}/N > 1/2;  II: > 1/8;  III: > 1/32;  IV: at most 1/32",
         "",
         "Ramsauer's classes: I averages over nearly everything, II over large, III over small groups of tokens, IV"
-        " picks single ones. No class is given where the rows are too short to tell the classes apart.",
+        " picks single ones. A head that reads about as many tokens at every length moves towards class IV as texts get"
+        " longer, so compare classes only at a similar length (class_length). No class is given where the rows are too"
+        " short to tell the classes apart.",
         scale="class",
+    )
+    yield Quantity(
+        "class_length",
+        "heads",
+        group,
+        "Length behind the class",
+        "N",
+        "mean over sampled rows with N ≥ 32 of N",
+        "tokens",
+        "The mean number of keys that the rows behind the class of the head see. Classes follow length: those of two"
+        " texts can be compared where this number is similar.",
+        digits=0,
     )
     yield Quantity(
         "rows",

@@ -49,7 +49,7 @@ ELEMENTS: dict[tuple[type, str], type] = {
 FIXED = {(HeadStatistics, "sampled"), (PassageSample, "count"), (HashSample, "size"), (LayerStatistics, "width")}
 """Numbers that follow from the options or from other fields."""
 
-NOT_NEGATIVE = {"count", "counts", "count_squared", "hashes", "empty", "broken"}
+NOT_NEGATIVE = {"count", "counts", "count_squared", "hashes", "keys", "empty", "broken"}
 """Tensors without negative entries, by the names of their fields."""
 
 OPTIONAL = {(Part, "layers_by_passage")}
