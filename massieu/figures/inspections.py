@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from massieu.checks import UserError
+from massieu.checks import UserError, did_you_mean
 from massieu.figures.axes import INK, MARK, SOFT, add_legend, finish, new_figure
 from massieu.report import colours
 
@@ -197,8 +197,11 @@ def save_figures(inspection: Mapping[str, Any], folder: str | Path) -> list[Path
 
 def _check(table: pandas.DataFrame, quantity: Described, which: str) -> None:
     if quantity.table != which or quantity.name not in table:
-        known = ", ".join(name for name in table if not name.endswith("_se"))
-        raise UserError(f"quantity must be a column of the {which} table, got {quantity.name}; it has {known}")
+        known = [name for name in table if not name.endswith("_se")]
+        near = did_you_mean(quantity.name, known)
+        raise UserError(
+            f"quantity must be a column of the {which} table, got {quantity.name}{near}; it has {', '.join(known)}"
+        )
 
 
 def _numbers(table: pandas.DataFrame, quantity: Described) -> pandas.Series:

@@ -75,6 +75,17 @@ class States:
     mlp_after: Tensor | None
     output: Tensor
 
+    @functools.cached_property
+    def finite(self) -> Tensor:
+        """Tokens whose states all have a finite length, boolean ``(present tokens,)``."""
+        tensors = {id(x): x for x in self._tensors}.values()
+        return torch.stack([x.square().sum(-1).isfinite() for x in tensors]).all(0)
+
+    @property
+    def _tensors(self) -> list[Tensor]:
+        values = [getattr(self, each.name) for each in fields(self) if each.name != "normed"]
+        return [x for x in (*values, *(self.normed or ())) if x is not None]
+
     @property
     def named(self) -> dict[str, Tensor]:
         """The states whose covariance is wanted."""
@@ -92,7 +103,7 @@ class States:
         return list({id(x): x for x in states if x is not None}.values())
 
     def select(self, order: Tensor) -> States:
-        """Some of the tokens; states that were the same tensor still are."""
+        """Some of the tokens, by their numbers or a boolean; states that were the same tensor still are."""
         chosen: dict[int, Tensor] = {}
 
         def pick(x: Any) -> Any:
@@ -121,7 +132,7 @@ class LayerStatistics:
     def __init__(self, dim: int) -> None:
         self.dim = dim
         self.width = dim if dim <= WIDEST else NARROW
-        self.tokens = 0
+        self.tokens = self.broken = 0
         self.ratios = {
             name: LogHistogram()
             for name in (
@@ -140,13 +151,16 @@ class LayerStatistics:
         self.massive = MassiveSums(SAMPLED, self.width)
 
     def update(self, tokens: Tokens, states: States, largest: float = 0.0) -> None:
-        """Add the tokens of a batch.
+        """Add the tokens of a batch; those that are not finite are counted and left out.
 
         Args:
             tokens: which tokens are content, which massive.
             states: their states, in this order.
             largest: largest norm of a token, as a multiple of the median of its passage.
         """
+        if not bool(states.finite.all()):
+            self.broken += int((~states.finite[: tokens.num_counted]).sum())
+            tokens, states = tokens.only(states.finite), states.select(states.finite)
         if tokens.num_counted:
             self._attention(tokens, states)
             self._norm(tokens, states)
@@ -165,6 +179,7 @@ class LayerStatistics:
         if other.dim != self.dim:
             raise UserError(f"cannot merge statistics of tokens of size {other.dim} into those of size {self.dim}")
         self.tokens += other.tokens
+        self.broken += other.broken
         self.aliases |= other.aliases
         for name, ratio in self.ratios.items():
             ratio.merge(other.ratios[name])

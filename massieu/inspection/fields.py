@@ -18,6 +18,7 @@ from massieu.inspection.response import Response, linear_response
 from massieu.inspection.tokens import Tokens
 from massieu.statistics import RowStatistics, attend
 from massieu.taps import AttentionCall, tap
+from massieu.taps.passes import in_this_thread
 
 if TYPE_CHECKING:
     import pandas
@@ -186,10 +187,12 @@ def _play(
             assert sublayer is not None
             path = sublayer.update.path
             module = modules[block.name]
-            stack.callback(module.register_forward_pre_hook(enter(block.name), with_kwargs=True).remove)
-            stack.callback(module.register_forward_hook(leave).remove)
-            stack.callback(modules[f"{block.name}.{path}"].register_forward_hook(see(block.name, path)).remove)
-        stack.enter_context(tap(model, receive))
+            stack.callback(module.register_forward_pre_hook(in_this_thread(enter(block.name)), with_kwargs=True).remove)
+            stack.callback(module.register_forward_hook(in_this_thread(leave)).remove)
+            stack.callback(
+                modules[f"{block.name}.{path}"].register_forward_hook(in_this_thread(see(block.name, path))).remove
+            )
+        stack.enter_context(tap(model, receive, this_thread=True))
         model(**inputs)
     return scenes
 

@@ -22,6 +22,7 @@ from massieu.inspection.parts import FEWEST_DOCUMENTS, Part
 from massieu.inspection.reader import few_tokens
 from massieu.inspection.reading import NO_TEXT, reads_shifted
 from massieu.inspection.result import Inspection
+from massieu.inspection.vocabulary import check_known, share_note
 from massieu.inspection.weights import HeadWeights, head_weights
 
 __all__ = ["finish"]
@@ -45,6 +46,11 @@ def finish(part: Part, model: nn.Module, *, check: bool = True) -> Inspection:
             " pass the same model, in the same dtype"
         )
     counts = part.counts
+    if counts.documents == counts.blank and counts.long:
+        raise UserError(
+            f"no document is left: all {counts.long} with text have more than {part.identity.options['max_length']}"
+            " tokens and were skipped; pass --long-documents cut"
+        )
     if counts.documents == counts.blank:
         raise UserError(NO_TEXT)
     if counts.counted == 0:
@@ -52,6 +58,7 @@ def finish(part: Part, model: nn.Module, *, check: bool = True) -> Inspection:
             f"the text has no content tokens: all of its {counts.tokens} tokens are special ones;"
             " pass more text, or --special-tokens to count them"
         )
+    check_known(counts.unknown, counts.counted, "the text")
     with evaluating(model):
         found, weights = _tables(part, model)
     widths = {each.query.shape[1] for each in weights if each.query is not None}
@@ -80,7 +87,9 @@ def _tables(part: Part, model: nn.Module) -> tuple[Inspection, list[HeadWeights]
     idle = part.heard.idle
     if idle:
         notes.append(f"{len(idle)} attention modules did not run on this text: {', '.join(idle)}.")
-    if part.layers is not None:
+    if part.layers is not None and not part.passages.kept:
+        notes.append("no passage has finite tokens in every layer: the layers table and the experiments are left out")
+    elif part.layers is not None:
         few = few_tokens(part.passages.kept[0].inputs, model)
         weights = head_weights(model, few)
         observer = LayerObserver(model, few)
@@ -100,11 +109,16 @@ def _tables(part: Part, model: nn.Module) -> tuple[Inspection, list[HeadWeights]
 def _notes(part: Part, model: nn.Module) -> list[str]:
     """What was left out, in sentences."""
     found = part.faults.notes()
+    if part.counts.long and part.identity.options.get("long_documents") == "skip":
+        number, most = part.counts.long, part.identity.options["max_length"]
+        which = "1 document beyond {} tokens was" if number == 1 else f"{number:,} documents beyond {{}} tokens were"
+        found.append(f"{which.format(most)} skipped.")
     tokens, left = part.counts.tokens, part.counts.tokens - part.counts.counted
     if left:
         found.append(
             f"Rows of special tokens are left out of every mean: {left} of {tokens} tokens. They are still attended to."
         )
+    found += share_note(part.counts.unknown, part.counts.counted)
     if part.by_passage:
         found.append(
             f"There are fewer than {FEWEST_DOCUMENTS} documents, so standard errors treat each passage as one draw;"
@@ -127,8 +141,10 @@ def _text_facts(part: Part) -> dict[str, Any]:
         "passages": counts.passages,
         "tokens": counts.tokens,
         "counted_tokens": counts.counted,
+        "unknown_tokens": counts.unknown,
         "excluded": "padding" if options["special_tokens"] or not text else "padding and special tokens",
         "max_length": options["max_length"],
+        "long_documents": counts.long,
         "unit": "passage" if part.by_passage else "document",
         "bad_records": part.faults.to_dict(),
     }

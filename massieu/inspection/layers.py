@@ -17,6 +17,7 @@ from massieu.inspection.massive import MASSIVE, TokenFilter
 from massieu.inspection.moments import Moments
 from massieu.inspection.quantities import ALL_TOKENS
 from massieu.inspection.tokens import Tokens
+from massieu.taps.passes import in_this_thread
 
 if TYPE_CHECKING:
     import pandas
@@ -72,6 +73,7 @@ class LayerObserver:
         anatomy: where the stream of the model is.
         sums: what was seen; another may be put in its place.
         by_passage: the same with every passage as a document of its own, if a place for it was made.
+        broken: rows of the last batch with tokens that are not finite somewhere in the model.
 
     Example:
         >>> _ = torch.manual_seed(0)
@@ -89,6 +91,7 @@ class LayerObserver:
         self.anatomy = read_anatomy(model, inputs)
         self.sums = LayerSums()
         self.by_passage: LayerSums | None = None
+        self.broken: set[int] = set()
         self._open: list[_Passage] = []
         self._numbers: dict[str, int] = {}
         self._tokens: dict[str, Tokens] = {}
@@ -123,6 +126,13 @@ class LayerObserver:
             notes.append(
                 f"{seen} content tokens are few beside {width} dimensions: log volumes, effective rank, kurtosis and"
                 " linear fits of the layers say little"
+            )
+        broken = max((statistics.broken for statistics in found), default=0)
+        if broken:
+            stack, layer = next(row for row, statistics in self.statistics.items() if statistics.broken)
+            notes.append(
+                f"up to {broken} tokens of a layer, from {stack} layer {layer} on, are not finite: they are left out of"
+                " the layers table, and passages with such tokens out of the experiments with derivatives"
             )
         if any(block.parallel for block in self.anatomy.blocks):
             notes.append("attention and MLP are parallel in this model: both are measured from the block's input")
@@ -162,18 +172,18 @@ class LayerObserver:
         self._content = content if isinstance(content, Mapping) else dict.fromkeys(stacks, content)
         self._present = present if isinstance(present, Mapping) else dict.fromkeys(stacks, present)
         self._keys, self._documents = keys, documents
-        self._open, self._numbers, self._tokens, self._filters = [], {}, {}, {}
+        self._open, self._numbers, self._tokens, self._filters, self.broken = [], {}, {}, {}, set()
         modules = dict(self.model.named_modules())
         watched: dict[tuple[str, str], None] = {
             (block.name, place.path): None for block in self.anatomy.blocks for place in block.places
         }
         with ExitStack() as stack:
             for name, path in watched:
-                hook = modules[f"{name}.{path}"].register_forward_hook(self._see(name, path))
+                hook = modules[f"{name}.{path}"].register_forward_hook(in_this_thread(self._see(name, path)))
                 stack.callback(hook.remove)
             for name in dict.fromkeys(block.name for block in self.anatomy.blocks if block.sublayers):
-                enter = modules[name].register_forward_pre_hook(self._enter(name), with_kwargs=True)
-                leave = modules[name].register_forward_hook(self._leave(name))
+                enter = modules[name].register_forward_pre_hook(in_this_thread(self._enter(name)), with_kwargs=True)
+                leave = modules[name].register_forward_hook(in_this_thread(self._leave(name)))
                 stack.callback(enter.remove)
                 stack.callback(leave.remove)
             yield
@@ -282,6 +292,7 @@ class LayerObserver:
         for stack, states in found.items():
             row, dim = (stack, block.layer), states.output.shape[-1]
             chosen = states if counted.order is None else states.select(counted.order)
+            self.broken |= set(counted.tokens.row[~chosen.finite.cpu()].tolist())
             self.sums.of(row, dim).update(counted.tokens, chosen, counted.largest)
             if self.by_passage is not None and counted.alone is not None:
                 self.by_passage.of(row, dim).update(counted.alone, chosen, counted.largest)

@@ -218,8 +218,8 @@ def _places() -> Iterator[Quantity]:
         "p_0",
         "mean over rows behind the first of p_0",
         "",
-        "The share of attention on the first token. Heads that have nothing to do park their attention there: an"
-        " attention sink.",
+        "The share of attention on the first token. Mass that a row does not need elsewhere rests there: an attention"
+        " sink. A head with a sink can still select: some induction heads give nine tenths of their attention to it.",
     )
     yield Quantity(
         "self_mass",
@@ -284,6 +284,18 @@ def _places() -> Iterator[Quantity]:
         "number of query rows counted",
         "rows",
         "How many attention rows the means of this head are taken over. Padding and excluded tokens do not count.",
+        digits=0,
+    )
+    yield Quantity(
+        "broken_rows",
+        "heads",
+        group,
+        "Broken rows",
+        "n_{broken}",
+        "number of query rows with a score that is nan or infinite",
+        "rows",
+        "Rows whose attention is not defined, because the numbers of the model overflow or its weights are damaged."
+        " They are left out of every other value of this head; zero is healthy.",
         digits=0,
     )
 

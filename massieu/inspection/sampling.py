@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +91,7 @@ class PassageSample:
         content: Mapping[str, Tensor] | Tensor,
         keys: Sequence[object],
         documents: Sequence[object] | None = None,
+        rows: Iterable[int] | None = None,
     ) -> None:
         """Keep what belongs into the sample.
 
@@ -99,10 +100,11 @@ class PassageSample:
             content: boolean, ``(batch, tokens)``, or one for each stack; a stack without a mask counts whole.
             keys: what identifies the content of each row.
             documents: what identifies the document of each row; None if each row is one.
+            rows: numbers of the rows that may be kept; None for all.
         """
         masks = {"": content} if isinstance(content, Tensor) else content
-        for row, key in enumerate(keys):
-            hashed = document_hash(key)
+        for row in range(len(keys)) if rows is None else rows:
+            key, hashed = keys[row], document_hash(keys[row])
             if len(self._kept) < self.count or hashed <= max(self._kept):
                 document = key if documents is None else documents[row]
                 self.keep(_cut(inputs, masks, row, len(keys), key, document))

@@ -185,6 +185,18 @@ class Tokens:
         odd = (self.documents[self.row] >> 32 & 1).bool()  # another bit than those of the groups
         return (~odd).nonzero()[:, 0], odd.nonzero()[:, 0]
 
+    def only(self, kept: Tensor) -> Tokens:
+        """Those of the tokens that are present for which a boolean ``(tokens,)`` is true."""
+        kept = kept.cpu()
+        return replace(
+            self,
+            index=self.index[kept],
+            num_content=int(kept[: self.num_content].sum()),
+            row=self.row[kept],
+            position=self.position[kept[: self.num_counted]],
+            num_massive=int(kept[self.num_content : self.num_counted].sum()),
+        )
+
     def differences(self, x: Tensor, permuted: bool = False) -> Tensor:
         """Differences of the pairs, ``(pairs, dim)``; if permuted, those of the control."""
         first, second = self.pairs

@@ -49,7 +49,7 @@ ELEMENTS: dict[tuple[type, str], type] = {
 FIXED = {(HeadStatistics, "sampled"), (PassageSample, "count"), (HashSample, "size"), (LayerStatistics, "width")}
 """Numbers that follow from the options or from other fields."""
 
-NOT_NEGATIVE = {"count", "counts", "count_squared", "hashes"}
+NOT_NEGATIVE = {"count", "counts", "count_squared", "hashes", "empty", "broken"}
 """Tensors without negative entries, by the names of their fields."""
 
 OPTIONAL = {(Part, "layers_by_passage")}
@@ -246,7 +246,8 @@ def _check_passages(value: PassageSample, path: str) -> None:
 
 def _check_counts(value: Counts, path: str) -> None:
     _expect(value.blank <= value.documents, f"{path}.blank exceeds the documents")
-    _expect(value.counted <= value.tokens, f"{path}.counted exceeds the tokens")
+    for name in ("counted", "unknown"):
+        _expect(getattr(value, name) <= value.tokens, f"{path}.{name} exceeds the tokens")
     _expect(value.digest < MODULUS, f"{path}.digest is not as expected")
     ascending = all(one < other for one, other in zip(value.sketch, value.sketch[1:], strict=False))
     fits = len(value.sketch) <= min(SKETCHED, value.documents) and all(each < 1 << 64 for each in value.sketch)

@@ -32,7 +32,7 @@ def render(inspection: Document) -> str:
     """
     _check(inspection)
     values = {"rulers": theory.rulers(inspection), "experiments": theory.summary(inspection)}
-    return _page("inspection.html", [inspection], run=inspection, **values)
+    return _page("inspection.html", [inspection], run={"predictions": [], **inspection}, **values)
 
 
 def compare(inspections: Sequence[Document]) -> str:

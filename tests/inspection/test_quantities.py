@@ -9,7 +9,7 @@ from massieu.inspection.sampling import KEPT, LONGEST
 from massieu.inspection.tokens import ORDERS
 
 HEADS = {
-    "rows", "log_normalizer", "entropy", "normalized_entropy", "perplexity", "effective_atoms", "peak", "score_mean",
+    "rows", "broken_rows", "log_normalizer", "entropy", "normalized_entropy", "perplexity", "effective_atoms", "peak", "score_mean",
     "score_variance", "score_max", "score_range", "mass90", "mass90_share", "head_class", "sink_mass", "self_mass",
     "previous_mass", "gradient_cosine", "symmetric_fraction", "qk_rank", "ov_rank", "qk_norm", "ov_norm",
     "whitened_trace", "whitened_cosine", "entropy_min", "peak_max",
