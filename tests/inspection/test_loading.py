@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -425,10 +427,62 @@ def test_a_folder_or_file_of_gguf_is_told_how_to_load_it(tmp_path):
     (tmp_path / "tiny.Q4_1.gguf").write_bytes(b"GGUF")
     for name in (tmp_path, tmp_path / "tiny.Q4_1.gguf"):
         with pytest.raises(
-            UserError, match=r'from_pretrained\(.*gguf_file="tiny.Q4_1.gguf"\).*inspect_model'
+            UserError, match=r"from_pretrained\(.*gguf_file='tiny.Q4_1.gguf'\).*inspect_model"
         ) as caught:
             load(str(name))
         assert "\n" not in str(caught.value)
+
+
+def write_gguf(path):
+    """A llama of one block and a few tokens."""
+    gguf, random = pytest.importorskip("gguf"), np.random.default_rng(0)
+    tokens = ["<unk>", "<s>", "</s>", *"abcdefgh", "\u0120", "ab"]
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_context_length(64)
+    writer.add_embedding_length(16)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(16)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(8)
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3] * 3 + [1] * (len(tokens) - 3))
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    matrices = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"]
+    shapes = {f"blk.0.{name}.weight": (16, 16) for name in matrices}
+    shapes |= dict.fromkeys(("blk.0.attn_norm.weight", "blk.0.ffn_norm.weight", "output_norm.weight"), (16,))
+    shapes |= {"token_embd.weight": (len(tokens), 16), "output.weight": (len(tokens), 16)}
+    for name, shape in shapes.items():
+        writer.add_tensor(name, random.standard_normal(shape).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_what_a_folder_of_gguf_is_told_works(tmp_path):
+    pytest.importorskip("accelerate")
+    folder = tmp_path / 'it\'s "here"'
+    folder.mkdir()
+    write_gguf(folder / "tiny.gguf")
+    with pytest.raises(UserError) as caught:
+        load(str(folder))
+    advice = re.search("model = .*?; tokenizer = .*?; ", str(caught.value))[0]
+    import transformers
+
+    names = {"transformers": transformers}
+    exec(advice, names)  # as the user would
+    from massieu.inspection import inspect_model
+
+    found = inspect_model(names["model"], ["ab cd efgh"], tokenizer=names["tokenizer"], experiments="heads")
+    assert found.facts["text"]["tokens"] == len("ab cd efgh") - 1  # ab is one token
+    assert len(found.heads) == 2
 
 
 def test_a_damaged_tokenizer_is_named_and_not_called_absent(folder):
