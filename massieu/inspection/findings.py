@@ -109,6 +109,7 @@ def findings(heads: pandas.DataFrame, layers: pandas.DataFrame | None, facts: di
         *_collapse(layers),
         *_expanding(layers),
         *_neighbours(heads, "previous_mass", "the token before", "Heads that look one token back"),
+        *_neighbours(heads, "next_mass", "the next token", "Heads that look one token ahead"),
         *_linear(layers),
         *_neighbours(heads, "self_mass", "the token itself", "Heads that look at themselves"),
         *_broad(heads),

@@ -60,6 +60,7 @@ def test_sinks_need_more_than_three_tenths_of_the_mass():
     ("column", "title", "words"),
     [
         ("previous_mass", "Heads that look one token back", "to the token before"),
+        ("next_mass", "Heads that look one token ahead", "to the next token"),
         ("self_mass", "Heads that look at themselves", "to the token itself"),
     ],
 )
