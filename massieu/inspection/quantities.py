@@ -268,6 +268,17 @@ def _places() -> Iterator[Quantity]:
         most=1.0,
     )
     yield Quantity(
+        "next_mass",
+        "heads",
+        group,
+        "Mass on the next token",
+        "p_{i+1}",
+        "mean over rows i before the last of p_{i,i+1}",
+        "",
+        "The share of attention on the token just after, in encoders. Rows of a decoder do not see it, so there it is"
+        " empty.",
+    )
+    yield Quantity(
         "mass90",
         "heads",
         group,
