@@ -12,13 +12,19 @@ import torch
 from torch import Tensor
 
 from massieu.checks import UserError
+from massieu.inspection.corpus.records import LARGEST
 from massieu.inspection.corpus.splits import Document
+from massieu.inspection.counts import Counts
 from massieu.inspection.splits import text_hash
 from massieu.inspection.vocabulary import encode, unknown_token
 
-__all__ = ["Batch", "Passage", "given_batches", "passages", "text_batches"]
+__all__ = ["Batch", "Passage", "TooLong", "given_batches", "passages", "text_batches"]
 
 SORTED_TOGETHER = 32  # batches whose passages are sorted by length before they are put together
+
+
+class TooLong(UserError):  # noqa: N818  # said of the document
+    """A document has more tokens than the model reads."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +83,19 @@ def _fitting(masks: Mapping[str, Tensor], stack: str, rows: int, queries: int) -
 
 
 def passages(
-    documents: Iterable[str | Document], tokenizer: Any, longest: int, *, cut: bool, special_tokens: bool = False
+    documents: Iterable[str | Document],
+    tokenizer: Any,
+    longest: int,
+    *,
+    cut: bool,
+    skip: bool = False,
+    special_tokens: bool = False,
+    counts: Counts | None = None,
 ) -> Iterator[Passage]:
-    """Tokens of the documents, at most ``longest`` at a time; a longer document is ``cut``, or refused."""
+    """Tokens of the documents, at most ``longest`` at a time; a longer document is ``cut``, skipped, or refused.
+
+    Documents that are longer are counted in ``counts``.
+    """
     # Special tokens that are written out in a text count as special too; an unknown word is still a word.
     unknown = unknown_token(tokenizer)
     marks_text = {*tokenizer.all_special_ids} - {unknown}
@@ -89,14 +105,22 @@ def passages(
             raise UserError(
                 f"texts must be strings, got {type(text).__name__} at number {number}; pass a list of strings"
             )
+        if len(text) > LARGEST:
+            raise UserError(
+                f"{place} has {len(text):,} characters, and a document may have {LARGEST:,}; cut it into several"
+            )
         encoded = encode(tokenizer, text, add_special_tokens=True, return_special_tokens_mask=True)
         ids = encoded["input_ids"]
         if len(ids) > longest:
-            if not cut:
-                raise UserError(
-                    f"{place} has {len(ids)} tokens, but the model reads at most {longest};"
-                    f" pass --max-length {longest} (max_length in Python) to cut such texts into passages"
+            if not cut and not skip:
+                raise TooLong(
+                    f"{place} has {len(ids)} tokens, but the model reads at most {longest}; pass --long-documents cut"
+                    " (long_documents in Python) to cut such texts into passages, or skip to leave them out"
                 )
+            if counts is not None:
+                counts.long += 1
+            if skip:
+                continue
             parts = _cut(text, tokenizer, longest)
         else:
             parts = [(ids, encoded["special_tokens_mask"])]

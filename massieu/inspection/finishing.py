@@ -46,6 +46,11 @@ def finish(part: Part, model: nn.Module, *, check: bool = True) -> Inspection:
             " pass the same model, in the same dtype"
         )
     counts = part.counts
+    if counts.documents == counts.blank and counts.long:
+        raise UserError(
+            f"no document is left: all {counts.long} with text have more than {part.identity.options['max_length']}"
+            " tokens and were skipped; pass --long-documents cut"
+        )
     if counts.documents == counts.blank:
         raise UserError(NO_TEXT)
     if counts.counted == 0:
@@ -82,14 +87,16 @@ def _tables(part: Part, model: nn.Module) -> tuple[Inspection, list[HeadWeights]
     idle = part.heard.idle
     if idle:
         notes.append(f"{len(idle)} attention modules did not run on this text: {', '.join(idle)}.")
-    if part.layers is not None:
+    if part.layers is not None and not part.passages.kept:
+        notes.append("no passage has finite tokens in every layer: the layers table and the experiments are left out")
+    elif part.layers is not None:
         few = few_tokens(part.passages.kept[0].inputs, model)
         weights = head_weights(model, few)
         observer = LayerObserver(model, few)
         observer.sums = part.layers
         if part.layers_by_passage is not None:
             observer.sums = LayerSums(part.layers_by_passage.statistics, part.layers.notes)
-        fields = part.passages.probe(model, observer.anatomy)
+        fields = part.passages.probe(model, observer.anatomy, by_passage=part.by_passage)
         layers = observer.table(fields.table)
         geometry = head_geometry(weights, observer.input_covariances(weights))
         figures = geometry.heads.drop(columns=["name", "idempotency", "logit_sd"])  # these are experiments only
@@ -102,6 +109,10 @@ def _tables(part: Part, model: nn.Module) -> tuple[Inspection, list[HeadWeights]
 def _notes(part: Part, model: nn.Module) -> list[str]:
     """What was left out, in sentences."""
     found = part.faults.notes()
+    if part.counts.long and part.identity.options.get("long_documents") == "skip":
+        number, most = part.counts.long, part.identity.options["max_length"]
+        which = "1 document beyond {} tokens was" if number == 1 else f"{number:,} documents beyond {{}} tokens were"
+        found.append(f"{which.format(most)} skipped.")
     tokens, left = part.counts.tokens, part.counts.tokens - part.counts.counted
     if left:
         found.append(
@@ -133,6 +144,7 @@ def _text_facts(part: Part) -> dict[str, Any]:
         "unknown_tokens": counts.unknown,
         "excluded": "padding" if options["special_tokens"] or not text else "padding and special tokens",
         "max_length": options["max_length"],
+        "long_documents": counts.long,
         "unit": "passage" if part.by_passage else "document",
         "bad_records": part.faults.to_dict(),
     }

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from massieu.checks import UserError
 from massieu.inspection.batches import Batch
-from massieu.inspection.rows import exact_rows, sampled_positions, sampled_rows
+from massieu.inspection.rows import broken_rows, exact_rows, sampled_positions, sampled_rows
 from massieu.inspection.streams import Extremes, Means, Shares
 from massieu.taps import AttentionCall
 
@@ -40,21 +40,34 @@ FEWEST_ATOMS = 32  # a row with fewer cannot reach class IV, so it says nothing 
 
 @dataclass
 class LayerOfHeads:
-    """What was seen of all heads of one attention call."""
+    """Accumulators of all heads of one attention call.
+
+    Attributes:
+        name: path of the attention module.
+        means: of :data:`MEANS`, ``(statistics, heads)``.
+        extremes: of :data:`EXTREMES`.
+        shares: of the keys that hold nine tenths of the mass.
+        empty: rows of each head that see no key.
+        broken: rows of each head that see keys and have statistics that are not finite.
+        rows: rows that count, those included.
+        notes: sentences on what does not apply.
+        by_passage: the means with each passage as a document of its own; None if that is not needed.
+    """
 
     name: str
     means: Means
     extremes: Extremes
     shares: Shares
+    empty: Tensor
+    broken: Tensor
     rows: int = 0
-    empty: int = 0
     notes: set[str] = field(default_factory=set)
     by_passage: Means | None = None
 
     @classmethod
     def of(cls, name: str, heads: int, by_passage: bool) -> LayerOfHeads:
-        shape = (len(MEANS), heads)
-        found = cls(name, Means(shape), Extremes.none((len(EXTREMES), heads)), Shares((heads,)))
+        shape, none = (len(MEANS), heads), torch.zeros(heads, dtype=torch.long)
+        found = cls(name, Means(shape), Extremes.none((len(EXTREMES), heads)), Shares((heads,)), none, none)
         found.by_passage = Means(shape) if by_passage else None
         return found
 
@@ -67,7 +80,8 @@ class LayerOfHeads:
         self.extremes.merge(other.extremes)
         self.shares.merge(other.shares)
         self.rows += other.rows
-        self.empty += other.empty
+        self.empty = self.empty + other.empty
+        self.broken = self.broken + other.broken
         self.notes = self.notes | other.notes
         if self.by_passage is None or other.by_passage is None:
             self.by_passage = None
@@ -106,31 +120,35 @@ class HeadStatistics:
         counted = batch.counted(call.stack, sequences, queries)
         if call.present is not None:
             counted = counted & call.present.cpu()
+        broken = broken_rows(call, exact).cpu()
+        empty = log_z.isnan().cpu() & ~broken
         layer.rows += int(counted.sum())
-        layer.empty += int((counted & log_z[:, 0].isnan().cpu()).sum())
+        layer.empty = layer.empty + (counted[:, None] & empty).sum((0, 2))
+        layer.broken = layer.broken + (counted[:, None] & broken).sum((0, 2))
+        used = counted[:, None] & ~broken  # (batch, heads, queries)
 
         begin, lengths = batch.extent(call.stack, sequences, queries)
         position = sampled_positions(lengths, self.sampled)
         taken, position = position >= 0, (begin[:, None] + position).clamp_min(0)
-        taken = taken & counted.gather(-1, position)
+        taken = taken[:, None] & used.gather(-1, position[:, None].expand(-1, used.shape[1], -1))
         whole = sampled_rows(call, position)
-        shares = whole["mass90_share"].cpu().masked_fill((~taken)[:, None], torch.nan)
+        shares = whole["mass90_share"].cpu().masked_fill(~taken, torch.nan)
         layer.shares.add(shares.masked_fill(whole["atoms"].cpu() < FEWEST_ATOMS, torch.nan).transpose(0, 1).flatten(1))
 
         # A row with a single atom, such as the first one of a causal model, has no choice: it is no extreme.
         alone = exact["normalized_entropy"].isnan()
-        left_out = ~counted[:, None].to(log_z.device)
+        left_out = ~used.to(log_z.device)
         hidden = {name: left_out if name == "score_max" else left_out | alone for name in EXTREMES}
         extremes = [exact[name].masked_fill(hidden[name], torch.nan).cpu() for name in EXTREMES]
         layer.extremes.add(torch.stack([values.transpose(0, 1).flatten(1) for values in extremes]))
 
         totals, counts = [], []
         for name in MEANS:
-            values, mask = (exact.get(name), counted) if name not in whole else (whole[name], taken)
+            values, mask = (exact.get(name), used) if name not in whole else (whole[name], taken)
             if values is None:
                 values = torch.full_like(log_z, torch.nan)
             values = values.double().cpu()
-            there = mask[:, None] & ~values.isnan()
+            there = mask & ~values.isnan()
             totals.append(values.masked_fill(~there, 0.0).sum(-1))
             counts.append(there.sum(-1))
         total, count = torch.stack(totals, 1), torch.stack(counts, 1)  # (batch, statistics, heads)
@@ -164,9 +182,15 @@ class HeadStatistics:
     def notes(self) -> list[str]:
         """Sentences on what does not apply to these heads."""
         found = sorted({note for layer in self.layers.values() for note in layer.notes})
-        empty = sum(layer.empty for layer in self.layers.values())
+        empty = sum(int(layer.empty.max()) for layer in self.layers.values())
         if empty:
             found.append(f"{empty} attention rows see no token at all; they are left out of every mean.")
+        broken = torch.cat([layer.broken for layer in self.layers.values()]) if self.layers else torch.zeros(0)
+        if bool(broken.any()):
+            found.append(
+                f"{int((broken > 0).sum())} of {len(broken)} heads have attention rows whose scores are not finite;"
+                " broken_rows counts them, and they are left out of every value."
+            )
         return found
 
     def table(self) -> pandas.DataFrame:
@@ -182,7 +206,8 @@ class HeadStatistics:
             median, classes = layer.shares.median(), head_class(layer.shares)
             for head in range(mean.shape[-1]):
                 record: dict[str, object] = {"stack": stack, "layer": number, "name": layer.name, "head": head}
-                record["rows"] = layer.rows
+                record["rows"] = layer.rows - int(layer.empty[head] + layer.broken[head])
+                record["broken_rows"] = int(layer.broken[head])
                 for i, name in enumerate(MEANS):
                     record[name], record[f"{name}_se"] = mean[i, head].item(), error[i, head].item()
                 record["score_max"] = _finite(largest[EXTREMES.index("score_max"), head])

@@ -50,7 +50,7 @@ def merge_runs(runs: Sequence[str | Path], *, model: nn.Module | str | None = No
     for run in runs:
         part = load_part(run)
         merged = Part.empty(part.identity) if merged is None else merged
-        difference = merged.identity.difference(part.identity)
+        difference = merged.difference(part)
         if difference is not None:
             raise UserError(
                 f"runs must come from one model that reads in one way, but in {runs[0]} and {run} {difference};"

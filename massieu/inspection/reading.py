@@ -75,10 +75,18 @@ class Reading:
         Args:
             documents: texts, with their places or without.
             counts: what is read is added here, passage by passage.
-            cut: whether to cut documents that are too long; None if ``max_length`` was given.
+            cut: whether to cut documents that are too long; None for what the options say.
         """
-        cut = self.options.max_length is not None if cut is None else cut
-        found = passages(documents, self.tokenizer, self.longest, cut=cut, special_tokens=self.options.special_tokens)
+        treatment = self.options.treatment if cut is None else "cut" if cut else "error"
+        found = passages(
+            documents,
+            self.tokenizer,
+            self.longest,
+            cut=treatment == "cut",
+            skip=treatment == "skip",
+            special_tokens=self.options.special_tokens,
+            counts=counts,
+        )
         pad = getattr(self.tokenizer, "pad_token_id", None)
         yield from text_batches(
             found if counts is None else _counted(found, counts),
@@ -88,6 +96,14 @@ class Reading:
             start_token=self._start,
             positions=self._positions,
         )
+
+    def check_lengths(self, documents: Iterable[Document]) -> None:
+        """Raise for the first document that is too long, if such documents are refused."""
+        if self.options.treatment == "error":
+            # A character has at most four tokens where these are bytes, so that other documents fit.
+            some = (document for document in documents if 4 * len(document.text) >= self.longest)
+            for _ in passages(some, self.tokenizer, self.longest, cut=False):
+                pass
 
     def check_vocabulary(self, texts: Sequence[str]) -> None:
         """Raise if the tokenizer does not know more than a third of some texts; only their beginnings are looked at."""

@@ -14,6 +14,7 @@ from massieu.inspection.blocks import LayerStatistics, LayerSums
 from massieu.inspection.corpus.faults import Fault, Faults
 from massieu.inspection.counts import MODULUS, SKETCHED, Counts, Heard
 from massieu.inspection.heads import HeadStatistics, LayerOfHeads
+from massieu.inspection.massive import MassiveSums
 from massieu.inspection.moments import HashSample, Moments, document_hash
 from massieu.inspection.packing import STATE
 from massieu.inspection.parts import Identity, Part
@@ -33,6 +34,7 @@ ELEMENTS: dict[tuple[type, str], type] = {
     (LayerSums, "notes"): str,
     (LayerStatistics, "clouds"): Moments,
     (LayerStatistics, "aliases"): str,
+    (MassiveSums, "clouds"): Moments,
     (PassageSample, "_kept"): KeptPassage,
     (KeptPassage, "content"): Tensor,
     (Counts, "sketch"): int,
@@ -47,13 +49,13 @@ ELEMENTS: dict[tuple[type, str], type] = {
 FIXED = {(HeadStatistics, "sampled"), (PassageSample, "count"), (HashSample, "size"), (LayerStatistics, "width")}
 """Numbers that follow from the options or from other fields."""
 
-NOT_NEGATIVE = {"count", "counts", "count_squared", "hashes"}
+NOT_NEGATIVE = {"count", "counts", "count_squared", "hashes", "empty", "broken"}
 """Tensors without negative entries, by the names of their fields."""
 
 OPTIONAL = {(Part, "layers_by_passage")}
 """Fields that an empty partial result has and another may lack."""
 
-ANY_VALUE = {(KeptPassage, "inputs"), (KeptPassage, "key"), (Identity, "options")}
+ANY_VALUE = {*((KeptPassage, name) for name in ("key", "document", "inputs")), (Identity, "options")}
 """Fields that hold whatever the caller of the model has passed."""
 
 
@@ -171,7 +173,8 @@ def _layer_statistics(value: LayerStatistics, like: Any) -> LayerStatistics:
 def _moments(value: Moments, like: Any) -> Moments:
     found, zero = Moments(0), torch.zeros(1, dtype=torch.float64)
     found.mean, found.other_mean = zero.expand(len(value.mean)), zero.expand(len(value.other_mean))
-    found.scatter = zero.expand(len(value.mean), len(value.other_mean))
+    if value.rows is None:
+        found._scatter = zero.expand(len(value.mean), len(value.other_mean))
     return found
 
 
@@ -199,8 +202,22 @@ def _check_means(value: Means, path: str) -> None:
         _expect(bool(value.shift.isfinite().all() | ~value.sum.isfinite().all()), f"{path}.shift is not finite")
 
 
+def _check_moments(value: Moments, path: str) -> None:
+    for rows, mean in ((value.rows, value.mean), (value.other_rows, value.other_mean)):
+        if rows is not None:
+            fits = isinstance(rows, Tensor) and rows.shape == (value.count, len(mean)) and rows.is_floating_point()
+            _expect(fits, f"{path}.rows is not as expected")
+            _expect(bool(rows.isfinite().all() | ~mean.isfinite().all()), f"{path}.rows is not finite")
+    _expect(value.other_rows is None or value.rows is not None, f"{path}.rows is missing")
+
+
+def _check_massive(value: MassiveSums, path: str) -> None:
+    _expect(value.first <= value.count, f"{path}.first exceeds the count")
+
+
 def _check_layer(value: LayerStatistics, path: str) -> None:
-    widths = {len(cloud.mean) for cloud in value.clouds.values() if cloud.count}
+    clouds = (*value.clouds.values(), *value.massive.clouds.values())
+    widths = {len(cloud.mean) for cloud in clouds if cloud.count}
     _expect(widths <= {value.width}, f"{path}.clouds is not as expected")
     _expect({*value.aliases.values()} <= {*value.clouds, "mlp_input"}, f"{path}.aliases is not as expected")
 
@@ -244,6 +261,8 @@ def _check_fault(value: Fault, path: str) -> None:
 
 RULES: dict[type, Callable[[Any, str], None]] = {
     Means: _check_means,
+    Moments: _check_moments,
+    MassiveSums: _check_massive,
     LayerStatistics: _check_layer,
     Regression: _check_regression,
     HashSample: _check_sample,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from massieu.inspection.clouds import effective_rank, mean_cosine
-from massieu.inspection.rows import exact_rows, num_atoms, sampled_positions, sampled_rows, scores_at
+from massieu.inspection.rows import broken_rows, exact_rows, sampled_positions, sampled_rows, scores_at
 from massieu.monitor.reading import Place
 from massieu.statistics import probabilities
 from massieu.taps import AttentionCall
@@ -73,9 +73,7 @@ def add_call(tally: Tally, call: AttentionCall, wanted: frozenset[str]) -> None:
     present = present_rows(call)
     if wanted & {*EXACT, "score_max", "broken_rows"}:
         rows = exact_rows(call)
-        broken = rows["log_normalizer"].isnan()
-        if bool(broken.any()):  # rows without atoms are none of them
-            broken = broken & (num_atoms(call) > 0).to(broken.device)
+        broken = broken_rows(call, rows)
         if "broken_rows" in wanted:
             _add_rows(tally, "broken_rows", broken.double(), present, broken)
         for name in EXACT:

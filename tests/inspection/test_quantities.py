@@ -5,7 +5,7 @@ import pytest
 from massieu.inspection.quantities import QUANTITIES, Quantity, describe
 
 HEADS = {
-    "rows", "log_normalizer", "entropy", "normalized_entropy", "perplexity", "effective_atoms", "peak", "score_mean",
+    "rows", "broken_rows", "log_normalizer", "entropy", "normalized_entropy", "perplexity", "effective_atoms", "peak", "score_mean",
     "score_variance", "score_max", "score_range", "mass90", "mass90_share", "head_class", "sink_mass", "self_mass",
     "previous_mass", "gradient_cosine", "symmetric_fraction", "qk_rank", "ov_rank", "qk_norm", "ov_norm",
     "whitened_trace", "whitened_cosine", "entropy_min", "peak_max",
@@ -16,6 +16,10 @@ LAYERS = {
     "log_volume_norm",
     "effective_rank", "token_cosine", "clusters", "kurtosis", "kurtosis_band", "fc_linear_r2",
     "fc_linear_r2_all_tokens", "fc_linear_control", "fc_identity_r2", "field_symmetry", "field_symmetry_control",
+    "fc_identity_offset_r2", "massive_tokens", "massive_norm", "massive_first_share",
+    "effective_rank_all_tokens", "token_cosine_all_tokens", "kurtosis_all_tokens", "fc_identity_r2_all_tokens",
+    "fc_identity_offset_r2_all_tokens", "log_volume_attention_all_tokens", "log_volume_mlp_all_tokens",
+    "log_volume_norm_all_tokens",
     "field_positive", "ascent_cosine", "ascent_control", "ascent_share", "entropy_fall_share", "corollary_r2",
     "corollary_control",
 }  # fmt: skip
