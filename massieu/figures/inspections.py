@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from massieu.checks import UserError
-from massieu.figures.axes import INK, MARK, SOFT, add_legend, finish, new_figure
+from massieu.figures.axes import INK, MARK, SOFT, add_legend, finish, need_matplotlib, new_figure
 from massieu.report import colours
 from massieu.report.scales import color_limits, row_length
 
@@ -172,6 +172,7 @@ def save_figures(inspection: Mapping[str, Any], folder: str | Path) -> list[Path
     Returns:
         The files, in the order in which they were written.
     """
+    need_matplotlib()
     import matplotlib
     import pandas
 
@@ -213,6 +214,7 @@ def _numbers(table: pandas.DataFrame, quantity: Described) -> pandas.Series:
 
 
 def _scale(quantity: Described, values: list[float], length: float | None) -> tuple[ListedColormap, Normalize]:
+    need_matplotlib()
     from matplotlib.colors import BoundaryNorm, LinearSegmentedColormap, ListedColormap, LogNorm, Normalize
 
     if quantity.scale == "class":

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from massieu.taps import AttentionCall, tap
+from massieu.taps.passes import in_this_thread
 
 __all__ = ["Anatomy", "Block", "Place", "Sublayer", "block_input", "hidden_tensors", "read_anatomy", "with_input"]
 
@@ -116,7 +117,8 @@ def read_anatomy(model: nn.Module, inputs: Mapping[str, Any]) -> Anatomy:
     """
     recorder = _Recorder(model)
     calls: list[tuple[int, AttentionCall]] = []
-    with torch.no_grad(), recorder.recording(), tap(model, lambda call: calls.append((recorder.clock, call))):
+    observed = tap(model, lambda call: calls.append((recorder.clock, call)), this_thread=True)
+    with torch.no_grad(), recorder.recording(), observed:
         model(**inputs)
     readings = [_read(visit, recorder) for visit in recorder.visits if visit.path in recorder.candidates]
     chosen = _innermost(readings)
@@ -190,8 +192,8 @@ class _Recorder:
     def recording(self) -> Iterator[None]:
         with ExitStack() as stack:
             for path, module in self.modules.items():
-                before = module.register_forward_pre_hook(self._enter(path), with_kwargs=True)
-                after = module.register_forward_hook(self._leave(path))
+                before = module.register_forward_pre_hook(in_this_thread(self._enter(path)), with_kwargs=True)
+                after = module.register_forward_hook(in_this_thread(self._leave(path)))
                 stack.callback(before.remove)
                 stack.callback(after.remove)
             yield

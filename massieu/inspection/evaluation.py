@@ -1,10 +1,12 @@
-"""A forward pass of a model that is only looked at."""
+"""A forward pass of a model that is only looked at, by one thread at a time."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,17 +15,53 @@ from torch import Tensor, nn
 __all__ = ["evaluating", "moved", "run_model"]
 
 
+@dataclass(frozen=True, eq=False)
+class _Use:
+    """A thread that evaluates some modules."""
+
+    thread: int
+    modules: frozenset[nn.Module]
+
+    def excludes(self, other: _Use) -> bool:
+        """Whether both may not go on at once: they are of different threads and share a module."""
+        return self.thread != other.thread and not self.modules.isdisjoint(other.modules)
+
+
+_FREE = threading.Condition()
+_USES: list[_Use] = []
+
+
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model without dropout and gradients, afterwards as it was."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
+    """The model without dropout and gradients, afterwards as it was.
+
+    A second thread waits until the first one has left, also for a part of the model or a module that contains it: the
+    hooks and the mode of the model are there once. What runs the model without this is not stopped.
+    """
+    with _alone(model):
+        training = [module for module in model.modules() if module.training]
+        model.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            for module in training:
+                module.training = True
+
+
+@contextlib.contextmanager
+def _alone(model: nn.Module) -> Iterator[None]:
+    """Wait for the evaluations of other threads that share modules with this one."""
+    own = _Use(threading.get_ident(), frozenset(model.modules()))
+    with _FREE:
+        _FREE.wait_for(lambda: not any(own.excludes(each) for each in _USES))
+        _USES.append(own)
     try:
-        with torch.no_grad():
-            yield
+        yield
     finally:
-        for module in training:
-            module.training = True
+        with _FREE:
+            _USES.remove(own)
+            _FREE.notify_all()
 
 
 def run_model(model: nn.Module, inputs: dict[str, Any]) -> Any:

@@ -78,8 +78,10 @@ def findings(heads: pandas.DataFrame, layers: pandas.DataFrame | None, facts: di
     """
     fitted = layers if tokens_per_dimension(layers, facts) >= ENOUGH_FOR_FITS else None
     observed = [
+        *_broken(heads),
         *_sharp(heads),
         *_sinks(heads),
+        *_massive(layers),
         *_rank(fitted),
         *_similarity(layers),
         *_expanding(layers),
@@ -94,6 +96,24 @@ def findings(heads: pandas.DataFrame, layers: pandas.DataFrame | None, facts: di
         *_temperature(heads),
     ]
     return observed[:MOST]
+
+
+def _broken(heads: pandas.DataFrame) -> Iterator[Finding]:
+    measured = known(heads, "broken_rows", "rows")
+    broken = measured[measured["broken_rows"] > 0]
+    if broken.empty:
+        return
+    order = broken["stack"].map({"encoder": 0}).fillna(1)  # an encoder runs first
+    first = broken.assign(order=order).sort_values(["order", "layer", "broken_rows"], ascending=[True, True, False])
+    row = first.iloc[0]
+    lost, kept = int(row["broken_rows"]), int(row["rows"])
+    sentence = (
+        f"{lost} of {lost + kept} attention rows of {head_name(row, heads)}, the first layer with such rows, have"
+        f" scores that are nan or infinite. {capital(count(len(broken), len(measured), 'head'))} of the model"
+        f" {'is' if len(broken) == 1 else 'are'} affected; all other values describe the intact rows only. Try --dtype"
+        " float32; if the rows stay broken, weights or embeddings of the model are damaged."
+    )
+    yield Finding("Broken attention rows", sentence, "broken_rows", places(broken))
 
 
 def _sharp(heads: pandas.DataFrame) -> Iterator[Finding]:
@@ -172,6 +192,33 @@ FOLLOWS = {
     "next_mass": "such a head carries the value of a token to the token before it",
     "self_mass": "such a head acts on each token alone, as an MLP does",
 }
+
+
+def _massive(layers: pandas.DataFrame | None) -> Iterator[Finding]:
+    """Tokens with massive activations, and what they would do to the values of the layer where they are largest."""
+    for stack, block in stacks(layers):
+        measured = known(block, "massive_tokens", "massive_norm")
+        massive = measured[measured["massive_tokens"] > 0]
+        if massive.empty:
+            continue
+        largest, most = massive.loc[massive["massive_norm"].idxmax()], int(massive["massive_tokens"].max())
+        share = largest.get("massive_first_share", float("nan"))
+        which = " (all of them the first token of a passage)" if share == 1 else ""
+        who = "one token has" if most == 1 else f"up to {most} tokens have"
+        sentence = (
+            f"From {stack}layer {int(massive['layer'].iloc[0])} on, {who} a massive activation{which}: the norm reaches"
+            f" {largest['massive_norm']:.0f} times the median of its passage in layer {int(largest['layer'])}."
+            f" The values of the layers leave these tokens out{_with_massive(largest)}."
+        )
+        yield Finding("Massive activations", sentence, "massive_norm")
+        return
+
+
+def _with_massive(row: pandas.Series) -> str:
+    pair = row.get("effective_rank"), row.get("effective_rank_all_tokens")
+    if any(value is None or not abs(value) < float("inf") for value in pair):
+        return ""
+    return f"; with them, the effective rank there would be {pair[1]:.0f} instead of {pair[0]:.0f}"
 
 
 def _neighbours(heads: pandas.DataFrame, column: str, token: str, title: str) -> Iterator[Finding]:

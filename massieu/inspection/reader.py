@@ -25,6 +25,7 @@ from massieu.inspection.parts import FEWEST_DOCUMENTS, Identity, Part
 from massieu.inspection.reading import Reading
 from massieu.inspection.splits import Piece
 from massieu.taps import tap
+from massieu.taps.ears import without_fast_path
 
 __all__ = ["NotObservable", "Reader", "few_tokens", "read_split"]
 
@@ -150,17 +151,17 @@ class Reader:
         inputs = {name: moved(value, self.model) for name, value in batch.inputs.items()}
         with contextlib.ExitStack() as stack:
             receive = functools.partial(part.heads.receive, batch=batch)
-            heard = stack.enter_context(tap(self.model, receive, fallback=self._fallback))
+            heard = stack.enter_context(tap(self.model, receive, fallback=self._fallback, this_thread=True))
             if self._layers is not None and part.layers is not None:
-                part.passages.offer(inputs, batch.content, batch.keys)
                 self._layers.sums, self._layers.by_passage = part.layers, part.layers_by_passage
                 stack.enter_context(self._layers.batch(batch.content, batch.keys, batch.present, batch.origins))
             try:
                 run_model(self.model, inputs)
             except IndexError as error:
-                raise UserError(
-                    f"the model cannot read these tokens ({error}); are there too many, or some beyond its vocabulary?"
-                ) from error
+                raise _beyond(error) from error
+        if self._layers is not None and part.layers is not None:
+            whole = [row for row in range(len(batch.keys)) if row not in self._layers.broken]
+            part.passages.offer(inputs, batch.content, batch.keys, batch.origins, whole)
         # A module that did not run, such as the vision part of a model that reads text, makes no mean wrong.
         missing = [name for name in heard.missing if name not in heard.idle]
         if missing or not heard.heard:
@@ -175,13 +176,13 @@ class Reader:
         if batch is None:  # a tokenizer to which the sentence is nothing; the first passage will do
             return
         few = few_tokens(batch.inputs, self.model)
-        with torch.no_grad(), _without_fast_path():
+        with torch.no_grad(), without_fast_path():
             alone = _tensors(_tried(self.model, few))
             if not all(bool(x.isfinite().all()) for x in alone if x.is_floating_point() and x.numel()):
                 raise NotObservable(
                     "the model's output is not finite, so its weights are damaged or its dtype is too narrow"
                 )
-            with tap(self.model, lambda call: None) as listening:
+            with tap(self.model, lambda call: None, this_thread=True) as listening:
                 heard = _tensors(run_model(self.model, few))
         # Inside a tap a compiled model runs uncompiled, which changes its last digits.
         same = torch.allclose if listening.compiled else torch.equal
@@ -212,27 +213,25 @@ def _unless_blank(documents: Iterable[Document], part: Part) -> Iterator[Documen
         yield document
 
 
-@contextlib.contextmanager
-def _without_fast_path() -> Iterator[None]:
-    """Without the fused encoder layers of torch, which hide their attention and differ in the last digits."""
-    enabled = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(enabled)
-
-
 def _tried(model: nn.Module, inputs: dict[str, Any]) -> Any:
     """The first run of a model; what goes wrong in it is one sentence."""
     try:
         return run_model(model, inputs)
+    except IndexError as error:
+        raise _beyond(error) from error
     except Exception as error:
         text = " ".join(str(error).split())[:160] or type(error).__name__
         raise UserError(
             f"the model cannot be run on {', '.join(inputs)} ({text});"
             " one that reads more than text takes inputs= in Python, with every argument that it needs"
         ) from error
+
+
+def _beyond(error: IndexError) -> UserError:
+    return UserError(
+        f"the model cannot read these tokens ({error}): there are too many, or some are beyond its vocabulary;"
+        " save the tokenizer that belongs to the model in its folder"
+    )
 
 
 def _tensors(result: Any) -> list[Tensor]:

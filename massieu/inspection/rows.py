@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -10,7 +10,16 @@ from torch import Tensor
 from massieu.statistics import RowStatistics, mass_count, row_statistics
 from massieu.taps import AttentionCall
 
-__all__ = ["call_statistics", "exact_rows", "num_atoms", "sampled_positions", "sampled_rows", "scores_at"]
+__all__ = [
+    "broken_rows",
+    "call_statistics",
+    "exact_rows",
+    "num_atoms",
+    "rows_stood_for",
+    "sampled_positions",
+    "sampled_rows",
+    "scores_at",
+]
 
 LARGEST_BLOCK = 2**22  # scores held at a time where a call has to be read through its scores
 MASS = 0.9
@@ -42,6 +51,19 @@ def exact_rows(call: AttentionCall) -> dict[str, Tensor]:
     if call.stack != "cross":
         found |= {name: (score - log_z).exp() for name, score in _named_scores(call).items()}
     return found
+
+
+def broken_rows(call: AttentionCall, rows: Mapping[str, Tensor]) -> Tensor:
+    """Rows that see a key and have statistics that are not finite, boolean ``(batch, heads, queries)``.
+
+    That is what a score of nan or infinity leaves. A row that sees no key has no statistics and is not broken.
+
+    Args:
+        call: the attention call.
+        rows: of :func:`exact_rows`.
+    """
+    broken = ~(rows["log_normalizer"] + rows["entropy"] + rows["score_variance"]).isfinite()
+    return broken & (num_atoms(call) > 0).to(broken.device) if bool(broken.any()) else broken
 
 
 def sampled_rows(call: AttentionCall, position: Tensor) -> dict[str, Tensor]:
@@ -135,6 +157,24 @@ def sampled_positions(lengths: Tensor, rows: int | None) -> Tensor:
     taken = lengths.clamp_max(len(number))[:, None]
     position = ((2 * number + 1) * lengths[:, None]).div(2 * taken.clamp_min(1), rounding_mode="floor")
     return torch.where(number < taken, position, -1)
+
+
+def rows_stood_for(counted: Tensor, taken: Tensor) -> Tensor:
+    """The number of rows that each sampled row stands for, ``(..., 1)``; zero where none was sampled.
+
+    With these weights sampled rows weigh a passage as all of its rows do, whatever its length.
+
+    Args:
+        counted: rows that count, boolean ``(..., queries)``.
+        taken: sampled rows that count, boolean ``(..., rows)``.
+
+    Example:
+        >>> rows_stood_for(torch.ones(2, 6).bool(), torch.tensor([[True, True, True], [True, False, False]]))
+        tensor([[2.],
+                [6.]], dtype=torch.float64)
+    """
+    some = taken.sum(-1, keepdim=True)
+    return torch.where(some > 0, counted.sum(-1, keepdim=True).double() / some, 0.0)
 
 
 def num_atoms(call: AttentionCall) -> Tensor:

@@ -20,6 +20,7 @@ from massieu.inspection.rows import num_atoms, scores_at
 from massieu.inspection.weights import TOLERANCE, HeadWeights, each_layer
 from massieu.margin import TokenSelection
 from massieu.taps import AttentionCall, tap
+from massieu.taps.passes import in_this_thread
 
 __all__ = ["HeadRows", "each_sample", "head_rows", "some"]
 
@@ -204,7 +205,9 @@ def _read(model: nn.Module, sampled: Sequence[_Part], weights: HeadWeights) -> H
         place = weights.input_argument
         states[:] = [args[place] if isinstance(place, int) else kwargs[place]]
 
-    handle = model.get_submodule(weights.input_module).register_forward_pre_hook(enter, with_kwargs=True)
+    handle = model.get_submodule(weights.input_module).register_forward_pre_hook(
+        in_this_thread(enter), with_kwargs=True
+    )
     try:
         for part in sampled:
 
@@ -212,7 +215,7 @@ def _read(model: nn.Module, sampled: Sequence[_Part], weights: HeadWeights) -> H
                 if (call.stack, call.layer) == (weights.stack, weights.layer) and states:
                     found.append(_rows(call, states[0], part))
 
-            with torch.no_grad(), tap(model, receive):
+            with torch.no_grad(), tap(model, receive, this_thread=True):
                 run_model(model, {name: moved(x, model) for name, x in part.inputs.items()})
     finally:
         handle.remove()

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from massieu import geometry
 from massieu.geometry import LowRank
 from massieu.taps import AttentionCall, tap
+from massieu.taps.passes import in_this_thread
 
 __all__ = ["HeadWeights", "head_weights", "each_layer"]
 
@@ -160,9 +161,9 @@ def _listen(model: nn.Module, inputs: Mapping[str, Any] | Tensor) -> list[tuple[
             def leave(*_: Any) -> None:
                 running.pop()
 
-            hooks.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
-            hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
-        with torch.no_grad(), tap(model, lambda call: heard.append((call, tuple(running)))):
+            hooks.callback(module.register_forward_pre_hook(in_this_thread(enter), with_kwargs=True).remove)
+            hooks.callback(module.register_forward_hook(in_this_thread(leave), always_call=True).remove)
+        with torch.no_grad(), tap(model, lambda call: heard.append((call, tuple(running))), this_thread=True):
             model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
     return heard
 
@@ -205,9 +206,9 @@ def _run(frame: _Frame, target: nn.Module, tokens: Mapping[int | str, Tensor], n
 
     with contextlib.ExitStack() as stack:
         for module in frame.module.modules():
-            stack.callback(module.register_forward_hook(keep).remove)
+            stack.callback(module.register_forward_hook(in_this_thread(keep)).remove)
         stack.enter_context(torch.enable_grad())
-        stack.enter_context(tap(frame.module, receive))
+        stack.enter_context(tap(frame.module, receive, this_thread=True))
         frame.run(run.tokens)
     return run
 

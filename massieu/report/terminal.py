@@ -111,6 +111,7 @@ def show_comparison(documents: Sequence[Mapping[str, Any]], console: Any) -> Non
     """Print several inspections side by side: a table of means and changes, then sentences."""
     from rich.text import Text
 
+    documents = [made_visible(document) for document in documents]
     found = sorted(changes.table(documents), key=lambda change: list(documents[0]["quantities"]).index(change.quantity))
     for which in ("heads", "layers"):
         own = [change for change in found if documents[0]["quantities"][change.quantity]["table"] == which]
@@ -130,7 +131,7 @@ def _changes_table(found: Sequence[Change], which: str, documents: Sequence[Mapp
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column(f"mean over {which} of", no_wrap=True)
     for name in (*distinct_names(documents), "change", "mean |change|", "beyond 2 s.e."):
-        table.add_column(Text(visible(name)), justify="right", overflow="fold")
+        table.add_column(Text(name), justify="right", overflow="fold")
     for each in found:
         beyond = "-" if each.beyond is None else f"{each.beyond[0]} of {each.beyond[1]}"
         numbers = [_number(value, 3) for value in (*each.means, each.change, each.absolute)]

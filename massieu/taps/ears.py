@@ -24,7 +24,7 @@ from massieu.kernels.graphs import call_eagerly
 from massieu.taps import translation
 from massieu.taps.calls import Scores
 
-__all__ = ["Fallback", "Listener", "Translate", "close", "open_", "unheard"]
+__all__ = ["Fallback", "Listener", "Translate", "close", "open_", "unheard", "without_fast_path"]
 
 
 # Of the module, and the number of its query rows if that is known, to what it computes; None if it is no attention.
@@ -46,6 +46,7 @@ _LOCK = threading.RLock()
 _LISTENERS: list[Listener] = []
 _PLACES: set[Callable[[], bool]] = set()
 _UNDO = contextlib.ExitStack()
+_SLOW: list[bool] = []  # for each that wants the fast path of torch off, how it found the switch
 _LOCAL = _Local()
 
 
@@ -156,11 +157,27 @@ def _attend() -> bool:
     return True
 
 
+@contextlib.contextmanager
+def without_fast_path() -> Iterator[None]:
+    """Without the fused encoder layers of torch, which hide their attention and differ in the last digits.
+
+    The switch is one for all threads: the last block that ends turns it back.
+    """
+    with _LOCK:
+        _SLOW.append(torch.backends.mha.get_fastpath_enabled())
+        torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        with _LOCK:
+            found = _SLOW.pop()
+            if not _SLOW:
+                torch.backends.mha.set_fastpath_enabled(found)
+
+
 def _fast_path() -> bool:
     """``nn.MultiheadAttention`` and ``nn.TransformerEncoder`` leave out what could be heard, where they may."""
-    enabled = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    _UNDO.callback(torch.backends.mha.set_fastpath_enabled, enabled)
+    _UNDO.enter_context(without_fast_path())
     return True
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Frame", "Pass", "frame", "recomputes"]
+__all__ = ["Frame", "Pass", "frame", "in_this_thread", "recomputes"]
 
 OTHERS = ("key_value_states", "encoder_hidden_states", "cross_attention_states", "context", "memory")
 TOKENS = ("input_ids", "inputs_embeds", "hidden_states", "inputs")
@@ -73,6 +74,27 @@ class Pass(threading.local):
 def recomputes() -> bool:
     """Whether this is the second run of a checkpointed layer, inside the backward pass."""
     return torch._C._current_graph_task_id() != -1
+
+
+def in_this_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """The hook, which does nothing when a module runs in another thread than the one that is here now.
+
+    Example:
+        >>> seen = []
+        >>> hook = in_this_thread(seen.append)
+        >>> thread = threading.Thread(target=hook, args=["there"])
+        >>> thread.start(), thread.join(), hook("here")
+        (None, None, None)
+        >>> seen
+        ['here']
+    """
+    own = threading.get_ident()
+
+    @functools.wraps(hook)
+    def only(*args: Any, **kwargs: Any) -> Any:
+        return hook(*args, **kwargs) if threading.get_ident() == own else None
+
+    return only
 
 
 def frame(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,7 +23,14 @@ Receiver = Callable[[AttentionCall], object]
 
 
 @contextlib.contextmanager
-def tap(model: nn.Module, receive: Receiver, *, fallback: bool = True, gradients: bool = False) -> Iterator[Tap]:
+def tap(
+    model: nn.Module,
+    receive: Receiver,
+    *,
+    fallback: bool = True,
+    gradients: bool = False,
+    this_thread: bool = False,
+) -> Iterator[Tap]:
     """Call ``receive`` with every attention call of the model inside the block.
 
     The model computes what it computes without the tap, to the last bit, from its own functions and masks. Listened to
@@ -35,6 +43,9 @@ def tap(model: nn.Module, receive: Receiver, *, fallback: bool = True, gradients
     recomputation of checkpointed layers. Inside the block, what ``torch.compile`` has compiled runs uncompiled and the
     fused path of ``nn.TransformerEncoder`` is off, which may change the last digits of their outputs.
 
+    A tap observes the model in every thread, and ``receive`` runs in the thread of the pass: if threads share a model,
+    also with an inspection, it gets the calls of all of them unless ``this_thread`` is true.
+
     Args:
         model: any module.
         receive: called with each :class:`AttentionCall`.
@@ -43,6 +54,7 @@ def tap(model: nn.Module, receive: Receiver, *, fallback: bool = True, gradients
         gradients: whether ``receive`` runs with gradients where the model does, and every tensor of the call is part of
             its graph, so that what is computed from it can be part of a loss. Inside layers under
             ``torch.utils.checkpoint`` with ``use_reentrant=True`` a model runs without.
+        this_thread: whether to observe only passes in the thread that opens the tap.
 
     Example:
         >>> model = massieu.nn.Transformer(16, num_layers=2, num_heads=4, vocabulary=10)
@@ -52,7 +64,7 @@ def tap(model: nn.Module, receive: Receiver, *, fallback: bool = True, gradients
         >>> heard.sentence, calls[1].name, calls[1].layer, calls[1].stack
         ('heard 2 of 2 attention modules', 'blocks.1.attention', 1, 'decoder')
     """
-    found = Tap(model, receive, fallback, gradients)
+    found = Tap(model, receive, fallback, gradients, this_thread)
     with contextlib.ExitStack() as stack:
         stack.callback(found._leave)
         # FlexAttention is compiled by itself and hardly runs otherwise.
@@ -73,7 +85,14 @@ class Tap:
         compiled: whether the model, or a part of it, is compiled.
     """
 
-    def __init__(self, model: nn.Module, receive: Receiver, fallback: bool = True, gradients: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        receive: Receiver,
+        fallback: bool = True,
+        gradients: bool = False,
+        this_thread: bool = False,
+    ) -> None:
         self.heard: dict[str, int] = {}
         self.bypassed: dict[str, str] = {}
         self.notes: list[str] = []
@@ -81,6 +100,7 @@ class Tap:
         if self.compiled:
             self.notes.append("the model is compiled; inside the tap it runs uncompiled, so that every call is heard")
         self._receive = receive
+        self._thread = threading.get_ident() if this_thread else None
         self._graph = _connected if gradients else torch.no_grad
         self._modules = attention_modules(model)
         self._paths = named(model)
@@ -126,7 +146,7 @@ class Tap:
 
     def hear(self, module: nn.Module | None, translate: ears.Translate, place: str) -> None:
         """Hand a call to the receiver, if the module is one of this model and the call is not a recomputation."""
-        if recomputes():
+        if recomputes() or self._elsewhere():
             return
         module = self._running(place) if module is None else module
         if module is None or module not in self._paths:
@@ -142,6 +162,10 @@ class Tap:
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Say that a module runs already with these arguments: a tap that its own hook opens is too late to see it."""
         call_eagerly(self._push, module, args, kwargs, torch.compiler.is_compiling())
+
+    def _elsewhere(self) -> bool:
+        """Whether this is a thread whose passes are not observed."""
+        return self._thread is not None and self._thread != threading.get_ident()
 
     def _running(self, place: str) -> nn.Module | None:
         running = [frame.module for frame in reversed(self._pass.frames)]
@@ -195,7 +219,7 @@ class Tap:
         call_eagerly(self._pop, module)
 
     def _push(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], compiling: bool) -> None:
-        if recomputes():
+        if recomputes() or self._elsewhere():
             return
         self._ran.add(self._paths[module])
         begins = self._pass.begin(frame(module, args, kwargs))

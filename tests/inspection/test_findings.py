@@ -59,6 +59,26 @@ def test_sinks_need_more_than_three_tenths_of_the_mass():
     assert titled("Attention sinks", heads(sink_mass=[0.1, 0.3]), None, FACTS) is None
 
 
+def test_massive_activations_are_named_with_their_layers_and_their_effect():
+    table = layers(
+        massive_tokens=[0, 7, 8],
+        massive_norm=[3.0, 169.4, 40.0],
+        massive_first_share=[math.nan, 1.0, 1.0],
+        effective_rank=[150.0, 170.0, 186.0],
+        effective_rank_all_tokens=[150.0, 1.03, 1.5],
+    )
+    found = titled("Massive activations", heads(entropy=[1.0]), table, FACTS)
+    assert found.sentence == (
+        "From layer 1 on, up to 8 tokens have a massive activation (all of them the first token of a passage): the norm"
+        " reaches 169 times the median of its passage in layer 1. The values of the layers leave these tokens out; with"
+        " them, the effective rank there would be 1 instead of 170."
+    )
+    assert found.quantity == "massive_norm"
+    one = titled("Massive activations", heads(entropy=[1.0]), table.assign(massive_tokens=[0, 1, 1]), FACTS)
+    assert "one token has a massive activation" in one.sentence
+    assert titled("Massive activations", heads(entropy=[1.0]), table.assign(massive_tokens=0), FACTS) is None
+
+
 @pytest.mark.parametrize(
     ("column", "title", "words"),
     [

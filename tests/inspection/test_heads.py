@@ -8,6 +8,7 @@ import pytest
 import torch
 
 pytest.importorskip("transformers")
+from attention_calls import call_of
 from taps.families import NAMES, PADDED, TABLE, build
 from taps.weights import _scores, own_weights
 from torch import Tensor
@@ -158,12 +159,6 @@ def test_rows_are_sampled_evenly_and_by_the_length_of_the_sequence_alone():
         assert len(own) == min(length, 32)
         assert own.max() < length
     assert sampled_positions(torch.tensor([7]), None).tolist() == [list(range(7))]
-
-
-def call_of(query: Tensor, key: Tensor, **options) -> AttentionCall:
-    defaults = {"log_weight": None, "scale": 1.0, "causal": False, "window": None, "sink": None, "softcap": None}
-    rest = {"scores": None, "output": None, "present": None, "module": torch.nn.Identity(), "value": None}
-    return AttentionCall("a", 0, 0, "decoder", query, key, **{**defaults, **rest, **options})
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])

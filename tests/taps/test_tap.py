@@ -1,5 +1,6 @@
 """What a tap promises about any model: names, numbers, and that everything is as before."""
 
+import contextlib
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from torch.testing import assert_close
 from massieu import statistics
 from massieu.nn import Transformer
 from massieu.taps import tap
+from massieu.taps.ears import without_fast_path
 
 
 def ignore(call):
@@ -161,6 +163,17 @@ def test_multihead_attention_to_others_is_cross():
         memory = torch.randn(2, 7, 16)
         model(torch.randn(2, 5, 16), memory, memory)
     assert calls[0].stack == "cross"
+
+
+def test_the_fast_path_of_torch_is_off_until_the_last_of_overlapping_blocks_ends():
+    before = torch.backends.mha.get_fastpath_enabled()
+    for first_out in (True, False):
+        with contextlib.ExitStack() as other, contextlib.ExitStack() as own:
+            other.enter_context(without_fast_path())  # as an inspection in another thread does
+            own.enter_context(tap(torch.nn.Linear(2, 2), print))
+            (other if first_out else own).close()
+            assert not torch.backends.mha.get_fastpath_enabled()
+        assert torch.backends.mha.get_fastpath_enabled() == before
 
 
 @pytest.mark.parametrize("grad", [True, False])
