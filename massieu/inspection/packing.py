@@ -26,7 +26,7 @@ STATE: dict[type, tuple[str, ...]] = {
     Means: ("documents", "sum", "count", "sum_squared", "sum_count", "count_squared", "shift", "_open"),
     Extremes: ("largest", "smallest"),
     Shares: ("counts",),
-    LayerOfHeads: ("name", "means", "extremes", "shares", "empty", "broken", "rows", "notes", "by_passage"),
+    LayerOfHeads: ("name", "means", "extremes", "shares", "keys", "empty", "broken", "rows", "notes", "by_passage"),
     HeadStatistics: ("sampled", "by_passage", "layers"),
     Mean: ("totals", "counts"),
     Moments: ("count", "mean", "other_mean", "rows", "other_rows", "_scatter"),

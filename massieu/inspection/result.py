@@ -28,10 +28,14 @@ PART = "part.safetensors"
 PART_BYTES = 32 << 20
 """A part up to this size is written without being asked for."""
 
-FACTS: dict[str, dict[str, type]] = {
-    "model": {"name": str},
-    "text": {"sha256": str, "documents": int, "tokens": int, "counted_tokens": int},
-    "heard": {"sentence": str},
+NONE = type(None)
+FACTS: dict[str, dict[str, tuple[type, ...]]] = {
+    "model": {"name": (str,)},
+    "text": {
+        **{"sha256": (str,), "documents": (int,), "tokens": (int,), "counted_tokens": (int,)},
+        **{"source": (str, NONE), "excluded": (str, NONE), "unit": (str, NONE), "max_length": (int, NONE)},
+    },
+    "heard": {"sentence": (str,), "heard": (int,), "expected": (int,), "missing": (list,)},
     "versions": {},
     "options": {},
 }
@@ -225,11 +229,11 @@ def _odd_content(content: dict[str, Any]) -> str | None:
     for group, names in FACTS.items():
         if not isinstance(facts.get(group), dict):
             return f"facts.{group}"
-        for name, kind in names.items():
-            if type(facts[group].get(name)) is not kind:
+        for name, kinds in names.items():
+            if name not in facts[group] or type(facts[group][name]) not in kinds:
                 return f"facts.{group}.{name}"
         for name in OPTIONAL_FACTS.get(group, ()):
-            if type(facts[group].get(name)) not in (int, type(None)):
+            if type(facts[group].get(name)) not in (int, NONE):
                 return f"facts.{group}.{name}"
     if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
         return "notes"

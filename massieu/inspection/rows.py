@@ -15,6 +15,7 @@ __all__ = [
     "call_statistics",
     "exact_rows",
     "num_atoms",
+    "rows_stood_for",
     "sampled_positions",
     "sampled_rows",
     "scores_at",
@@ -156,6 +157,24 @@ def sampled_positions(lengths: Tensor, rows: int | None) -> Tensor:
     taken = lengths.clamp_max(len(number))[:, None]
     position = ((2 * number + 1) * lengths[:, None]).div(2 * taken.clamp_min(1), rounding_mode="floor")
     return torch.where(number < taken, position, -1)
+
+
+def rows_stood_for(counted: Tensor, taken: Tensor) -> Tensor:
+    """The number of rows that each sampled row stands for, ``(..., 1)``; zero where none was sampled.
+
+    With these weights sampled rows weigh a passage as all of its rows do, whatever its length.
+
+    Args:
+        counted: rows that count, boolean ``(..., queries)``.
+        taken: sampled rows that count, boolean ``(..., rows)``.
+
+    Example:
+        >>> rows_stood_for(torch.ones(2, 6).bool(), torch.tensor([[True, True, True], [True, False, False]]))
+        tensor([[2.],
+                [6.]], dtype=torch.float64)
+    """
+    some = taken.sum(-1, keepdim=True)
+    return torch.where(some > 0, counted.sum(-1, keepdim=True).double() / some, 0.0)
 
 
 def num_atoms(call: AttentionCall) -> Tensor:

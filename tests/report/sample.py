@@ -120,6 +120,7 @@ def _heads(generator, stack, layer, layers, heads, sharp):
             "name": f"{stack}.layer.{layer}.attention.self",
             "head": head,
             "rows": FOREVER_TOKENS,
+            "broken_rows": 0,
             "log_normalizer": mean + entropy,
             "entropy": entropy,
             "entropy_min": entropy * 0.3,
