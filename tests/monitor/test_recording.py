@@ -78,7 +78,10 @@ def test_numbers_of_every_kind_are_recorded(value):
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"loss": torch.ones(3)}, r"loss must be a number or a tensor with one, got a tensor of shape \(3,\); write record"),
+        (
+            {"loss": torch.ones(3)},
+            r"loss must be a number or a tensor with one, got a tensor of shape \(3,\); write record",
+        ),
         ({"loss": None}, "loss must be a number or a tensor with one, got NoneType; write record"),
         ({"a/b": 1.0}, "a recorded value must have a name of letters, digits and _ .*, got 'a/b'; write record"),
         ({"step": 1}, "a recorded value must have a name .* that is neither step nor flags, got 'step'; write"),
