@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
@@ -21,7 +22,7 @@ from massieu.report.words import WORDS
 __all__ = ["brief", "compare", "distinct_names", "inline_json", "page", "render"]
 
 SCHEMA = "massieu.inspection/1"
-PROSE = {"formula", "explanation", "symbol", "least", "most"}
+PROSE = {"name", "formula", "explanation", "symbol", "least", "most"}
 """What the scripts of a page do not read of a quantity: the glossary has it."""
 Document = Mapping[str, Any]
 
@@ -71,9 +72,7 @@ def _page(template: str, inspections: Sequence[Document], **values: Any) -> str:
     runs = [_run(name, run) for name, run in zip(names, inspections, strict=True)]
     data = {
         "runs": runs,
-        "quantities": {
-            name: {key: value for key, value in facts.items() if key not in PROSE} for name, facts in quantities.items()
-        },
+        "quantities": {name: _for_scripts(facts) for name, facts in quantities.items()},
         "limits": {name: _limits(name, facts, runs) for name, facts in quantities.items() if facts["table"] == "heads"},
         "findings": [dict(found) for run in inspections[:1] for found in run.get("findings", [])],
         "colours": {
@@ -86,15 +85,9 @@ def _page(template: str, inspections: Sequence[Document], **values: Any) -> str:
         if not any(run[quantity["table"]] for run in inspections):
             continue  # what was not measured need not be explained
         groups.setdefault(quantity.get("group") or quantity["table"], []).append({**quantity, "name": name})
-    return page(
-        template,
-        runs=inspections,
-        names=names,
-        groups=groups,
-        data=inline_json(data),
-        row_length=runs[0]["row_length"],
-        **values,
-    )
+    values |= {"groups": groups, "data": inline_json(data), "row_length": runs[0]["row_length"]}
+    text = page(template, runs=inspections, names=names, **values)
+    return re.sub(r"\n[ \t]+", "\n", text)  # indentation is of use in the sources only
 
 
 def _run(name: str, run: Document) -> dict[str, Any]:
@@ -102,6 +95,10 @@ def _run(name: str, run: Document) -> dict[str, Any]:
     length = row_length(heads)
     rounded = None if length is None else round(length)
     return {"name": name, "heads": heads, "layers": _columns(run["layers"]), "row_length": rounded}
+
+
+def _for_scripts(quantity: Document) -> dict[str, Any]:
+    return {key: value for key, value in quantity.items() if key not in PROSE and value not in (None, "")}
 
 
 def _limits(name: str, quantity: Document, runs: Sequence[Document]) -> list[float]:
