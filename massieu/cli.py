@@ -119,6 +119,11 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(USAGE, f"{self.prog}: {visible(message)}; see {self.prog} --help\n")
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Write help and complaints; that of the base class is silent about a disk that is full."""
+        if message and file is not None:
+            file.write(message)
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Refuse here what is unknown, so that a command points to its own help."""
         found, unknown = super().parse_known_args(args, namespace)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -30,13 +31,15 @@ class Inversion:
 
     Attributes:
         natural: the natural parameters found, ``(..., queries, dim)``; nan where the mean is outside the hull.
-        converged: the last Newton step was below the tolerance, and rounding leaves ``natural`` determined,
-            ``(..., queries)``.
+        converged: the last Newton step was below the tolerance, and rounding leaves ``natural`` and the mean there
+            determined, ``(..., queries)``.
         residual: distance of the mean at ``natural`` from the mean asked for, ``(..., queries)``.
         steps: Newton steps taken, int64, ``(..., queries)``.
         boundary: the mean lies on the boundary of the hull, where no finite natural parameter reaches it;
             ``natural`` comes as close as the residual says, ``(..., queries)``.
         outside: a direction separates the mean from the hull: no natural parameter has it, ``(..., queries)``.
+        undecided: not converged, and the measure gives no finite support function there, so that nobody can tell
+            whether the mean is outside, ``(..., queries)``.
         unique: False when the support spans fewer than dim directions; ``natural`` is then the solution of least norm.
     """
 
@@ -46,6 +49,7 @@ class Inversion:
     steps: Tensor
     boundary: Tensor
     outside: Tensor
+    undecided: Tensor
     unique: bool
 
     @property
@@ -57,7 +61,7 @@ class Inversion:
             first = tuple(self.outside.nonzero()[0].tolist())
             parts.append(
                 f"means must lie in the convex hull of the support, got {int(self.outside.sum())} outside it,"
-                f" the first at index {first}; move them towards the mean at natural = 0, which is inside"
+                f" the first at index {first}; move them towards the mean at the start of the search, which is inside"
             )
         if bool(self.boundary.any()):
             parts.append(
@@ -67,6 +71,11 @@ class Inversion:
         left = int((~(self.converged | self.boundary | self.outside)).sum())
         if left:
             parts.append(f"{left} did not settle within max_steps, or lie too close to the boundary for the dtype")
+        if bool(self.undecided.any()):
+            parts.append(
+                f"whether {int(self.undecided.sum())} of these lie outside the hull cannot be known:"
+                " write support_function on the measure to have it told"
+            )
         if not self.unique:
             parts.append("the support does not span the space, so natural is the solution of least norm")
         return "; ".join(parts)
@@ -95,18 +104,26 @@ class Proximal(NamedTuple):
 
 
 def natural_from_mean(
-    measure: Measure, mean: Tensor, *, tolerance: float | None = None, max_steps: int = 50
+    measure: Measure,
+    mean: Tensor,
+    *,
+    start: float | Tensor | None = None,
+    tolerance: float | None = None,
+    max_steps: int = 50,
 ) -> Inversion:
     r"""The natural parameter whose member of the family has the given mean: :math:`\eta = (\nabla G)^{-1}(\bar x)`.
 
-    Damped Newton steps on the convex :math:`G(\eta) - \eta \cdot \bar x`, started at zero and confined to the
-    directions of the affine span of the support, so that the solution of least norm is found where many exist.
-    Gradients flow to ``mean`` and to the parameters of the measure, by the implicit function theorem.
+    Damped Newton steps on the convex :math:`G(\eta) - \eta \cdot \bar x`, confined to the directions of the affine span
+    of the support, so that from zero the solution of least norm is found where many exist. Lengths are measured in
+    standard deviations of the family: scaling the support scales the solution and changes no verdict. Gradients flow
+    to ``mean`` and to the parameters of the measure, by the implicit function theorem.
 
     Args:
         measure: the family.
         mean: :math:`\bar x`, shape ``(..., queries, dim)``.
-        tolerance: length of a Newton step, relative to one plus that of ``natural``, that counts as converged.
+        start: where to begin, a number, ``(dim,)`` or the shape of ``mean``; the start of the measure by default.
+        tolerance: length of a Newton step that counts as converged, both in the largest standard deviations met on the
+            way, relative to one plus the length of ``natural`` in these, and in those of the member found.
         max_steps: Newton steps at most.
 
     Returns:
@@ -123,18 +140,19 @@ def natural_from_mean(
     """
     target, eps = _checked_point(measure, mean, "mean")
     with torch.no_grad():
+        begin = measure.interior(target, start)
         span = measure.affine_span().to(target)
-        origin = measure.mean(torch.zeros_like(target))
+        origin = measure.mean(begin)
         off = target - origin
         off = off - torch.einsum("...de,...e->...d", span, off)
         astray = off.norm(dim=-1) > 256 * eps * (target.norm(dim=-1) + origin.norm(dim=-1))
         unique = bool((torch.linalg.matrix_rank(span) == measure.dim).all())
-    found = _newton(
-        _Problem(measure, target, 1.0, 0.0, None if unique else span, eps), tolerance, max_steps, skip=astray
-    )
+    problem = _Problem(measure, target, begin, 1.0, 0.0, None if unique else span, eps)
+    found = _newton(problem, tolerance, max_steps, skip=astray)
     outside = found.outside | astray
     with torch.no_grad():
         residual = (measure.mean(found.natural) - target).norm(dim=-1)
+        unknown = measure.support_function(found.natural - begin).isinf()
     return Inversion(
         found.natural.masked_fill(outside[..., None], torch.nan).to(mean.dtype),
         found.converged & ~astray,
@@ -142,6 +160,7 @@ def natural_from_mean(
         found.steps,
         found.boundary & ~astray,
         outside,
+        unknown & ~(found.converged | found.boundary | outside),
         unique,
     )
 
@@ -157,7 +176,8 @@ def conjugate(measure: Measure, mean: Tensor) -> Tensor:
         tensor([4.5000])
     """
     found = natural_from_mean(measure, mean.detach())
-    natural = found.natural.masked_fill(found.outside[..., None], 0.0)  # held fixed: the gradient is natural itself
+    inside = measure.interior(found.natural)
+    natural = torch.where(found.outside[..., None], inside, found.natural)  # held fixed: it is the gradient
     value = (natural * mean).sum(-1) - measure.log_normalizer(natural)
     return value.masked_fill(found.outside, torch.inf)
 
@@ -231,7 +251,7 @@ def prox(
     if not 0 < step < torch.inf:
         raise ValueError(f"step must be positive and finite, got {step}; a step of zero is the identity")
     target, eps = _checked_point(measure, point, "point")
-    problem = _Problem(measure, target, float(step), 1.0, None, eps)
+    problem = _Problem(measure, target, measure.interior(target), float(step), 1.0, None, eps)
     found = _newton(problem, tolerance, max_steps)
     with torch.no_grad():
         residual = problem.descent(found.natural).norm(dim=-1)
@@ -247,6 +267,7 @@ class _Problem:
 
     measure: Measure
     target: Tensor
+    start: Tensor
     weight: float
     ridge: float
     span: Tensor | None  # directions to stay in, None for all
@@ -259,6 +280,10 @@ class _Problem:
     def descent(self, natural: Tensor) -> Tensor:
         """Minus the gradient."""
         return self.target - self.weight * self.measure.mean(natural) - self.ridge * natural
+
+    def deviation(self, metric: _Metric) -> Tensor:
+        """Standard deviations of the coordinates of x where the curvature was taken; its root where a ridge adds."""
+        return metric.diagonal.sqrt() / math.sqrt(self.weight)
 
     def curvature(self, natural: Tensor) -> Tensor:
         return self.weight * self.measure.fisher(natural) + self.ridge * torch.eye(self.measure.dim).to(natural)
@@ -276,14 +301,16 @@ def _newton(problem: _Problem, tolerance: float | None, max_steps: int, *, skip:
     if max_steps < 1:
         raise ValueError(f"max_steps must be at least 1, got {max_steps}; twelve are enough inside the hull")
     target = problem.target.detach()
-    tolerance = torch.finfo(target.dtype).eps ** 0.6 if tolerance is None else tolerance
-    natural = torch.zeros_like(target)
+    exact = torch.finfo(target.dtype).eps
+    tolerance = exact**0.6 if tolerance is None else tolerance
+    natural = problem.start.detach().clone()
     no = torch.zeros_like(target[..., 0], dtype=torch.bool)
     active = ~no if skip is None else ~skip
     converged, boundary, outside, steps = no.clone(), no.clone(), no.clone(), no.long()
     with torch.no_grad():
-        rounding = 8 * problem.eps * (target.norm(dim=-1) + problem.measure.mean(natural).norm(dim=-1))
-        last = torch.full_like(rounding, torch.inf)
+        spread = torch.zeros_like(target)
+        rounding = 8 * (target.abs() + problem.weight * problem.measure.mean(natural).abs())
+        last = torch.full_like(target[..., 0], torch.inf)
         for _ in range(max_steps):
             slope = problem.descent(natural)
             metric = _Metric(problem.curvature(natural), problem.span)
@@ -291,15 +318,19 @@ def _newton(problem: _Problem, tolerance: float | None, max_steps: int, *, skip:
             # A Fisher matrix of rounding noise gives no direction.
             active &= torch.isfinite(direction).all(-1)
             direction = direction.masked_fill(~active[..., None], 0.0)
+            spread = torch.maximum(spread, problem.deviation(metric))
+            unit = _filled(spread)
             if problem.ridge == 0:
                 # Near the boundary the Newton direction turns to the face that the mean lies on.
-                on, off = _meets_boundary(problem, (natural, direction))
+                on, off = _meets_boundary(problem, (natural, direction), unit)
                 boundary |= active & on
                 outside |= active & off
                 active &= ~off
-            reach = direction.norm(dim=-1) / (1 + natural.norm(dim=-1))
-            small = reach <= tolerance
-            # Far out on a flat side a full step would be beyond what a line search can take back.
+            reach = (direction * unit).norm(dim=-1) / (1 + (natural * unit).norm(dim=-1))
+            noise = _Noise(metric, natural, rounding, problem.weight)
+            decrement = ((direction * slope).sum(-1).clamp(min=0) / problem.weight).sqrt()
+            small = (reach <= tolerance) & (decrement <= (exact * noise.decrement).clamp(min=tolerance))
+            # Far out on a flat side a full step would leave nothing to compare.
             direction = direction / (reach / FARTHEST).clamp(min=1)[..., None]
             length = _line_search(problem, natural, direction, slope, active)
             moved = _chords(problem, metric, natural, length[..., None] * direction)
@@ -308,16 +339,41 @@ def _newton(problem: _Problem, tolerance: float | None, max_steps: int, *, skip:
             converged |= active & small
             # A residual of rounding size that no longer falls: the mean is too close to the boundary to gain more.
             # Scores round too, in proportion to their size, and what is left of the Fisher matrix then leads astray.
-            size = slope.norm(dim=-1)
-            noise = rounding * (1 + natural.norm(dim=-1) * (1 + target.norm(dim=-1)))
-            active &= ~small & ~((size <= noise) & (boundary | (size >= last)))
+            size = (slope / unit).norm(dim=-1)
+            scores = 1 + (natural * unit).norm(dim=-1) * (1 + (target / unit).norm(dim=-1) / problem.weight)
+            lost = size <= problem.eps * scores * (rounding / unit).norm(dim=-1)
+            active &= ~small & ~(lost & (boundary | (size >= last)))
             last = size
             if not bool(active.any()):
                 break
-        # Rounding of the mean, seen through the inverse Fisher matrix, must leave natural determined.
-        blur = rounding * metric.inverse_trace() / (1 + natural.norm(dim=-1))
-        converged &= ~boundary & (blur <= problem.eps**0.3)
+        # Rounding of the mean and of natural must leave both determined.
+        blur = noise.natural(unit) / (1 + (natural * unit).norm(dim=-1))
+        converged &= ~boundary & (problem.eps * blur <= problem.eps**0.3)
+        if problem.ridge == 0:
+            converged &= problem.eps * noise.decrement <= problem.eps**0.2
     return _Found(_attached(problem, natural, converged), converged, steps, boundary & ~outside, outside)
+
+
+class _Noise:
+    """What rounding leaves open at a natural parameter, in units of the relative rounding."""
+
+    def __init__(self, metric: _Metric, natural: Tensor, rounding: Tensor, weight: float) -> None:
+        self.inverse = metric.inverse_diagonal().sqrt()
+        #: The rounding of the mean, in standard deviations.
+        self.mean = (rounding * self.inverse).sum(-1)
+        #: Both, in standard deviations: no Newton decrement need be smaller.
+        self.decrement = (self.mean + (natural.abs() * metric.unit).sum(-1)) / math.sqrt(weight)
+
+    def natural(self, unit: Tensor) -> Tensor:
+        """The rounding of the mean as it moves the natural parameter, in the given units."""
+        moved: Tensor = self.mean * (self.inverse * unit).norm(dim=-1)
+        return moved
+
+
+def _filled(spread: Tensor) -> Tensor:
+    """Standard deviations as units of length; a coordinate without any takes the largest of the others, or one."""
+    largest = spread.amax(-1, keepdim=True)
+    return torch.where(spread > 0, spread, torch.where(largest > 0, largest, 1.0))
 
 
 def _attached(problem: _Problem, natural: Tensor, converged: Tensor) -> Tensor:
@@ -338,6 +394,7 @@ class _Metric:
 
     def __init__(self, matrix: Tensor, span: Tensor | None) -> None:
         self.span = span
+        self.diagonal = matrix.diagonal(dim1=-2, dim2=-1).clamp(min=0)
         if span is not None:
             # Off the span it gets the scale of the matrix, which keeps the solution there at zero.
             largest = matrix.diagonal(dim1=-2, dim2=-1).amax(-1)[..., None, None]
@@ -360,27 +417,27 @@ class _Metric:
             vector = torch.einsum("...de,...e->...d", self.span, vector)
         return torch.cholesky_solve((vector / self.unit)[..., None], self.factor)[..., 0] / self.unit
 
-    def inverse_trace(self) -> Tensor:
-        """Trace of the inverse on the span, a bound on how much it can lengthen a vector."""
+    def inverse_diagonal(self) -> Tensor:
+        """Diagonal of the inverse on the span."""
         inverse = torch.cholesky_inverse(self.factor) / (self.unit[..., :, None] * self.unit[..., None, :])
         if self.span is not None:
-            inverse = inverse * self.span
-            return inverse.sum((-2, -1))
-        return inverse.diagonal(dim1=-2, dim2=-1).sum(-1)
+            inverse = self.span @ inverse @ self.span
+        return inverse.diagonal(dim1=-2, dim2=-1).clamp(min=0)
 
 
-def _meets_boundary(problem: _Problem, directions: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+def _meets_boundary(problem: _Problem, directions: tuple[Tensor, ...], unit: Tensor) -> tuple[Tensor, Tensor]:
     """Whether one of the directions shows the mean on the boundary of the hull, or outside of it.
 
-    The hull lies below its support function, so that the distance of the mean from the boundary is at most the gap.
+    The hull lies below its support function, so that the distance of the mean from the boundary is at most the gap,
+    all in the given units of length.
     """
     mean = problem.target
     on = off = torch.zeros_like(mean[..., 0], dtype=torch.bool)
     for direction in directions:
-        length = direction.norm(dim=-1)
+        length = (direction * unit).norm(dim=-1)
         direction = direction / length.clamp(min=torch.finfo(mean.dtype).tiny)[..., None]
         reach, height = problem.measure.support_function(direction), (direction * mean).sum(-1)
-        slack = 64 * problem.eps * (height.abs() + mean.norm(dim=-1))
+        slack = 64 * problem.eps * (height.abs() + (mean / unit).norm(dim=-1))
         known = (length > 0) & torch.isfinite(reach)
         off = off | (known & (reach - height < -slack))
         on = on | (known & ((reach - height).abs() <= slack))
@@ -393,7 +450,7 @@ def _line_search(problem: _Problem, natural: Tensor, direction: Tensor, slope: T
     low, high = torch.zeros_like(first), torch.full_like(first, torch.inf)
     length = torch.ones_like(first)
     searching = active & (first > 0)
-    for _ in range(LINE_TRIALS):
+    for trial_number in range(LINE_TRIALS):
         trial = natural + length[..., None] * direction
         inside = problem.measure.contains(trial)
         left = (direction * problem.descent(torch.where(inside[..., None], trial, natural))).sum(-1)
@@ -403,11 +460,18 @@ def _line_search(problem: _Problem, natural: Tensor, direction: Tensor, slope: T
             break
         high = torch.where(searching & over, length, high)
         low = torch.where(searching & ~over, length, low)
-        longer = torch.where(torch.isinf(high), 2 * length, 0.5 * (low + high))
+        longer = torch.where(torch.isinf(high), 2 * length, _between(low, high, trial_number))
         # A mean on the boundary would draw the step out without end.
         length = torch.where(searching & (longer <= LONGEST), longer, length)
     # Where the search ran out, the lower end is still a descent.
     return torch.where(searching, low, length)
+
+
+def _between(low: Tensor, high: Tensor, trial: int) -> Tensor:
+    """A length between the two: their mean, or far below if nothing shorter has been tried for long."""
+    below = high * 0.5 ** max(1.0, 1.5 ** (trial - 8))
+    middle = torch.where(high > 16 * low, (low * high).sqrt(), 0.5 * (low + high))
+    return torch.where(low > 0, middle, below)
 
 
 def _chords(problem: _Problem, metric: _Metric, natural: Tensor, step: Tensor) -> Tensor:

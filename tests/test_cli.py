@@ -90,7 +90,7 @@ def test_the_help_of_bench_names_every_benchmark(capsys):
 
     with pytest.raises(SystemExit):
         cli.main(["bench", "--help"])
-    listed = " ".join(capsys.readouterr().out.split()).split("some of ")[1].split(";")[0].split(", ")
+    listed = " ".join(capsys.readouterr().out.split()).split("some of ")[1].split(" (default")[0].split(", ")
     assert listed == list(benchmarks())
 
 
@@ -191,14 +191,35 @@ def test_debug_shows_the_traceback_before_the_sentence(error, monkeypatch, capsy
     assert lines[-1].startswith("massieu: ")
 
 
+def declared(command):
+    """The arguments of a command, as its parser knows them."""
+    (commands,) = (action for action in cli.command_line()._actions if action.dest not in ("help", "version"))
+    return commands.choices[command]._actions
+
+
 @pytest.mark.parametrize("command", [module.__name__.rpartition(".")[2] for module in cli.COMMANDS])
-def test_every_command_takes_debug_and_json_and_has_no_riddle_for_a_default(command, capsys):
-    with pytest.raises(SystemExit):
-        cli.main([command, "--help"])
-    text = " ".join(capsys.readouterr().out.split())
-    assert "--debug" in text
-    assert "--json" in text
-    assert "none:" not in text
+def test_every_command_takes_debug_and_json_and_shows_the_default_of_every_value(command):
+    known = {option: action for action in declared(command) for option in action.option_strings or [action.dest]}
+    assert {"--debug", "--json"} <= set(known)
+    for option, action in known.items():
+        optional = action.nargs in ("?", "*") or (action.option_strings and action.nargs != 0)
+        if optional:
+            assert re.search(r"\(default: [^)]+\)", action.help), option
+        if optional and isinstance(action.default, (int, float, str)):
+            assert f"(default: {action.default}" in action.help, option
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["verify", "c-14", "--list"], "C14"),
+        (["learn", "lineal"], "linear"),
+        (["inspect", "--fail-on", "entropi < 1"], "entropy"),
+    ],
+)
+def test_a_misspelt_word_is_answered_with_the_one_that_was_meant(arguments, meant, capsys):
+    assert cli.main(arguments) == 2
+    assert f"(did you mean {meant}?)" in capsys.readouterr().err
 
 
 def test_massieu_alone_prints_its_commands_and_the_help_explains_every_exit_code(capsys):

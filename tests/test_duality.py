@@ -9,6 +9,9 @@ from massieu import (
     Gamma,
     Gaussian,
     Hypercube,
+    Laplace,
+    Measure,
+    Mixture,
     Points,
     Poisson,
     Sphere,
@@ -81,6 +84,161 @@ def test_huge_means_are_reached():
     found = natural_from_mean(Gamma(2.5, 0.7), double([1e12]))
     assert bool(found.converged.all())
     assert_close(found.natural, 1 / 0.7 - 2.5 / double([1e12]))
+
+
+SCALES = [1e-150, 1e-60, 1e-10, 1e-3, 1e3, 1e10, 1e60, 1e150]
+
+
+@pytest.mark.parametrize("scale", [2.0**-300, 2.0**-33, 2.0**33, 2.0**300])
+def test_a_power_of_two_times_the_keys_changes_not_one_bit(scale):
+    keys = randn(12, 3)
+    means = Points(keys).mean(30 * randn(20, 3, seed=2))  # some settled by rounding alone
+    plain, scaled = natural_from_mean(Points(keys), means), natural_from_mean(Points(scale * keys), scale * means)
+    assert scaled.steps.tolist() == plain.steps.tolist()
+    assert scaled.converged.tolist() == plain.converged.tolist()
+    assert torch.equal(scaled.natural * scale, plain.natural)
+    assert torch.equal(scaled.residual / scale, plain.residual)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_scaling_the_keys_scales_the_solution_and_changes_no_verdict(scale):
+    keys, natural = randn(12, 3), torch.cat([randn(6, 3, seed=1), 3 * randn(6, 3, seed=2)])
+    means = torch.cat([Points(keys).mean(natural), keys[:1], 9 * keys[1:2]])  # the last two on the boundary and outside
+    plain = natural_from_mean(Points(keys), means)
+    scaled = natural_from_mean(Points(scale * keys), scale * means)
+    assert scaled.steps.tolist() == plain.steps.tolist()
+    for verdict in ("converged", "boundary", "outside", "undecided"):
+        assert getattr(scaled, verdict).tolist() == getattr(plain, verdict).tolist()
+    assert int(plain.converged.sum()) >= 6
+    sure = plain.converged[: len(natural)].nonzero()[:, 0]
+    error = (scale * scaled.natural[sure] - natural[sure]).norm(dim=-1) / natural[sure].norm(dim=-1)
+    assert float(error.max()) < 1e-5  # the bound of every converged solution, as above
+    assert float((scaled.residual[sure] / scale).max()) < 1e-12
+
+
+def test_coordinates_of_any_scale_are_solved_together():
+    scale = torch.tensor([1e-40, 1.0, 1e40], dtype=torch.float64)
+    keys, natural = randn(12, 3), randn(6, 3, seed=1)
+    found = natural_from_mean(Points(scale * keys), scale * Points(keys).mean(natural))
+    assert bool(found.converged.all())
+    assert_close(found.natural * scale, natural, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("power", range(0, 18, 3))
+def test_converged_means_that_the_mean_is_met_as_well_as_natural_can_be_written_down(power):
+    laplace, mean = Laplace(1.0), double([10.0**power])
+    found = natural_from_mean(laplace, mean)
+    exact = (mean.square() + 1).sqrt() / mean - 1 / mean  # the root of 2 natural / (1 - natural^2) = mean
+    deviation = laplace.fisher(exact)[..., 0, 0].sqrt() if power < 15 else mean[..., 0]
+    attainable = torch.finfo(torch.float64).eps * deviation  # natural is almost one
+    assert bool((found.residual <= deviation * attainable.clamp(min=1e-9))[found.converged].all())
+    assert found.converged.tolist() == [power <= 12]
+
+
+@pytest.mark.parametrize("depth", [5.0, 50.0, 500.0])
+def test_an_atom_that_starts_almost_absent_can_take_half_the_mass(depth):
+    points = Points(double([0.0], [1.0]), torch.tensor([0.0, -depth], dtype=torch.float64))
+    found = natural_from_mean(points, double([0.5]))
+    assert bool(found.converged.all())
+    assert_close(found.natural, double([depth]), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("scale", SCALES[1:-1])
+def test_prox_of_scaled_keys_is_the_scaled_prox(scale):
+    keys, point = randn(20, 5), 10 * randn(8, 5, seed=2)
+    plain, scaled = prox(Points(keys), point, 3.0), prox(Points(scale * keys), point / scale, 3.0 / scale**2)
+    assert bool(plain.converged.all())
+    assert bool(scaled.converged.all())
+    assert scaled.steps.tolist() == plain.steps.tolist()
+    assert_close(scaled.natural * scale, plain.natural, rtol=1e-9, atol=1e-9)
+
+
+class Geometric(Measure):
+    """Counting measure on 0, 1, 2, ...: nothing but what a first own measure needs."""
+
+    dim = 1
+    domain = "natural < 0"
+    start = -1.0
+
+    def contains(self, natural):
+        return natural[..., 0] < 0
+
+    def log_normalizer(self, natural):
+        return -torch.log(-torch.expm1(natural[..., 0]))
+
+
+def test_a_measure_whose_domain_excludes_zero_is_inverted_from_its_start():
+    means = double([1e-6], [0.5], [1.0], [20.0], [1e6])
+    found = natural_from_mean(Geometric(), means)
+    assert bool(found.converged.all())
+    assert_close(found.natural, -torch.log1p(1 / means), rtol=1e-9, atol=0.0)
+    assert_close(conjugate(Geometric(), means[:3]), Geometric().conjugate(found.natural[:3]))
+    back = prox(Geometric(), found.natural + 2 * means, 2.0)
+    assert_close(back.natural, found.natural, rtol=1e-7, atol=0.0)
+    both = Mixture(torch.zeros(2), [Geometric(), Poisson(1.0)])
+    assert bool(natural_from_mean(both, means[1:4]).converged.all())
+
+
+def test_a_start_can_be_given_and_must_lie_in_the_domain():
+    close = natural_from_mean(Geometric(), double([20.0]), start=-0.05)
+    assert bool(close.converged.all())
+    assert int(close.steps) < int(natural_from_mean(Geometric(), double([20.0])).steps)
+    each = natural_from_mean(Geometric(), double([20.0], [0.5]), start=double([-0.05], [-1.0]))
+    assert bool(each.converged.all())
+    with pytest.raises(ValueError, match=r"start of Geometric must lie in natural < 0, got \[0.5\]; move it"):
+        natural_from_mean(Geometric(), double([20.0]), start=0.5)
+    with pytest.raises(ValueError, match=r"start of Geometric must be a number or broadcast to \(1, 1\), got \(3,\)"):
+        natural_from_mean(Geometric(), double([20.0]), start=torch.full((3,), -1.0))
+
+
+def test_a_domain_without_zero_and_without_a_start_is_one_sentence():
+    class Startless(Geometric):
+        start = 0.0
+
+    with pytest.raises(
+        ValueError, match=r"must lie in natural < 0, got \[0.0\]; give Startless a start, a point inside"
+    ):
+        natural_from_mean(Startless(), double([1.0]))
+
+
+def test_outside_cannot_be_known_without_a_support_function_and_the_message_says_so():
+    found = natural_from_mean(Geometric(), double([1.0], [-1.0]))
+    assert found.converged.tolist() == [True, False]
+    assert found.outside.tolist() == [False, False]
+    assert found.undecided.tolist() == [False, True]
+    assert "whether 1 of these lie outside the hull cannot be known: write support_function" in found.message
+
+    class Known(Geometric):
+        def support_function(self, direction):
+            return torch.where(direction[..., 0] <= 0, 0.0, torch.inf)
+
+    known = natural_from_mean(Known(), double([1.0], [-1.0], [0.0]))
+    assert known.outside.tolist() == [False, True, False]
+    assert known.boundary.tolist() == [False, False, True]
+    assert not bool(known.undecided.any())
+
+
+def test_a_measure_without_dim_or_with_a_misshaped_log_normalizer_is_one_sentence():
+    class Dimless(Measure):
+        def log_normalizer(self, natural):
+            return natural[..., 0].exp()
+
+    class Total(Geometric):
+        def log_normalizer(self, natural):
+            return super().log_normalizer(natural).sum()
+
+    class Kept(Geometric):
+        def log_normalizer(self, natural):
+            return super().log_normalizer(natural)[..., None]
+
+    for call in (Dimless().mean, Dimless().conjugate, lambda mean: natural_from_mean(Dimless(), mean)):
+        with pytest.raises(ValueError, match=r"dim of Dimless must be a whole number, got none; write dim = 1"):
+            call(double([-1.0]))
+    assert repr(Dimless()) == "Dimless(dim=?)"
+    for measure, shape in ((Total(), r"\(\)"), (Kept(), r"\(\d, 1\)")):
+        for call in (measure.mean, measure.conjugate, lambda mean, own=measure: natural_from_mean(own, -mean)):
+            with pytest.raises(ValueError, match=rf"must map \(\d, 1\) to one value per query, .* got {shape}; sum"):
+                call(double([-1.0], [-2.0]))
 
 
 def test_single_precision_is_solved_in_double_precision():

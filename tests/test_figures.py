@@ -1,8 +1,15 @@
+import importlib.util
+import math
+import re
+import sys
+
 import pandas
 import pytest
 import torch
 from report.sample import inspection
 
+from massieu import cli
+from massieu.checks import MissingPackageError, pip_install
 from massieu.figures import (
     approach,
     capacity_curve,
@@ -10,6 +17,7 @@ from massieu.figures import (
     head_map,
     layer_profile,
     overlap_transition,
+    pattern_reach,
     retrieved_images,
     save_figures,
     selection_plane,
@@ -19,6 +27,7 @@ from massieu.figures import (
 from massieu.figures.inspections import SAVED
 from massieu.inspection.quantities import QUANTITIES
 from massieu.memory import Continuous, certificate, measure_capacity
+from massieu.patterns import star
 
 
 def tables(*arguments, **options):
@@ -31,6 +40,15 @@ def test_a_map_has_the_values_at_layer_and_head():
     (image,) = head_map(heads, QUANTITIES["entropy"]).axes[0].images
     for _, row in heads.iterrows():
         assert image.get_array()[row["layer"], row["head"]] == row["entropy"]
+
+
+@pytest.mark.parametrize(
+    ("name", "ends"), [("sink_mass", (0.0, 1.0)), ("gradient_cosine", (-1.0, 1.0)), ("entropy", (0.0, math.log(180)))]
+)
+def test_the_colors_of_a_map_start_from_what_the_quantity_can_be(name, ends):
+    heads, _ = tables(3, 4)
+    image = head_map(heads, QUANTITIES[name]).axes[0].images[0]
+    assert (image.norm.vmin, image.norm.vmax) == pytest.approx(ends)
 
 
 def test_a_map_does_not_depend_on_the_order_of_the_rows():
@@ -232,3 +250,33 @@ def test_starts_are_drawn_by_the_selection_they_reach():
     axis = figure.axes[0]
     assert [len(points.get_offsets()) for points in axis.collections] == [2, 1, 1]
     assert [line.get_xdata()[1] > 0 for line in axis.lines] == [True, False]
+
+
+@pytest.fixture
+def no_matplotlib(monkeypatch):
+    """The sentence that is said on a machine without matplotlib."""
+    usual = importlib.util.find_spec
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else usual(name))
+    return f"matplotlib, not installed; {pip_install('inspect')}"
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda folder: head_map(tables(2, 2)[0], QUANTITIES["entropy"]),
+        lambda folder: layer_profile(tables(2, 2)[1], QUANTITIES["expansion"]),
+        lambda folder: save_figures(inspection(2, 2), folder / "figures"),
+        lambda folder: pattern_reach({"star": star()}, length=8, layers=2),
+        lambda folder: energy_landscape(Continuous(3 * torch.eye(2), beta=2.0), points=5),
+    ],
+)
+def test_without_matplotlib_one_sentence_names_the_extra_that_brings_it(draw, no_matplotlib, tmp_path):
+    with pytest.raises(MissingPackageError, match=re.escape(f"figures need {no_matplotlib}")):
+        draw(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_matplotlib_a_report_is_refused_before_anything_is_computed(no_matplotlib, tmp_path, capsys):
+    assert cli.main(["inspect", "--heads-only", "--limit", "2", "--out", str(tmp_path / "report")]) == 2
+    assert capsys.readouterr().err == f"massieu: this command needs {no_matplotlib}\n"

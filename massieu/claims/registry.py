@@ -8,7 +8,7 @@ import pkgutil
 import re
 from collections.abc import Callable, Iterable
 
-from massieu.checks import UserError
+from massieu.checks import UserError, did_you_mean
 from massieu.claims.claim import Claim, Evidence, Trial, Verdict
 
 __all__ = ["all_claims", "claim", "select"]
@@ -59,8 +59,11 @@ def select(patterns: Iterable[str]) -> list[Claim]:
     for pattern in patterns:
         found = {each.key for each in claims if fnmatch.fnmatchcase(each.key.lower(), pattern.lower())}
         if not found:
-            known = ", ".join(each.key for each in claims)
-            raise UserError(f"no claim is called {pattern}; choose from {known}, or a glob such as C1*")
+            known = [each.key for each in claims]
+            near = did_you_mean(pattern.upper(), known)
+            raise UserError(
+                f"no claim is called {pattern}{near}; choose from {', '.join(known)}, or a glob such as C1*"
+            )
         chosen |= found
     return [each for each in claims if each.key in chosen] if patterns else claims
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import re
 import sys
 from typing import Any
 
-from massieu.checks import visible
+from massieu.checks import UserError, expanded, visible
 
 __all__ = ["add_engine", "add_loading", "count", "engine", "loading", "number", "path", "positive", "seed", "whole"]
 
@@ -23,8 +24,8 @@ def add_loading(parser: argparse.ArgumentParser) -> None:
         "--dtype", default="auto", help="float32, bfloat16, float16 or float64 (default: auto, which is float32)"
     )
     group.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps (default: cpu)")
-    group.add_argument("--device-map", metavar="HOW", help="spread a large model by accelerate: auto, balanced")
-    group.add_argument("--revision", help="branch, tag or commit of a Hugging Face id")
+    group.add_argument("--device-map", metavar="HOW", help="spread a large model: auto, balanced (default: no)")
+    group.add_argument("--revision", help="branch, tag or commit of a Hugging Face id (default: main)")
     group.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
     group.add_argument("--offline", action="store_true", help="never ask the network")
 
@@ -37,7 +38,10 @@ def add_engine(parser: argparse.ArgumentParser) -> Any:
     )
     group.add_argument("--address", metavar="HOST:PORT", help="Dask scheduler (default: a cluster on this machine)")
     group.add_argument(
-        "--scheduler-file", type=path, metavar="FILE", help="what dask scheduler wrote, instead of an address"
+        "--scheduler-file",
+        type=path,
+        metavar="FILE",
+        help="what dask scheduler wrote, instead of an address (default: a cluster on this machine)",
     )
     return group
 
@@ -68,7 +72,15 @@ def path(text: str) -> str:
         text.encode("utf-8")
     except UnicodeEncodeError:
         raise argparse.ArgumentTypeError(f"expected a path or a name in UTF-8, got {text}; rename it") from None
-    return text
+    return _at_home(text) if text.startswith("~") else text
+
+
+def _at_home(text: str) -> str:
+    """A path below a home folder, as in ``--out=~/report``, which shells leave alone."""
+    try:
+        return text if os.path.lexists(text) else str(expanded(text))
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def positive(text: str) -> int:

@@ -18,9 +18,7 @@ def add(command: Command) -> None:
     """Declare the arguments."""
     parser = command("bench", run, "measure the ratios of benchmarks/ on this machine")
     names = "forward, forward_bfloat16, forward_grouped, forward_backward, retrieval, scale, memory, inspection, "
-    words = (
-        f"some of {names}engine, contrast, dynamics, learning, margin, patterns, watch; all of them when none is named"
-    )
+    words = f"some of {names}engine, contrast, dynamics, learning, margin, patterns, watch (default: all of them)"
     parser.add_argument("names", nargs="*", metavar="NAME", help=words)
 
 

@@ -19,7 +19,9 @@ def add(command: Command) -> None:
     """Declare the arguments."""
     parser = command("compare", run, "show two or more inspections side by side")
     parser.add_argument("runs", nargs="+", type=path, metavar="RUN", help="folder that massieu inspect --out wrote")
-    parser.add_argument("--out", type=path, metavar="DIR", help="write the page and the tables there")
+    parser.add_argument(
+        "--out", type=path, metavar="DIR", help="write the page and the tables there (default: nowhere)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:

@@ -20,7 +20,7 @@ def add(command: Command) -> None:
     """Declare the arguments."""
     parser = command("doctor", run, "say what is installed, which kernel is in use and what a model lets us hear")
     parser.add_argument(
-        "model", nargs="?", type=path, metavar="MODEL", help="folder, installed package or Hugging Face id"
+        "model", nargs="?", type=path, metavar="MODEL", help="folder, package or Hugging Face id (default: no model)"
     )
     add_loading(parser)
 

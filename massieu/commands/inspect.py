@@ -46,16 +46,31 @@ def add(command: Command) -> None:
         " - is standard input (default: the embedded text)",
     )
     text.add_argument(
-        "--dataset", type=path, metavar="NAME[:CONFIG[:SPLIT]]", help="documents of a Hugging Face dataset"
+        "--dataset",
+        type=path,
+        metavar="NAME[:CONFIG[:SPLIT]]",
+        help="documents of a Hugging Face dataset (default: what --text names)",
     )
     text.add_argument("--column", metavar="NAME", help="field or column that holds the text (default: text)")
-    text.add_argument("--limit", type=positive, metavar="N", help="use the first N documents")
-    text.add_argument("--sample", type=number, metavar="SHARE", help="use a share of the documents, such as 0.01")
+    text.add_argument("--limit", type=positive, metavar="N", help="use the first N documents (default: all)")
+    text.add_argument(
+        "--sample", type=number, metavar="SHARE", help="use a share of the documents, such as 0.01 (default: 1)"
+    )
     text.add_argument(
         "--seed", type=seed, default=0, metavar="N", help="another seed takes another sample (default: 0)"
     )
     text.add_argument("--strict", action="store_true", help="fail at the first record that cannot be read")
-    text.add_argument("--max-length", type=positive, metavar="T", help="cut documents into passages of T tokens")
+    text.add_argument(
+        "--max-length",
+        type=positive,
+        metavar="T",
+        help="cut documents into passages of T tokens (default: they are not cut)",
+    )
+    text.add_argument(
+        "--long-documents",
+        choices=("error", "cut", "skip"),
+        help="treatment of documents with more tokens than the model reads (default: error, or cut with --max-length)",
+    )
     text.add_argument("--special-tokens", action="store_true", help="count special tokens as well")
     how = parser.add_argument_group("how")
     how.add_argument("--batch-size", type=positive, default=16, metavar="N", help="passages at once (default: 16)")
@@ -65,7 +80,9 @@ def add(command: Command) -> None:
     how.add_argument("--heads-only", action="store_true", help="statistics of attention alone: the fastest")
     add_loading(parser)
     where = add_engine(parser)
-    where.add_argument("--workers", type=positive, metavar="N", help="processes of a cluster on this machine")
+    where.add_argument(
+        "--workers", type=positive, metavar="N", help="of a cluster on this machine (default: one per core)"
+    )
     where.add_argument("--resume", action="store_true", help="go on where the same command was broken off")
     where.add_argument(
         "--checkpoint", type=path, metavar="FILE", help="how far the run has come (default: a file in --out)"
@@ -73,9 +90,13 @@ def add(command: Command) -> None:
     where.add_argument(
         "--checkpoint-every", type=number, default=30, metavar="S", help="seconds between two of them (default: 30)"
     )
-    where.add_argument("--split-bytes", type=positive, metavar="N", help="text that is read as one piece")
+    where.add_argument(
+        "--split-bytes", type=positive, metavar="N", help="text that is read as one piece (default: up to 1 MB)"
+    )
     results = parser.add_argument_group("results")
-    results.add_argument("--out", type=path, metavar="DIR", help="write report.html, tables, JSON and figures there")
+    results.add_argument(
+        "--out", type=path, metavar="DIR", help="write report.html, tables, JSON and figures there (default: nowhere)"
+    )
     part = results.add_mutually_exclusive_group()
     part.add_argument(
         "--part",
@@ -89,7 +110,9 @@ def add(command: Command) -> None:
         action="append",
         default=[],
         metavar="EXPR",
-        help="such as 'broken_rows>0' (scores that are not finite) or 'entropy_min<0.1': exit code 1 if it holds",
+        help="exit code 1 if it holds: 'broken_rows > 0' is any head with scores that are not finite, 'median(entropy)"
+        " by layer < 0.1' a layer in which half of the heads look at one token, 'share(entropy < 0.05) > 0.2' a fifth"
+        " of all heads; mean, min and max work as well, and a column alone means any head (default: no condition)",
     )
     results.add_argument("-q", "--quiet", action="store_true", help="no progress and no table")
 
@@ -110,9 +133,9 @@ def run(options: argparse.Namespace) -> int:
     if options.resume and checkpoint is not None and not options.quiet:
         there = "going on from" if checkpoint.path.exists() else "beginning, since there is no checkpoint"
         print(f"{there} {visible(str(checkpoint.path))}", file=sys.stderr)
+    chosen = engine(options, options.workers)
     if not (options.out or options.quiet or options.json):
         print("no report will be written; pass --out DIR for one ...", file=sys.stderr)
-    chosen = engine(options, options.workers)
     mentioned = contextlib.nullcontext if checkpoint is None else checkpoint.mentioned
     shown = progress_shown(options.quiet or options.json)
     with mentioned(), contextlib.closing(chosen), warnings_told(), shown as progress:
@@ -124,6 +147,7 @@ def run(options: argparse.Namespace) -> int:
             experiments="heads" if options.heads_only else "default",
             rows=options.rows,
             special_tokens=options.special_tokens,
+            long_documents=options.long_documents,
             progress=progress,
             engine=chosen,
             checkpoint=checkpoint,

@@ -41,7 +41,12 @@ def add(command: Command) -> None:
     how.add_argument(
         "--examples", type=positive, metavar="N", help="before the last query (default: twice the dimension)"
     )
-    how.add_argument("--pool", type=positive, metavar="K", help="train on K functions only: retrieval or learning?")
+    how.add_argument(
+        "--pool",
+        type=positive,
+        metavar="K",
+        help="train on K functions only: retrieval or learning? (default: new ones at every step)",
+    )
     how.add_argument(
         "--steps",
         type=positive,
@@ -55,7 +60,10 @@ def add(command: Command) -> None:
     how.add_argument("--target", type=number, metavar="ERROR", help="stop at this error (default: never)")
     results = parser.add_argument_group("results")
     results.add_argument(
-        "--out", type=path, metavar="DIR", help="write checkpoint, history.csv, learned.json and a page there"
+        "--out",
+        type=path,
+        metavar="DIR",
+        help="write checkpoint, history.csv, learned.json and a page (default: nowhere)",
     )
     results.add_argument(
         "--resume", action="store_true", help="go on from the checkpoint in --out, with the same options"

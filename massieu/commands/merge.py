@@ -19,9 +19,14 @@ def add(command: Command) -> None:
     """Declare the arguments."""
     parser = command("merge", run, "merge inspections of different texts into one, as if all had been read at once")
     parser.add_argument("runs", nargs="+", type=path, metavar="RUN", help="folder that massieu inspect --out wrote")
-    parser.add_argument("--out", type=path, metavar="DIR", help="write report.html, tables, JSON and figures there")
     parser.add_argument(
-        "--model", type=path, metavar="MODEL", help="where the model is now (default: where the runs had it)"
+        "--out", type=path, metavar="DIR", help="write report.html, tables, JSON and figures there (default: nowhere)"
+    )
+    parser.add_argument(
+        "--model",
+        type=path,
+        metavar="MODEL",
+        help="model of the runs (default: the embedded one, and no other only because a run names it)",
     )
     parser.add_argument("-q", "--quiet", action="store_true", help="no table")
     add_loading(parser)

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from massieu.checks import visible
+
 __all__ = ["tell_replaced", "warnings_told"]
 
 
@@ -18,7 +20,7 @@ def tell_replaced(folder: Path, kind: str, *, quiet: bool = False) -> None:
 
     sentence = None if quiet else replaced(folder, kind)
     if sentence is not None:
-        print(sentence, file=sys.stderr)
+        print(visible(sentence), file=sys.stderr)
 
 
 @contextlib.contextmanager
@@ -31,7 +33,7 @@ def warnings_told() -> Iterator[None]:
 
         def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
             if issubclass(category, CheckpointWarning):
-                print(f"massieu: {message}", file=sys.stderr)
+                print(f"massieu: {visible(str(message))}", file=sys.stderr)
             else:
                 usual(message, category, *where, **more)
 

@@ -35,7 +35,9 @@ def add(command: Command) -> None:
     )
     parser.add_argument("--workers", type=positive, metavar="N", help="processes (default: one per core)")
     add_engine(parser)
-    parser.add_argument("--out", type=path, metavar="DIR", help="write a page with figures and code, and JSON, there")
+    parser.add_argument(
+        "--out", type=path, metavar="DIR", help="write a page with figures and code, and JSON, there (default: nowhere)"
+    )
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress and no table")
 
 

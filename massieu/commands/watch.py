@@ -22,7 +22,10 @@ def add(command: Command) -> None:
     )
     parser.add_argument("--once", action="store_true", help="show it as it is now, and end")
     parser.add_argument(
-        "--html", type=path, metavar="PAGE", help="write a page with charts of every quantity there, and end"
+        "--html",
+        type=path,
+        metavar="PAGE",
+        help="write a page with charts of every quantity there, and end (default: the terminal)",
     )
 
 

@@ -140,8 +140,8 @@ def _replace(path: Path, content: bytes) -> None:
         raise
 
 
-def _unwritable(folder: Path, error: OSError) -> ValueError:
+def _unwritable(folder: Path, error: OSError) -> UserError:
     if isinstance(error, (FileExistsError, NotADirectoryError)):
-        return ValueError(f"{folder} must be a folder, and there is a file in its place; choose another with --out")
+        return UserError(f"{folder} must be a folder, and there is a file in its place; choose another with --out")
     why = error.strerror or str(error)
-    return ValueError(f"the folder {folder} cannot be written to: {why}; make room, or choose another with --out")
+    return UserError(f"the folder {folder} cannot be written to: {why}; make room, or choose another with --out")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from massieu.checks import NotObservable, UserError
+from massieu.inspection.batches import TooLong
 from massieu.inspection.files import draft_of, load_checkpoint, save_checkpoint
 from massieu.inspection.parts import Identity, Part
 from massieu.inspection.splits import Piece
@@ -214,8 +215,11 @@ class Ledger:
                 interrupt.args = (f"{error}; {self.remedy}" if self._saved else str(error),)
             raise
         except (UserError, NotObservable) as error:
-            if self._saved and self.remedy and self.remedy not in str(error):
-                error.args = (f"{error}; {self.remedy}",)
+            remedy = self.remedy
+            if isinstance(error, TooLong):  # the same command would end here again
+                remedy = remedy.replace("the same command with --resume", "with that option and --resume the run")
+            if self._saved and remedy and remedy not in str(error):
+                error.args = (f"{error}; {remedy}",)
             raise
         if self._saved:
             self.keep()

@@ -19,6 +19,7 @@ import torch
 
 from massieu.checks import NotObservable, UserError
 from massieu.engine.engines import Origin
+from massieu.inspection.batches import TooLong
 from massieu.inspection.files import part_from_bytes, part_to_bytes
 from massieu.inspection.options import Options
 from massieu.inspection.parts import Identity, Part
@@ -123,7 +124,7 @@ def read_stretch(recipe: Recipe, stretch: Sequence[tuple[int, Piece]]) -> Parcel
                 merged.merge(reader.read(split, many=recipe.many, progress=_teller(recipe.run, number)))
         return Parcel.of(merged, time.perf_counter() - begin)
     except Exception as error:
-        kind = next((kind for kind in (UserError, NotObservable) if isinstance(error, kind)), None)
+        kind = next((kind for kind in (TooLong, UserError, NotObservable) if isinstance(error, kind)), None)
         return Failure(kind, str(error), traceback.format_exc())
     finally:
         _give_back()

@@ -11,16 +11,35 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["INK", "MARK", "RULE", "SOFT", "add_legend", "check_columns", "finish", "mark", "new_figure", "share_axes"]
+__all__ = [
+    "INK",
+    "MARK",
+    "RULE",
+    "SOFT",
+    "add_legend",
+    "check_columns",
+    "finish",
+    "mark",
+    "need_matplotlib",
+    "new_figure",
+    "share_axes",
+]
 
 INK, SOFT, RULE, MARK = "#1d1f24", "#5b5f68", "#e3dfd5", "#b3541e"
 
 
-def new_figure(width: float, height: float) -> Figure:
+def need_matplotlib() -> None:
+    """One sentence unless matplotlib is installed; before anything of it is imported."""
     try:
-        from matplotlib.figure import Figure
+        import matplotlib  # noqa: F401
     except ImportError:
         raise MissingPackageError(f"figures need matplotlib, not installed; {pip_install('inspect')}") from None
+
+
+def new_figure(width: float, height: float) -> Figure:
+    need_matplotlib()
+    from matplotlib.figure import Figure
+
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
 
 

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from massieu.checks import UserError
-from massieu.figures.axes import INK, MARK, SOFT, add_legend, finish, new_figure
+from massieu.figures.axes import INK, MARK, SOFT, add_legend, finish, need_matplotlib, new_figure
 from massieu.report import colours
+from massieu.report.scales import color_limits, row_length
 
 if TYPE_CHECKING:
     import pandas
@@ -70,7 +71,7 @@ def head_map(heads: pandas.DataFrame, quantity: Described) -> Figure:
         raise UserError(
             f"the heads table must have a value of {quantity.name}, got none; see the notes of the inspection"
         )
-    colour_map, norm = _scale(quantity, [value for value in values if value == value])
+    colour_map, norm = _scale(quantity, [value for value in values if value == value], row_length(heads))
     stacks = [(stack, heads[heads["stack"] == stack]) for stack in heads["stack"].unique()]
     sizes = [(table["layer"].nunique(), int(table["head"].max()) + 1) for _, table in stacks]
     figure = new_figure(1.6 + 0.42 * max(width for _, width in sizes), sum(0.9 + 0.42 * height for height, _ in sizes))
@@ -171,6 +172,7 @@ def save_figures(inspection: Mapping[str, Any], folder: str | Path) -> list[Path
     Returns:
         The files, in the order in which they were written.
     """
+    need_matplotlib()
     import matplotlib
     import pandas
 
@@ -211,21 +213,21 @@ def _numbers(table: pandas.DataFrame, quantity: Described) -> pandas.Series:
     return pandas.to_numeric(column, errors="coerce").astype(float)
 
 
-def _scale(quantity: Described, values: list[float]) -> tuple[ListedColormap, Normalize]:
+def _scale(quantity: Described, values: list[float], length: float | None) -> tuple[ListedColormap, Normalize]:
+    need_matplotlib()
     from matplotlib.colors import BoundaryNorm, LinearSegmentedColormap, ListedColormap, LogNorm, Normalize
 
-    low, high = min(values), max(values)
     if quantity.scale == "class":
         return ListedColormap(colours.classes()), BoundaryNorm([rank - 0.5 for rank in range(5)], 4)
     shades = colours.diverging() if quantity.scale == "diverging" else colours.sequential()
     smooth = LinearSegmentedColormap.from_list("massieu", shades)
-    if quantity.scale == "diverging":
-        middle = quantity.neutral or 0.0
-        reach = max(high - middle, middle - low) or 1.0
-        return smooth, Normalize(middle - reach, middle + reach)  # type: ignore[return-value]
-    if quantity.scale == "logarithmic" and 0 < low < high:
+    possible = (
+        getattr(quantity, name, None) for name in ("least", "most")
+    )  # documents of earlier versions have neither
+    low, high = color_limits(values, quantity.scale, *possible, neutral=quantity.neutral, length=length)
+    if quantity.scale == "logarithmic" and low > 0:
         return smooth, LogNorm(low, high)  # type: ignore[return-value]
-    return smooth, Normalize(low, high if high > low else low + 1.0)  # type: ignore[return-value]
+    return smooth, Normalize(low, high)  # type: ignore[return-value]
 
 
 def _draw_cells(

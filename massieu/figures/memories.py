@@ -7,7 +7,18 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from massieu.checks import UserError
-from massieu.figures.axes import INK, MARK, RULE, SOFT, add_legend, finish, mark, new_figure, share_axes
+from massieu.figures.axes import (
+    INK,
+    MARK,
+    RULE,
+    SOFT,
+    add_legend,
+    finish,
+    mark,
+    need_matplotlib,
+    new_figure,
+    share_axes,
+)
 from massieu.report import colours
 
 if TYPE_CHECKING:
@@ -33,6 +44,7 @@ def energy_landscape(memory: Continuous | Sparse, *, points: int = 161, margin: 
         >>> len(axis.patches)
         2
     """
+    need_matplotlib()
     import torch
     from matplotlib.colors import ListedColormap
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from massieu.checks import UserError
-from massieu.figures.axes import INK, SOFT, add_legend, finish, new_figure
+from massieu.figures.axes import INK, SOFT, add_legend, finish, need_matplotlib, new_figure
 from massieu.patterns import Pattern, Schedule, reach, reach_by_layer
 from massieu.patterns.pattern import as_schedule
 from massieu.report import colours
@@ -37,6 +37,7 @@ def pattern_reach(schedules: Mapping[str, Pattern | Schedule], length: int = 32,
     """
     if not schedules or layers < 1:
         raise UserError(f"there must be a schedule and a layer to draw, got {len(schedules)} and {layers}")
+    need_matplotlib()
     from matplotlib.colors import ListedColormap
 
     shades = ListedColormap(["#f6f4ee", "#b9c7dd", colours.lines()[0]])

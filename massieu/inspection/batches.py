@@ -12,12 +12,19 @@ import torch
 from torch import Tensor
 
 from massieu.checks import UserError
+from massieu.inspection.corpus.records import LARGEST
 from massieu.inspection.corpus.splits import Document
+from massieu.inspection.counts import Counts
 from massieu.inspection.splits import text_hash
+from massieu.inspection.vocabulary import encode, unknown_token
 
-__all__ = ["Batch", "Passage", "given_batches", "passages", "text_batches"]
+__all__ = ["Batch", "Passage", "TooLong", "given_batches", "passages", "text_batches"]
 
 SORTED_TOGETHER = 32  # batches whose passages are sorted by length before they are put together
+
+
+class TooLong(UserError):  # noqa: N818  # said of the document
+    """A document has more tokens than the model reads."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,7 @@ class Passage:
     content: list[bool]  # False for special tokens
     parts: int  # how many passages the document has
     origin: str  # a name of the document that depends on its text alone
+    unknown: int = 0  # tokens that stand for words that the tokenizer does not know
 
     @property
     def key(self) -> str:
@@ -75,27 +83,44 @@ def _fitting(masks: Mapping[str, Tensor], stack: str, rows: int, queries: int) -
 
 
 def passages(
-    documents: Iterable[str | Document], tokenizer: Any, longest: int, *, cut: bool, special_tokens: bool = False
+    documents: Iterable[str | Document],
+    tokenizer: Any,
+    longest: int,
+    *,
+    cut: bool,
+    skip: bool = False,
+    special_tokens: bool = False,
+    counts: Counts | None = None,
 ) -> Iterator[Passage]:
-    """Tokens of the documents, at most ``longest`` at a time; a longer document is ``cut``, or refused."""
+    """Tokens of the documents, at most ``longest`` at a time; a longer document is ``cut``, skipped, or refused.
+
+    Documents that are longer are counted in ``counts``.
+    """
     # Special tokens that are written out in a text count as special too; an unknown word is still a word.
-    others = ("bos", "eos", "pad", "cls", "sep", "mask")
-    named = {getattr(tokenizer, f"{name}_token_id", None) for name in others}
-    marks_text = {*tokenizer.all_special_ids} - ({tokenizer.unk_token_id} - named)
+    unknown = unknown_token(tokenizer)
+    marks_text = {*tokenizer.all_special_ids} - {unknown}
     for number, document in enumerate(documents):
         text, place = document if isinstance(document, Document) else (document, f"text number {number + 1}")
         if not isinstance(text, str):
             raise UserError(
                 f"texts must be strings, got {type(text).__name__} at number {number}; pass a list of strings"
             )
-        encoded = tokenizer(text, add_special_tokens=True, return_special_tokens_mask=True, verbose=False)
+        if len(text) > LARGEST:
+            raise UserError(
+                f"{place} has {len(text):,} characters, and a document may have {LARGEST:,}; cut it into several"
+            )
+        encoded = encode(tokenizer, text, add_special_tokens=True, return_special_tokens_mask=True)
         ids = encoded["input_ids"]
         if len(ids) > longest:
-            if not cut:
-                raise UserError(
-                    f"{place} has {len(ids)} tokens, but the model reads at most {longest};"
-                    f" pass --max-length {longest} (max_length in Python) to cut such texts into passages"
+            if not cut and not skip:
+                raise TooLong(
+                    f"{place} has {len(ids)} tokens, but the model reads at most {longest}; pass --long-documents cut"
+                    " (long_documents in Python) to cut such texts into passages, or skip to leave them out"
                 )
+            if counts is not None:
+                counts.long += 1
+            if skip:
+                continue
             parts = _cut(text, tokenizer, longest)
         else:
             parts = [(ids, encoded["special_tokens_mask"])]
@@ -103,7 +128,7 @@ def passages(
         for own, marks in parts:
             special = zip(own, marks, strict=True)
             content = [special_tokens or not (mark or token in marks_text) for token, mark in special]
-            yield Passage(number, list(own), content, len(parts), origin)
+            yield Passage(number, list(own), content, len(parts), origin, sum(token == unknown for token in own))
 
 
 def _cut(text: str, tokenizer: Any, longest: int) -> list[tuple[list[int], list[int]]]:
@@ -112,11 +137,11 @@ def _cut(text: str, tokenizer: Any, longest: int) -> list[tuple[list[int], list[
     if room < 1:
         raise UserError(f"max_length must leave room for words beside special tokens, got {longest}; 256 is usual")
     if tokenizer.is_fast:
-        options = {"truncation": True, "max_length": longest, "return_special_tokens_mask": True, "verbose": False}
-        encoded = tokenizer(text, return_overflowing_tokens=True, **options)
+        options = {"truncation": True, "max_length": longest, "return_special_tokens_mask": True}
+        encoded = encode(tokenizer, text, return_overflowing_tokens=True, **options)
         return list(zip(encoded["input_ids"], encoded["special_tokens_mask"], strict=True))
     # One that is written in Python drops what does not fit.
-    words = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    words = encode(tokenizer, text, add_special_tokens=False)["input_ids"]
     parts = []
     for begin in range(0, len(words), room):
         own = words[begin : begin + room]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from massieu.checks import UserError
 from massieu.inspection.clouds import (
+    centred,
     distance_ratio,
     effective_rank,
     gaussian_band,
@@ -20,7 +21,9 @@ from massieu.inspection.clouds import (
     monotone,
     projection_kurtosis,
 )
+from massieu.inspection.massive import MassiveSums
 from massieu.inspection.moments import HashSample, LogHistogram, Mean, Moments
+from massieu.inspection.quantities import ALL_TOKENS
 from massieu.inspection.regression import Regression, held_out_r2
 from massieu.inspection.tokens import Tokens
 
@@ -78,15 +81,6 @@ class States:
         tensors = {id(x): x for x in self._tensors}.values()
         return torch.stack([x.square().sum(-1).isfinite() for x in tensors]).all(0)
 
-    def only(self, kept: Tensor) -> States:
-        """Those of the tokens for which a boolean ``(present tokens,)`` is true."""
-        fewer = {id(x): x[kept.to(x.device)] for x in self._tensors}  # one for two names of the same tensor
-
-        def own(x: Any) -> Any:
-            return None if x is None else (own(x[0]), own(x[1])) if isinstance(x, tuple) else fewer[id(x)]
-
-        return States(*(own(getattr(self, each.name)) for each in fields(self)))
-
     @property
     def _tensors(self) -> list[Tensor]:
         values = [getattr(self, each.name) for each in fields(self) if each.name != "normed"]
@@ -101,6 +95,25 @@ class States:
         if self.mlp_before is not None and self.mlp_input is not None and self.mlp_after is not None:
             found |= {"mlp_input": self.mlp_input, "mlp_before": self.mlp_before, "mlp_after": self.mlp_after}
         return found | {"output": self.output}
+
+    @property
+    def streams(self) -> list[Tensor]:
+        """The states of the residual stream itself, each once."""
+        states = (self.before, self.after, self.mlp_before, self.mlp_after, self.output)
+        return list({id(x): x for x in states if x is not None}.values())
+
+    def select(self, order: Tensor) -> States:
+        """Some of the tokens, by their numbers or a boolean; states that were the same tensor still are."""
+        chosen: dict[int, Tensor] = {}
+
+        def pick(x: Any) -> Any:
+            if not isinstance(x, Tensor):
+                return x if x is None else tuple(pick(own) for own in x)
+            if id(x) not in chosen:
+                chosen[id(x)] = x[order.to(x.device)]
+            return chosen[id(x)]
+
+        return States(*(pick(getattr(self, each.name)) for each in fields(self)))
 
 
 class LayerStatistics:
@@ -135,20 +148,29 @@ class LayerStatistics:
         self.sample = HashSample(SAMPLED, self.width)
         self.fits = {name: (Regression(0, 0), Regression(0, 0)) for name in ("content", "other")}
         self.shuffled = Moments(0)
+        self.massive = MassiveSums(SAMPLED, self.width)
 
-    def update(self, tokens: Tokens, states: States) -> None:
-        """Add the tokens of a batch; those that are not finite are counted and left out."""
+    def update(self, tokens: Tokens, states: States, largest: float = 0.0) -> None:
+        """Add the tokens of a batch; those that are not finite are counted and left out.
+
+        Args:
+            tokens: which tokens are content, which massive.
+            states: their states, in this order.
+            largest: largest norm of a token, as a multiple of the median of its passage.
+        """
         if not bool(states.finite.all()):
-            self.broken += int((~states.finite[: tokens.num_content]).sum())
-            tokens, states = tokens.only(states.finite), states.only(states.finite)
-        count = tokens.num_content
-        if count:
+            self.broken += int((~states.finite[: tokens.num_counted]).sum())
+            tokens, states = tokens.only(states.finite), states.select(states.finite)
+        if tokens.num_counted:
             self._attention(tokens, states)
             self._norm(tokens, states)
             self._mlp(tokens, states)
-            self._look(tokens, states.output[:count])
-            self._add_clouds(states, count)
-            self.tokens += count
+            self._look(tokens, states.output)
+            self._add_clouds(states, tokens)
+            self.tokens += tokens.num_content
+            self.massive.count += tokens.num_massive
+            self.massive.first += int((tokens.position[tokens.num_content :] == 0).sum())
+            self.massive.largest = max(self.massive.largest, largest)
         if states.mlp_input is not None and states.mlp is not None and self.dim <= WIDEST:
             self._fit(tokens, states.mlp_input, states.mlp)
 
@@ -170,6 +192,7 @@ class LayerStatistics:
                 mine.merge(theirs)
         self.shuffled.merge(other.shuffled)
         self.sample.merge(other.sample)
+        self.massive.merge(other.massive)
 
     def finish(self) -> dict[str, float]:
         """The columns of the layers table; nan where a block has no such part or too few tokens were seen."""
@@ -178,28 +201,66 @@ class LayerStatistics:
             found |= {name: ratio.quantile(0.5), f"{name}_se": ratio.standard_error(0.5)}
         for name, mean in self.means.items():
             found |= {name: mean.value, f"{name}_se": mean.standard_error}
-        volume = {name: half_log_det(self.cloud(name).covariance) for name in self._measured}
+        content, everything = self._values(massive=False), {}
+        if self.massive.count:
+            everything = self._values(massive=True) | {"token_cosine": self.massive.means["token_cosine"].value}
+        found |= content
+        found |= {f"{name}_all_tokens": everything.get(name, found[name]) for name in ALL_TOKENS}
+        found |= {"massive_tokens": self.massive.count, "massive_norm": self.massive.largest or float("nan")}
+        found["massive_first_share"] = self.massive.first / self.massive.count if self.massive.count else float("nan")
+        return found | self._fits()
+
+    def _values(self, massive: bool) -> dict[str, float]:
+        """Columns that a few huge tokens would dominate, without the massive tokens or with them."""
+        volume = {name: half_log_det(self.cloud(name, massive).covariance) for name in self._measured}
+        found = {}
         for part, (before, after) in VOLUMES.items():
             first, second = (volume.get(self.aliases.get(name, ""), float("nan")) for name in (before, after))
             found[f"log_volume_{part}"] = second - first
-        output = self.cloud("output")
+        output, sample = self.cloud("output", massive), HashSample(SAMPLED, self.width)
+        for own in (self.sample, self.massive.sample) if massive else (self.sample,):
+            sample.merge(own)
         found["effective_rank"] = effective_rank(output.covariance)
-        found["kurtosis"] = projection_kurtosis(self.sample.rows, output.mean, output.covariance)
-        found["kurtosis_band"] = gaussian_band(len(self.sample.rows), output.count, self.width)
-        return found | self._linearity()
+        found["kurtosis"] = projection_kurtosis(sample.rows, output.mean, output.covariance)
+        found["kurtosis_band"] = gaussian_band(len(sample.rows), output.count, self.width)
+        return found | self._identity(massive)
+
+    def _identity(self, massive: bool) -> dict[str, float]:
+        """How much of the MLP sublayer's result is its input, exactly and up to a constant."""
+        square = Mean()
+        for means in (self.means, self.massive.means) if massive else (self.means,):
+            square.merge(means["mlp_square"])
+        before, after = (self.cloud(name, massive) for name in ("mlp_before", "mlp_after"))
+        scale = self.dim / self.width
+        spread = float(after.covariance.trace()) * scale
+        if not spread > 0:
+            return {"fc_identity_r2": float("nan"), "fc_identity_offset_r2": float("nan")}
+        offset = float((after.mean - before.mean).square().sum()) * scale
+        return {
+            "fc_identity_r2": 1 - square.value / spread,
+            "fc_identity_offset_r2": 1 - (square.value - offset) / spread,
+        }
 
     @property
     def _measured(self) -> set[str]:
         """Clouds whose volume is wanted, each once."""
         return {self.aliases[name] for pair in VOLUMES.values() for name in pair if name in self.aliases}
 
-    def cloud(self, name: str) -> Moments:
-        """Moments of one state of the stream, by its name in :class:`States`; of a norm, norm_before and norm_after."""
-        alias = self.aliases.get(name, name)
-        if alias != "mlp_input":
-            return self.clouds.get(alias, Moments(self.width))
-        both = self.fits["content"][0].inputs.copy()
-        both.merge(self.fits["content"][1].inputs)
+    def cloud(self, name: str, massive: bool = False) -> Moments:
+        """Moments of one state of the stream.
+
+        Args:
+            name: as in :class:`States`; of a norm, norm_before and norm_after.
+            massive: whether massive tokens are included.
+        """
+        alias, both = self.aliases.get(name, name), Moments(self.width)
+        if alias == "mlp_input":
+            found = [half.inputs for half in self.fits["content"]]
+            found += [half.inputs for half in self.massive.fits] if massive else []
+        else:
+            found = [own[alias] for own in (self.clouds, *([self.massive.clouds] if massive else [])) if alias in own]
+        for moments in found:
+            both.merge(moments)
         return both
 
     def _attention(self, tokens: Tokens, states: States) -> None:
@@ -221,8 +282,10 @@ class LayerStatistics:
         before, update = tokens.differences(states.mlp_before), tokens.differences(states.mlp)
         other = tokens.differences(states.mlp, permuted=True)
         self._expansion("mlp_expansion", tokens, before, update, other)
-        square = states.mlp[: tokens.num_content].double().square().sum(-1)
-        self.means["mlp_square"].update(square, tokens.group[tokens.sequence])
+        square = states.mlp[: tokens.num_counted].double().square().sum(-1)
+        group, content = tokens.group[tokens.row[: tokens.num_counted]], tokens.num_content
+        self.means["mlp_square"].update(square[:content], group[:content])
+        self.massive.means["mlp_square"].update(square[content:], group[content:])
 
     def _expansion(self, name: str, tokens: Tokens, before: Tensor, update: Tensor, other: Tensor) -> None:
         """Ratios of distances of pairs after an update, and after that of other tokens."""
@@ -230,17 +293,24 @@ class LayerStatistics:
         self.ratios[f"{name}_control"].update(distance_ratio(before, before + other), tokens.pair_group)
 
     def _look(self, tokens: Tokens, output: Tensor) -> None:
-        self.sample.update(tokens.hashes, self._narrow(output))
-        cosine = mean_cosine(output, tokens.sequence.to(output.device), tokens.num_sequences)
-        known = ~cosine.isnan().cpu()
-        self.means["token_cosine"].update(cosine[known.to(cosine.device)], tokens.group[known])
+        count, rows = tokens.num_content, self._narrow(output[: tokens.num_counted])
+        self.sample.update(tokens.hashes[:count], rows[:count])
+        self.massive.sample.update(tokens.hashes[count:], rows[count:])
+        self._compare(self.means["token_cosine"], tokens, output[:count])
+        self._compare(self.massive.means["token_cosine"], tokens, output[: tokens.num_counted])
         chosen, filled = (x.to(output.device) for x in tokens.compared)
         some = filled.any(1)
         self.means["clusters"].update(groups(output[chosen], filled)[some], tokens.group[some.cpu()])
 
-    def _add_clouds(self, states: States, count: int) -> None:
+    def _compare(self, mean: Mean, tokens: Tokens, output: Tensor) -> None:
+        """Mean cosine of the given tokens of each sequence."""
+        cosine = mean_cosine(output, tokens.row[: len(output)].to(output.device), tokens.num_sequences)
+        known = ~cosine.isnan().cpu()
+        mean.update(cosine[known.to(cosine.device)], tokens.group[known])
+
+    def _add_clouds(self, states: States, tokens: Tokens) -> None:
         """Moments of every state, once where two names mean the same tensor."""
-        named = states.named
+        named, count = states.named, tokens.num_content
         fitted = named.pop("mlp_input", None)
         known: dict[int, str] = {}
         if fitted is not None and self.dim <= WIDEST:
@@ -249,31 +319,51 @@ class LayerStatistics:
             self.aliases[name] = known.setdefault(id(x), name)
             if self.aliases[name] == name:
                 self.clouds.setdefault(name, Moments(0)).update(self._narrow(x[:count]))
+                self.massive.clouds.setdefault(name, Moments(0)).update(self._narrow(x[count : tokens.num_counted]))
 
     def _fit(self, tokens: Tokens, x: Tensor, y: Tensor) -> None:
-        count = tokens.num_content
+        count, counted = tokens.num_content, tokens.num_counted
         if self.dim > TARGETS:
             y = y @ frame(self.dim, TARGETS).to(y)
         for half, rows in enumerate(tokens.halves):
-            content, other = rows[rows < count].to(x.device), rows[rows >= count].to(x.device)
-            self.fits["content"][half].update(x[content], y[content])
-            self.fits["other"][half].update(x[other], y[other])
-        training = tokens.halves[0][tokens.halves[0] < count]
-        self.shuffled.update(x[training.to(x.device)], y[tokens.permutation[training].to(y.device)])
+            massive = (rows >= count) & (rows < counted)
+            for fits, some in (
+                (self.fits["content"], rows < count),
+                (self.massive.fits, massive),
+                (self.fits["other"], rows >= counted),
+            ):
+                chosen = rows[some].to(x.device)
+                fits[half].update(x[chosen], y[chosen])
+        self._shuffle(tokens, x[:count], y[:count])
 
-    def _linearity(self) -> dict[str, float]:
+    def _shuffle(self, tokens: Tokens, x: Tensor, y: Tensor) -> None:
+        """Add the control of the linear fit.
+
+        Targets of other documents are not at hand, and choosing them would depend on the order of reading. So the means
+        of passages, which a permutation over documents would scatter, are taken away, and the rest is permuted within
+        the passage: the expected cross moments are zero, as for a permutation over all documents.
+        """
+        training = tokens.halves[0][tokens.halves[0] < tokens.num_content].to(x.device)
+        sequence, permutation = tokens.sequence.to(x.device), tokens.permutation.to(x.device)
+        inputs, targets = (centred(own.double(), sequence, tokens.num_sequences) for own in (x, y))
+        self.shuffled.update(inputs[training], targets[permutation[training]])
+
+    def _fits(self) -> dict[str, float]:
         train, test = self.fits["content"]
-        together = [content.copy() for content in self.fits["content"]]
-        for half, other in zip(together, self.fits["other"], strict=True):
-            half.merge(other)
-        after = self.cloud("mlp_after")
-        spread = float(after.covariance.trace()) * self.dim / self.width
-        seen_all = any(half.count for half in self.fits["other"])
+        found = held_out_r2(train, test)
+        others = (self.fits["other"], self.massive.fits)
+        if not any(half.count for halves in others for half in halves):
+            everything = found
+        else:
+            together = [half.copy() for half in (train, test)]
+            for halves in others:
+                for half, other in zip(together, halves, strict=True):
+                    half.merge(other)
+            everything = held_out_r2(*together)
         return {
-            "fc_linear_r2": held_out_r2(train, test),
+            "fc_linear_r2": found,
             "fc_linear_control": held_out_r2(train.with_targets(self.shuffled), test),
-            "fc_linear_r2_all_tokens": held_out_r2(*together) if seen_all else held_out_r2(train, test),
-            "fc_identity_r2": 1 - self.means["mlp_square"].value / spread if spread > 0 else float("nan"),
+            "fc_linear_r2_all_tokens": everything,
         }
 
     def _narrow(self, x: Tensor) -> Tensor:

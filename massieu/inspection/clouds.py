@@ -9,6 +9,7 @@ from torch import Tensor
 
 __all__ = [
     "FLOOR",
+    "centred",
     "distance_ratio",
     "effective_rank",
     "gaussian_band",
@@ -115,6 +116,25 @@ def mean_cosine(x: Tensor, sequence: Tensor, num_sequences: int) -> Tensor:
     count = torch.bincount(sequence, minlength=num_sequences)
     pairs = count * (count - 1)
     return torch.where(pairs > 0, (total.square().sum(-1) - squares) / pairs, torch.nan)
+
+
+def centred(x: Tensor, sequence: Tensor, num_sequences: int) -> Tensor:
+    """Tokens minus the mean of their sequence.
+
+    Args:
+        x: shape ``(tokens, dim)``.
+        sequence: number of the sequence of each token, ``(tokens,)``.
+        num_sequences: how many there are.
+
+    Example:
+        >>> centred(torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([0, 0, 1]), 2)
+        tensor([[-1.],
+                [ 1.],
+                [ 0.]])
+    """
+    count = torch.bincount(sequence, minlength=num_sequences).clamp_min(1)
+    total = x.new_zeros(num_sequences, x.shape[-1]).index_add_(0, sequence, x)
+    return x - (total / count[:, None])[sequence]
 
 
 def groups(x: Tensor, present: Tensor) -> Tensor:

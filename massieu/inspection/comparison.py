@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from massieu.inspection.publishing import written_together
 from massieu.inspection.quantities import QUANTITIES
+from massieu.inspection.spreadsheets import write_csv
 from massieu.report import changes
 from massieu.report.pages import distinct_names
 
@@ -66,7 +67,7 @@ def save_comparison(inspections: Sequence[Inspection], folder: Path) -> Path:
     with written_together(folder, "comparison", ", ".join(_names(inspections))) as place:
         (place / "comparison.html").write_text(compare([each.to_dict() for each in inspections]), encoding="utf-8")
         for name, table in (("means", compare_means(inspections)), ("heads", compare_heads(inspections))):
-            table.to_csv(place / f"comparison_{name}.csv", index=False)
+            write_csv(table, place / f"comparison_{name}.csv")
             table.to_parquet(place / f"comparison_{name}.parquet", index=False)
     return folder / "comparison.html"
 

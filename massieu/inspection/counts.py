@@ -53,6 +53,8 @@ class Counts:
         passages: pieces that the model reads at once.
         tokens: of all passages, without padding.
         counted: tokens that are not special.
+        long: documents with more tokens than a passage has, which were cut, or skipped and are not among ``documents``.
+        unknown: tokens that stand for words that the tokenizer does not know.
         digest: sum of the SHA-256 hashes of the documents, modulo 2^256: it adds up in any order, and a document that
             occurs twice counts twice. It tells texts apart; it is no proof against someone who forges one.
         sketch: the smallest hashes of documents, 64 bits of each, ascending.
@@ -70,6 +72,8 @@ class Counts:
     passages: int = 0
     tokens: int = 0
     counted: int = 0
+    long: int = 0
+    unknown: int = 0
     digest: int = 0
     sketch: list[int] = field(default_factory=list)
 
@@ -82,7 +86,7 @@ class Counts:
 
     def merge(self, other: Counts) -> None:
         """Add what was read elsewhere."""
-        for name in ("documents", "blank", "passages", "tokens", "counted"):
+        for name in ("documents", "blank", "passages", "tokens", "counted", "long", "unknown"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.digest = (self.digest + other.digest) % MODULUS
         self.sketch = _smallest(self.sketch, other.sketch)

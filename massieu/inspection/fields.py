@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from massieu.inspection.anatomy import Anatomy, Block, Place, block_input, hidden_tensors, with_input
 from massieu.inspection.jacobians import field_test
 from massieu.inspection.moments import token_hash
-from massieu.inspection.response import linear_response, response_r2
+from massieu.inspection.response import Response, linear_response
 from massieu.inspection.tokens import Tokens
 from massieu.statistics import RowStatistics, attend
 from massieu.taps import AttentionCall, tap
@@ -23,7 +23,7 @@ from massieu.taps.passes import in_this_thread
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Fields", "probe_fields"]
+__all__ = ["Fields", "probe_fields", "probe_responses"]
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ def probe_fields(
 
     With :math:`x` a token where the block starts, :math:`a(x)` what attention adds to it and all keys and values
     frozen: the symmetry of :math:`J = \partial a / \partial x` and the sign of its symmetric part; the cosine of a with
-    :math:`\nabla_x \sum_h \log Z_h`; whether :math:`\log Z` rises and entropies fall from x to x + a; how well the
-    linear response predicts the heads' outputs. A norm in front of attention is part of the map.
+    :math:`\nabla_x \sum_h \log Z_h`; whether :math:`\log Z` rises and entropies fall from x to x + a. A norm in
+    front of attention is part of the map.
 
     Args:
         model: the model.
@@ -57,7 +57,7 @@ def probe_fields(
         keys: what identifies the content of each row.
 
     Source:
-        "A Probabilistic Interpretation of Transformers", Proposition 1 and Corollary 1, with frozen keys.
+        "A Probabilistic Interpretation of Transformers", Proposition 1, with frozen keys.
     """
     import pandas
 
@@ -66,17 +66,51 @@ def probe_fields(
     moved = {key: (scene.state + scene.attention).detach() for key, scene in scenes.items()}
     after = {key: scene.call for key, scene in _play(model, inputs, anatomy, moved).items()}
     for key, scene in scenes.items():
-        whole = torch.ones(len(keys), scene.state.shape[0 if scene.tokens_first else 1], dtype=torch.bool)
-        mask = content.get(key[0], whole) if isinstance(content, Mapping) else content
-        tokens = Tokens.of(mask if mask.shape == whole.shape else whole, keys)
         problem = _problem(scene)
         if problem is not None:
             notes.append(f"the gradient tests of {scene.block.name} are left out: {problem}")
             continue
-        found = _test(scene, tokens, after[key])
+        found = _test(scene, _tokens(scene, key[0], content, keys), after[key])
         rows.append({"stack": key[0], "layer": key[1], **found})
     columns = ["stack", "layer"]
     return Fields(pandas.DataFrame(rows, columns=None if rows else columns), notes)
+
+
+def probe_responses(
+    model: nn.Module,
+    inputs: Mapping[str, Any],
+    anatomy: Anatomy,
+    content: Tensor | Mapping[str, Tensor],
+    key: object,
+) -> dict[tuple[str, int], dict[str, Response]]:
+    """Compare the outputs of heads with their linear response on one passage.
+
+    Args:
+        model: the model.
+        inputs: keyword arguments of a forward pass over the passage.
+        anatomy: of the model.
+        content: as in :func:`probe_fields`.
+        key: what identifies the passage.
+
+    Returns:
+        By stack and layer, for the columns "corollary_r2" and, with permuted keys, "corollary_control".
+
+    Source:
+        "A Probabilistic Interpretation of Transformers", Corollary 1.
+    """
+    found = {}
+    for place, scene in _play(model, inputs, anatomy, None, gradients=False).items():
+        tokens = _tokens(scene, place[0], content, [key])
+        if scene.call is not None and _unseen(scene) is None and tokens.num_content:
+            found[place] = _response(scene.call, tokens)
+    return found
+
+
+def _tokens(scene: _Scene, stack: str, content: Tensor | Mapping[str, Tensor], keys: Sequence[object]) -> Tokens:
+    """Tokens that count in a stack: those of its mask, or all if it has none of its length."""
+    whole = torch.ones(len(keys), scene.state.shape[0 if scene.tokens_first else 1], dtype=torch.bool)
+    mask = content.get(stack, whole) if isinstance(content, Mapping) else content
+    return Tokens.of(mask if mask.shape == whole.shape else whole, keys)
 
 
 @dataclass
@@ -92,9 +126,15 @@ class _Scene:
 
 
 def _play(
-    model: nn.Module, inputs: Mapping[str, Any], anatomy: Anatomy, states: Mapping[tuple[str, int], Tensor] | None
+    model: nn.Module,
+    inputs: Mapping[str, Any],
+    anatomy: Anatomy,
+    states: Mapping[tuple[str, int], Tensor] | None,
+    *,
+    gradients: bool = True,
 ) -> dict[tuple[str, int], _Scene]:
     """One pass in which every block starts from a state of its own: the given ones, or a leaf with the usual value."""
+    differentiable = states is None and gradients
     modules = dict(model.named_modules())
     readable = [block for block in anatomy.blocks if block.find("attention") is not None]
     scenes: dict[tuple[str, int], _Scene] = {}
@@ -109,7 +149,7 @@ def _play(
             stream = block_input(args, kwargs)
             assert stream is not None
             place, usual = stream
-            state = usual.detach().requires_grad_() if states is None else states[key]
+            state = usual.detach().requires_grad_(differentiable) if states is None else states[key]
             first = any(getattr(part, "batch_first", True) is False for part in module.modules())
             scenes[key] = _Scene(block, state, first)
             open_scenes.append(scenes[key])
@@ -141,7 +181,7 @@ def _play(
     with ExitStack() as stack:
         # Only the plain formula can be differentiated twice, which products with the Jacobian need.
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        stack.enter_context(torch.enable_grad() if states is None else torch.no_grad())
+        stack.enter_context(torch.enable_grad() if differentiable else torch.no_grad())
         for block in {block.name: block for block in readable}.values():
             sublayer = block.find("attention")
             assert sublayer is not None
@@ -159,13 +199,23 @@ def _play(
 
 def _problem(scene: _Scene) -> str | None:
     """Why a block has no gradient tests, None if it has."""
+    call, unseen = scene.call, _unseen(scene)
+    if unseen is not None:
+        return unseen
+    assert call is not None
+    assert call.query is not None
+    if not call.query.requires_grad or not scene.attention.requires_grad:
+        return "its attention cannot be differentiated"
+    return None
+
+
+def _unseen(scene: _Scene) -> str | None:
+    """Why the attention of a block is not the softmax of visible scores, None if it is."""
     call = scene.call
     if call is None or call.query is None or call.key is None or call.value is None:
         return "its queries and keys could not be seen"
     if call.softcap is not None:
         return "its softcap leaves the exponential family"
-    if not call.query.requires_grad or not scene.attention.requires_grad:
-        return "its attention cannot be differentiated"
     return None
 
 
@@ -187,7 +237,7 @@ def _test(scene: _Scene, tokens: Tokens, after: AttentionCall | None) -> dict[st
         falls = later.entropy < before.entropy
         found["ascent_share"] = float(_queries(rises[:, None], tokens).double().mean())
         found["entropy_fall_share"] = float(_queries(falls, tokens).double().mean())
-    return found | _field(scene, tokens) | _response(call, tokens)
+    return found | _field(scene, tokens)
 
 
 def _statistics(call: AttentionCall, query: Tensor) -> tuple[RowStatistics, Tensor]:
@@ -238,17 +288,14 @@ def _field(scene: _Scene, tokens: Tokens) -> dict[str, float]:
     }
 
 
-def _response(call: AttentionCall, tokens: Tokens) -> dict[str, float]:
+def _response(call: AttentionCall, tokens: Tokens) -> dict[str, Response]:
     assert call.query is not None
     assert call.key is not None
     assert call.output is not None
     key = call.key.detach()
     target = _queries(call.output.detach(), tokens)
-    found = {}
-    for name, keys in (("corollary_r2", key), ("corollary_control", _permute_atoms(key, tokens))):
-        predicted = _queries(linear_response(call, keys), tokens)
-        found[name] = response_r2(predicted, target, tokens.sequence, tokens.num_sequences)
-    return found
+    columns = {"corollary_r2": key, "corollary_control": _permute_atoms(key, tokens)}
+    return {name: Response.of(_queries(linear_response(call, own), tokens), target) for name, own in columns.items()}
 
 
 def _permute_atoms(key: Tensor, tokens: Tokens) -> Tensor:

@@ -131,6 +131,7 @@ def load_checkpoint(
     part, header, tensors = _load(Path(path))
     if "corpus" not in header or DONE not in tensors:
         raise UserError(f"{path} must be the checkpoint of a run, and it is a finished part; name another file")
+    part.identity = part.identity_like(identity)
     difference = part.identity.difference(identity)
     if difference is not None:
         raise UserError(

@@ -1,26 +1,47 @@
-"""What a reader wants to know first, in sentences that are computed from the tables."""
+"""Observations that a reader wants first, in sentences that are computed from the tables.
+
+Each has one idea, names the layers it is about and says what follows. None contradicts a note of the inspection: below
+a stated number of tokens per dimension nothing is said about ranks and linear fits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+from massieu.inspection.predictions import tokens_per_dimension
+from massieu.inspection.wording import (
+    capital,
+    count,
+    decimals,
+    head_name,
+    known,
+    layer_ranges,
+    percent,
+    places,
+    stacks,
+)
 
 if TYPE_CHECKING:
     import pandas
 
 __all__ = ["Finding", "findings"]
 
-MOST = 5
+MOST = 6
 SHARP_TOKENS = 2.0
 SINK = 0.3
+RESTS = 0.5  # of the attention of a sharp head on the first token: it is sharp because it is a sink
 LOCAL = 0.4
 BEYOND_CONTROL = 0.01
 NEARLY_LINEAR = 0.8
-COSINE_RISE = 0.1
-RANK_FALL = 0.1
+COSINE_TURN = 0.1
+RANK_TURN = 0.1  # of the logarithm of the rank: about a tenth of the rank
+CHANGES = 4  # told of a course over the layers, the largest
 WARMER = 0.1  # nats
-NEAR, FAR = 0.8, 0.2  # of the way from the control to the theory
+ENOUGH_FOR_FITS = 2  # tokens per dimension for ranks and linear fits, as in the notes of the layers
 
 
 @dataclass(frozen=True)
@@ -29,7 +50,7 @@ class Finding:
 
     Attributes:
         title: a few words.
-        sentence: the observation with its figures.
+        sentence: the observation with its values, and what follows.
         quantity: the column that shows it best.
         where: the heads it names, each as ``(stack, layer, head)``.
     """
@@ -40,60 +61,13 @@ class Finding:
     where: tuple[tuple[str, int, int], ...] = ()
 
 
-class _Prediction(NamedTuple):
-    """A figure that the theory wants to be one, and what to say if it is, if it is not quite, and if it is not."""
-
-    table: str
-    column: str
-    control: str
-    chance: float
-    figure: str
-    holds: str
-    partly: str
-    fails: str
-
-
-PREDICTIONS = (
-    _Prediction(
-        "layers",
-        "field_symmetry",
-        "field_symmetry_control",
-        0.5,
-        "symmetry",
-        "the attention field is nearly a gradient",
-        "the attention field is part of the way to a gradient",
-        "the attention field is hardly nearer to a gradient than its control",
-    ),
-    _Prediction(
-        "layers",
-        "ascent_cosine",
-        "ascent_control",
-        0.0,
-        "cosine",
-        "its updates climb the log normaliser",
-        "its updates lean towards climbing the log normaliser",
-        "its updates do not climb the log normaliser",
-    ),
-    _Prediction(
-        "heads",
-        "gradient_cosine",
-        "gradient_cosine_control",
-        0.0,
-        "cosine of the weights",
-        "heads write what they read",
-        "heads partly write what they read",
-        "heads do not write what they read",
-    ),
-)
-
-
 def findings(heads: pandas.DataFrame, layers: pandas.DataFrame | None, facts: dict[str, Any]) -> list[Finding]:
-    """The most interesting observations, at most five; what the theory says about this model is always among them.
+    """Return the most interesting observations, at most six.
 
     Args:
         heads: one row per head.
         layers: one row per block, or None. Columns may be missing or nan: then nothing is said about them.
-        facts: as in ``inspection.json``; the width of the heads is read from it.
+        facts: as in ``inspection.json``; the width of the model is read from it.
 
     Example:
         >>> import pandas
@@ -102,28 +76,31 @@ def findings(heads: pandas.DataFrame, layers: pandas.DataFrame | None, facts: di
         >>> findings(heads, None, {})[0].sentence
         'The only head effectively reads fewer than two tokens: its entropy is 0.30 nats (1.5 tokens).'
     """
+    fitted = layers if tokens_per_dimension(layers, facts) >= ENOUGH_FOR_FITS else None
     observed = [
         *_broken(heads),
         *_sharp(heads),
         *_sinks(heads),
-        *_collapse(layers),
+        *_massive(layers),
+        *_rank(fitted),
+        *_similarity(layers),
         *_expanding(layers),
+        *_contracting(layers),
         *_neighbours(heads, "previous_mass", "the token before", "Heads that look one token back"),
-        *_neighbours(heads, "next_mass", "the next token", "Heads that look one token ahead"),
-        *_linear(layers),
+        *_neighbours(heads, "next_mass", "the token after", "Heads that look one token ahead"),
+        *_linear(fitted),
         *_neighbours(heads, "self_mass", "the token itself", "Heads that look at themselves"),
         *_broad(heads),
-        *_not_expanding(layers),
+        *_as_the_control(layers),
         *_classes(heads),
         *_temperature(heads),
     ]
-    theory = list(_theory(heads, layers, facts))
-    return [*observed[: MOST - len(theory)], *theory]
+    return observed[:MOST]
 
 
 def _broken(heads: pandas.DataFrame) -> Iterator[Finding]:
-    known = _known(heads, "broken_rows", "rows")
-    broken = known[known["broken_rows"] > 0]
+    measured = known(heads, "broken_rows", "rows")
+    broken = measured[measured["broken_rows"] > 0]
     if broken.empty:
         return
     order = broken["stack"].map({"encoder": 0}).fillna(1)  # an encoder runs first
@@ -131,172 +108,315 @@ def _broken(heads: pandas.DataFrame) -> Iterator[Finding]:
     row = first.iloc[0]
     lost, kept = int(row["broken_rows"]), int(row["rows"])
     sentence = (
-        f"{lost} of {lost + kept} attention rows of {_named(row, heads)}, the first layer with such rows, have scores"
-        f" that are nan or infinite. {_count(len(broken), len(known), 'head').capitalize()} of the model"
+        f"{lost} of {lost + kept} attention rows of {head_name(row, heads)}, the first layer with such rows, have"
+        f" scores that are nan or infinite. {capital(count(len(broken), len(measured), 'head'))} of the model"
         f" {'is' if len(broken) == 1 else 'are'} affected; all other values describe the intact rows only. Try --dtype"
         " float32; if the rows stay broken, weights or embeddings of the model are damaged."
     )
-    yield Finding("Broken attention rows", sentence, "broken_rows", _places(broken))
+    yield Finding("Broken attention rows", sentence, "broken_rows", places(broken))
 
 
 def _sharp(heads: pandas.DataFrame) -> Iterator[Finding]:
-    known = _known(heads, "perplexity", "entropy")
-    few = known[known["perplexity"] < SHARP_TOKENS].sort_values("entropy")
-    if few.empty:
+    """Sharp heads without sinks, which are sharp because they rest on the first token."""
+    measured, sharp, sinks = _sharp_and_sinks(heads)
+    if sharp.empty:
         return
-    reads = f"effectively {'reads' if len(few) == 1 else 'read'} fewer than two tokens"
-    sharpest, amount = few.iloc[0], _amount(few.iloc[0])
-    if len(known) == 1:
-        sentence = f"The only head {reads}: its entropy is {amount}."
+    first, reads = sharp.iloc[0], f"effectively {'reads' if len(sharp) == 1 else 'read'} fewer than two tokens"
+    who, amount = capital(count(len(sharp), len(measured), "head")), _amount(first)
+    if len(measured) == 1:
+        yield Finding("A sharp head", f"{who} {reads}: its entropy is {amount}.", "entropy", places(sharp))
+        return
+    apart = f", apart from {_sinks_counted(len(sinks))}" if len(sinks) else ""
+    if len(sharp) == 1:
+        sentence = f"{who} {reads}{apart}: {head_name(first, heads)}, with an entropy of {amount}."
     else:
-        who = f"the sharpest, {_named(sharpest, heads)},"
-        sentence = f"{_capital(_count(len(few), len(known), 'head'))} {reads}; {who} has an entropy of {amount}."
-    yield Finding("Sharp heads" if len(few) > 1 else "A sharp head", sentence, "entropy", _places(few))
+        sharpest = f"the sharpest, {head_name(first, heads)}, has an entropy of {amount}"
+        sentence = f"{who}, in {layer_ranges(sharp)}, {reads}{apart}; {sharpest}."
+    title = "Sharp heads" if len(sharp) > 1 else "A sharp head"
+    follows = "What such a head writes is nearly the value of one token."
+    yield Finding(title, f"{sentence} {follows}", "entropy", places(sharp))
 
 
 def _broad(heads: pandas.DataFrame) -> Iterator[Finding]:
-    known = _known(heads, "perplexity", "entropy").sort_values("entropy")
-    if known.empty or (known["perplexity"] < SHARP_TOKENS).any():
+    measured, sharp, sinks = _sharp_and_sinks(heads)
+    others = measured.drop(sinks.index)
+    if others.empty or len(sharp):
         return
-    sharpest, amount = known.iloc[0], _amount(known.iloc[0])
-    who = f"the sharpest, {_named(sharpest, heads)}," if len(known) > 1 else "the only one"
-    sentence = f"No head is sharp: {who} has an entropy of {amount}."
-    yield Finding("Broad attention", sentence, "entropy", (_place(sharpest),))
+    who = (
+        f"the sharpest, {head_name(others.iloc[0], heads)},"
+        if len(others) > 1
+        else f"the only {'other ' * bool(len(sinks))}one"
+    )
+    apart = f"Apart from {_sinks_counted(len(sinks))}, no head" if len(sinks) else "No head"
+    follows = f"{'each of the others' if len(sinks) else 'every head'} writes a mean of several values"
+    sentence = f"{apart} is sharp: {who} has an entropy of {_amount(others.iloc[0])}, so {follows}."
+    yield Finding("Broad attention", sentence, "entropy", places(others[:1]))
+
+
+def _sharp_and_sinks(heads: pandas.DataFrame) -> tuple[pandas.DataFrame, pandas.DataFrame, pandas.DataFrame]:
+    """Return all measured heads, and those that read fewer than two tokens: sharp heads, and sinks."""
+    measured = known(heads, "perplexity", "entropy").sort_values("entropy")
+    few = measured[measured["perplexity"] < SHARP_TOKENS]
+    resting = few.index.isin(known(few, "sink_mass").query("sink_mass > @RESTS").index)
+    return measured, few[~resting], few[resting]
+
+
+def _sinks_counted(number: int) -> str:
+    return "1 sink, which rests on the first token" if number == 1 else f"{number} sinks, which rest on the first token"
 
 
 def _amount(row: pandas.Series) -> str:
-    return f"{_with_error(row, 'entropy')} nats ({row['perplexity']:.1f} tokens)"
+    error = row.get("entropy_se")
+    spread = f" ± {error:.2f}" if error is not None and error >= 0.005 else ""
+    return f"{decimals(row['entropy'])}{spread} nats ({row['perplexity']:.1f} tokens)"
 
 
 def _sinks(heads: pandas.DataFrame) -> Iterator[Finding]:
-    known = _known(heads, "sink_mass")
-    sinks = known[known["sink_mass"] > SINK].sort_values("sink_mass", ascending=False)
+    measured = known(heads, "sink_mass")
+    sinks = measured[measured["sink_mass"] > SINK].sort_values("sink_mass", ascending=False)
     if sinks.empty:
         return
     strongest = sinks.iloc[0]
-    count = f"{_count(len(sinks), len(known), 'head')} {'puts' if len(sinks) == 1 else 'put'}"
-    sentence = f"{count} more than {SINK:.0%} of the attention on the first token"
+    who = f"{count(len(sinks), len(measured), 'head')}, in {layer_ranges(sinks)},"
+    sentence = f"{who} {'puts' if len(sinks) == 1 else 'put'} more than {SINK:.0%} of the attention on the first token"
     if len(sinks) > 1:
-        sentence += f"; the strongest, {_named(strongest, heads)}, puts {strongest['sink_mass']:.0%} there"
+        sentence += f"; the strongest, {head_name(strongest, heads)}, puts {strongest['sink_mass']:.0%} there"
     else:
-        sentence += f": {_named(strongest, heads)} with {strongest['sink_mass']:.0%}"
-    yield Finding("Attention sinks", f"{_percent(sentence)}.", "sink_mass", _places(sinks))
+        sentence += f": {head_name(strongest, heads)} with {strongest['sink_mass']:.0%}"
+    follows = "A sink does not make a head idle: the mean hides the rows on which it reads elsewhere."
+    yield Finding("Attention sinks", percent(f"{sentence}. {follows}"), "sink_mass", places(sinks))
+
+
+FOLLOWS = {
+    "previous_mass": "such a head carries the value of a token to the token after it, as induction needs",
+    "next_mass": "such a head carries the value of a token to the token before it",
+    "self_mass": "such a head acts on each token alone, as an MLP does",
+}
+
+
+def _massive(layers: pandas.DataFrame | None) -> Iterator[Finding]:
+    """Tokens with massive activations, and what they would do to the values of the layer where they are largest."""
+    for stack, block in stacks(layers):
+        measured = known(block, "massive_tokens", "massive_norm")
+        massive = measured[measured["massive_tokens"] > 0]
+        if massive.empty:
+            continue
+        largest, most = massive.loc[massive["massive_norm"].idxmax()], int(massive["massive_tokens"].max())
+        share = largest.get("massive_first_share", float("nan"))
+        which = " (all of them the first token of a passage)" if share == 1 else ""
+        who = "one token has" if most == 1 else f"up to {most} tokens have"
+        sentence = (
+            f"From {stack}layer {int(massive['layer'].iloc[0])} on, {who} a massive activation{which}: the norm reaches"
+            f" {largest['massive_norm']:.0f} times the median of its passage in layer {int(largest['layer'])}."
+            f" The values of the layers leave these tokens out{_with_massive(largest)}."
+        )
+        yield Finding("Massive activations", sentence, "massive_norm")
+        return
+
+
+def _with_massive(row: pandas.Series) -> str:
+    pair = row.get("effective_rank"), row.get("effective_rank_all_tokens")
+    if any(value is None or not abs(value) < float("inf") for value in pair):
+        return ""
+    return f"; with them, the effective rank there would be {pair[1]:.0f} instead of {pair[0]:.0f}"
 
 
 def _neighbours(heads: pandas.DataFrame, column: str, token: str, title: str) -> Iterator[Finding]:
-    known = _known(heads, column)
-    local = known[known[column] > LOCAL].sort_values(column, ascending=False)
+    measured = known(heads, column)
+    local = measured[measured[column] > LOCAL].sort_values(column, ascending=False)
     if local.empty:
         return
-    first = local.iloc[0]
-    sentence = f"{_capital(_named(first, heads))} gives {first[column]:.0%} of its attention to {token}"
-    if len(local) > 1:
-        sentence += f", and {len(local) - 1} more {'give' if len(local) > 2 else 'gives'} it over {LOCAL:.0%}"
-    yield Finding(title, f"{_percent(sentence)}.", column, _places(local))
+    who = f"{count(len(local), len(measured), 'head')}, in {layer_ranges(local)},"
+    sentence = f"{who} {'gives' if len(local) == 1 else 'give'} more than {LOCAL:.0%} of the attention to {token}"
+    first = f"{'most ' if len(local) > 1 else ''}{head_name(local.iloc[0], heads)} with {local.iloc[0][column]:.0%}"
+    yield Finding(title, f"{percent(f'{sentence}, {first}')}: {FOLLOWS[column]}.", column, places(local))
 
 
-def _collapse(layers: pandas.DataFrame | None) -> Iterator[Finding]:
-    for stack, block in _stacks(layers):
-        parts = []
-        cosine, rank = _known(block, "token_cosine"), _known(block, "effective_rank")
-        if len(cosine) > 1:
-            first, last = cosine["token_cosine"].iloc[0], cosine["token_cosine"].iloc[-1]
-            if last < first + COSINE_RISE:
-                continue
-            parts.append(f"the mean similarity of two tokens rises from {first:.2f} to {last:.2f}")
-        if len(rank) > 1:
-            first, last = rank["effective_rank"].iloc[0], rank["effective_rank"].iloc[-1]
-            if last > first * (1 - RANK_FALL):
-                continue
-            parts.append(f"the effective rank of the tokens falls from {first:.0f} to {last:.0f}")
-        if parts:
-            quantity = "token_cosine" if len(cosine) > 1 else "effective_rank"
-            sentence = f"From the first to the last {stack}layer {' and '.join(parts)}."
-            yield Finding("Tokens grow alike", sentence, quantity)
-            return
+def _rank(layers: pandas.DataFrame | None) -> Iterator[Finding]:
+    """The course of the effective rank over all layers."""
+    for stack, block in stacks(layers):
+        measured = known(block, "effective_rank")
+        measured = measured[measured["effective_rank"] > 0]
+        turns = _turns([math.log(rank) for rank in measured["effective_rank"]], RANK_TURN)
+        if len(turns) < 2:
+            continue
+        lowest = int(measured.loc[measured["effective_rank"].idxmin(), "layer"])
+        title, follows = "Rank of the tokens", f"in {stack}layer {lowest} the tokens differ in the fewest directions"
+        if len(turns) == 2:
+            gains = measured["effective_rank"].iloc[turns[1]] > measured["effective_rank"].iloc[0]
+            title = f"Tokens {'gain' if gains else 'lose'} directions"
+        sentence = (
+            f"The effective rank of the tokens is {_course(measured, 'effective_rank', turns, stack, 0)}: {follows}."
+        )
+        yield Finding(title, sentence, "effective_rank")
+        return
+
+
+def _similarity(layers: pandas.DataFrame | None) -> Iterator[Finding]:
+    """The course of the similarity of tokens over all layers."""
+    for stack, block in stacks(layers):
+        measured = known(block, "token_cosine")
+        values = list(measured["token_cosine"])
+        turns = _turns(values, COSINE_TURN)
+        if len(turns) < 2:
+            continue
+        title, follows = "Similarity of the tokens", "layers in which it falls tell the tokens apart again"
+        if len(turns) == 2 and values[turns[1]] > values[0]:
+            title, follows = "Tokens grow alike", "tokens that point the same way get more similar scores and updates"
+        course = _course(measured, "token_cosine", turns, stack, 2)
+        yield Finding(title, f"The mean similarity of two tokens is {course}: {follows}.", "token_cosine")
+        return
+
+
+def _course(block: pandas.DataFrame, column: str, turns: Sequence[int], stack: str, digits: int) -> str:
+    rows = [block.iloc[place] for place in turns]
+    words = [f"{rows[0][column]:.{digits}f} in {stack}layer {int(rows[0]['layer'])}"]
+    for before, row in itertools.pairwise(rows):
+        verb = "rises" if row[column] > before[column] else "falls"
+        words.append(f"{verb} to {row[column]:.{digits}f} in layer {int(row['layer'])}")
+    return f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _turns(values: Sequence[float], least: float) -> list[int]:
+    """Return the places where a course begins, turns and ends, without changes below ``least``.
+
+    Of the changes that remain the smallest are left out until there are :data:`CHANGES`.
+
+    Example:
+        >>> _turns([170, 171, 40, 42, 186, 85], 5)
+        [0, 2, 4, 5]
+        >>> _turns([170, 171], 5)
+        [0]
+    """
+    kept = _extremes(values)
+    while len(kept) > 1:
+        changes = [abs(values[after] - values[before]) for before, after in itertools.pairwise(kept)]
+        smallest = changes.index(min(changes))
+        if changes[smallest] >= least and len(changes) <= CHANGES:
+            break
+        # A change inside the course goes with both of its ends; the first place of the course stays.
+        inside = 0 < smallest < len(changes) - 1
+        del kept[smallest if inside else smallest + 1 : smallest + 2]
+    return kept
+
+
+def _extremes(values: Sequence[float]) -> list[int]:
+    """Return the first and the last place and every place between at which the course turns."""
+    kept: list[int] = []
+    for place, value in enumerate(values):
+        if len(kept) > 1 and (values[kept[-1]] - values[kept[-2]]) * (value - values[kept[-1]]) >= 0:
+            kept[-1] = place
+        else:
+            kept.append(place)
+    return kept
 
 
 def _expanding(layers: pandas.DataFrame | None) -> Iterator[Finding]:
-    for stack, known in _expansions(layers):
-        beyond = known[known["clear"]]
-        if beyond.empty:
-            continue
-        numbers = [int(layer) for layer in beyond["layer"]]
-        which = f"{stack}layer{'s' if len(numbers) > 1 else ''} {_listed(numbers)}"
-        if len(numbers) == len(known) > 1:
-            which = f"every {stack}layer"
-        sentence = (
-            f"Attention pushes tokens further apart than its permuted control in {which}, most in"
-            f" {_growth(beyond.loc[beyond['beyond'].idxmax()])}."
-        )
-        yield Finding("Expanding layers", sentence, "expansion")
-        return
-
-
-def _not_expanding(layers: pandas.DataFrame | None) -> Iterator[Finding]:
-    found = list(_expansions(layers))
-    if not found or any(known["clear"].any() for _, known in found):
-        return
-    closest = max((known.loc[known["beyond"].idxmax()] for _, known in found), key=lambda row: float(row["beyond"]))
-    sentence = (
-        f"In no layer does attention clearly push tokens further apart than its permuted control; the nearest is"
-        f" {_growth(closest)}."
+    yield from _distances(
+        layers,
+        1,
+        "Expanding layers",
+        "pushes tokens further apart than",
+        "there attention makes tokens easier to tell apart",
     )
-    yield Finding("No expansion beyond the control", sentence, "expansion")
+
+
+def _contracting(layers: pandas.DataFrame | None) -> Iterator[Finding]:
+    yield from _distances(
+        layers,
+        -1,
+        "Contracting layers",
+        "leaves tokens closer together than",
+        "there attention makes tokens more alike",
+    )
+
+
+def _distances(layers: pandas.DataFrame | None, sign: int, title: str, verb: str, follows: str) -> Iterator[Finding]:
+    for stack, measured in _expansions(layers):
+        clear = measured[measured["clear"] & (sign * measured["beyond"] > 0)]
+        if clear.empty:
+            continue
+        which = layer_ranges(clear.drop(columns="stack", errors="ignore")).replace("layer", f"{stack}layer", 1)
+        if len(clear) == len(measured) > 1:
+            which = f"every {stack}layer"
+        most = _factors(clear.loc[(sign * clear["beyond"]).idxmax()])
+        sentence = f"Attention {verb} its permuted control does in {which}, most in {most}: {follows}."
+        yield Finding(title, sentence, "expansion")
+        return
+
+
+def _as_the_control(layers: pandas.DataFrame | None) -> Iterator[Finding]:
+    found = list(_expansions(layers))
+    if not found or any(measured["clear"].any() for _, measured in found):
+        return
+    closest = max(
+        (measured.loc[measured["beyond"].abs().idxmax()] for _, measured in found),
+        key=lambda row: abs(float(row["beyond"])),
+    )
+    sentence = (
+        "In no layer do distances between tokens change clearly more or less than with permuted updates; the largest"
+        f" difference is in {_factors(closest)}: which token an update belongs to does not matter for distances."
+    )
+    yield Finding("Distances as in the control", sentence, "expansion")
 
 
 def _expansions(layers: pandas.DataFrame | None) -> Iterator[tuple[str, pandas.DataFrame]]:
     """Layers with their expansion beyond the control, and whether it is clear: by an amount and by its error."""
-    for stack, block in _stacks(layers):
-        known = _known(block, "expansion", "expansion_control")
-        if len(known):
-            beyond = known["expansion"] - known["expansion_control"]
-            squares = [known[name].fillna(0) ** 2 for name in ("expansion_se", "expansion_control_se") if name in known]
-            clear = (beyond > BEYOND_CONTROL) & (beyond > 2 * sum(squares, 0 * beyond) ** 0.5)
-            yield stack, known.assign(beyond=beyond, clear=clear)
+    for stack, block in stacks(layers):
+        measured = known(block, "expansion", "expansion_control")
+        if len(measured):
+            beyond = measured["expansion"] - measured["expansion_control"]
+            errors = [name for name in ("expansion_se", "expansion_control_se") if name in measured]
+            squares = [measured[name].fillna(0) ** 2 for name in errors]
+            clear = (beyond.abs() > BEYOND_CONTROL) & (beyond.abs() > 2 * sum(squares, 0 * beyond) ** 0.5)
+            yield stack, measured.assign(beyond=beyond, clear=clear)
 
 
-def _growth(row: pandas.Series) -> str:
-    grow = f"distances grow by a factor of {row['expansion']:.3f} against {row['expansion_control']:.3f}"
-    return f"layer {int(row['layer'])}: {grow}"
+def _factors(row: pandas.Series) -> str:
+    change = f"by a factor of {row['expansion']:.3f} against {row['expansion_control']:.3f}"
+    return f"layer {int(row['layer'])} ({change})"
 
 
 def _linear(layers: pandas.DataFrame | None) -> Iterator[Finding]:
-    known = _known(layers, "fc_linear_r2")
-    linear = known[known["fc_linear_r2"] > NEARLY_LINEAR]
+    measured = known(layers, "fc_linear_r2")
+    linear = measured[measured["fc_linear_r2"] > NEARLY_LINEAR]
     if linear.empty:
         return
     most = linear.loc[linear["fc_linear_r2"].idxmax()]
-    control = _known(linear, "fc_linear_control")
-    against = f" (shuffled control {control['fc_linear_control'].median():.2f})" if len(control) else ""
+    control = known(linear, "fc_linear_control")
+    against = f"; shuffled control {control['fc_linear_control'].median():.2f}" if len(control) else ""
+    fit = f"R² {most['fc_linear_r2']:.2f}{against}"
+    which = "every layer" if len(linear) == len(measured) > 1 else layer_ranges(linear)
+    best = fit if len(linear) == 1 else f"most in layer {int(most['layer'])}, {fit}"
     sentence = (
-        f"In {_count(len(linear), len(known), 'layer')} a single matrix explains more than {NEARLY_LINEAR:.0%} of the"
-        f" MLP on unseen tokens, most in layer {int(most['layer'])} with an R² of {most['fc_linear_r2']:.2f}{against}."
+        f"In {which} a single matrix explains more than {NEARLY_LINEAR:.0%} of the MLP on unseen tokens ({best}):"
+        " there a matrix could replace most of the MLP."
     )
-    yield Finding("Nearly linear MLPs", _percent(sentence), "fc_linear_r2")
+    yield Finding("Nearly linear MLPs", percent(sentence), "fc_linear_r2")
 
 
 def _classes(heads: pandas.DataFrame) -> Iterator[Finding]:
+    from massieu.report.scales import row_length
+
     if "head_class" not in heads or len(heads) < 2:
         return
     classes = heads["head_class"].dropna()
     if classes.empty:
         return
+    length = row_length(heads)
+    at = f"On rows of about {length:,.0f} tokens, " if length else ""
     broad, single = int((classes == "I").sum()), int((classes == "IV").sum())
     sentence = (
-        f"{_capital(_count(broad, len(classes), 'head'))} {'averages' if broad == 1 else 'average'} over most of what"
-        f" {'it sees' if broad == 1 else 'they see'} (class I) and {single} {'picks' if single == 1 else 'pick'} a few"
-        " tokens (class IV)"
+        f"{at}{count(broad, len(classes), 'head')} {'needs' if broad == 1 else 'need'} more than half of the tokens in"
+        f" sight for 90% of the attention (class I) and {single} at most a 32nd of them (class IV). Classes change with"
+        " the length of the text: compare them at one length only."
     )
-    lengths = _known(heads, "class_length")["class_length"] if "class_length" in heads else heads.iloc[:0]
-    if len(lengths):
-        sentence += f", in rows that see {lengths.mean():.0f} tokens on average; longer rows give higher classes"
-    yield Finding("What the heads are", f"{sentence}.", "head_class")
+    yield Finding("Classes of the heads", percent(sentence), "head_class")
 
 
 def _temperature(heads: pandas.DataFrame) -> Iterator[Finding]:
-    for stack, block in _stacks(heads):
-        means = _known(block, "entropy").groupby("layer")["entropy"].mean()
+    for stack, block in stacks(heads):
+        means = known(block, "entropy").groupby("layer")["entropy"].mean()
         if len(means) < 2:
             continue
         low, high = means.idxmin(), means.idxmax()
@@ -304,142 +424,7 @@ def _temperature(heads: pandas.DataFrame) -> Iterator[Finding]:
             continue
         sentence = (
             f"The mean entropy of the {stack}heads is lowest in layer {low} ({means[low]:.2f} nats) and highest in"
-            f" layer {high} ({means[high]:.2f} nats)."
+            f" layer {high} ({means[high]:.2f} nats): layer {low} selects the most, layer {high} averages the most."
         )
         yield Finding("Cold and warm layers", sentence, "entropy")
         return
-
-
-def _theory(heads: pandas.DataFrame, layers: pandas.DataFrame | None, facts: dict[str, Any]) -> Iterator[Finding]:
-    tables = {"heads": heads, "layers": layers}
-    clauses = [(each.column, _between(tables[each.table], each)) for each in PREDICTIONS]
-    clauses += [("whitened_trace", _whitened(heads, facts)), ("kurtosis", _gaussian(layers))]
-    said = [(column, clause) for column, clause in clauses if clause]
-    if said:
-        sentence = " ".join(f"{_capital(clause)}." for _, clause in said)
-        yield Finding("What the theory predicts", sentence, said[0][0])
-
-
-def _between(table: pandas.DataFrame | None, prediction: _Prediction) -> str | None:
-    """Where the median stands between its control and the prediction of one, in words and figures."""
-    known = _known(table, prediction.column)
-    if known.empty:
-        return None
-    value = known[prediction.column].median()
-    controls = _known(known, prediction.control)[prediction.control]
-    control = float(controls.median()) if len(controls) else prediction.chance
-    name = "control" if len(controls) else "by chance"
-    share = (value - control) / (1 - control) if control < 1 else 0.0
-    verdict = prediction.holds if share >= NEAR else prediction.partly if share >= FAR else prediction.fails
-    low, high = _figure(known[prediction.column].min()), _figure(known[prediction.column].max())
-    span = f", from {low} to {high}" if low != high else ""
-    where = "median " if len(known) > 1 else ""
-    return f"{verdict} ({where}{prediction.figure} {_figure(value)}{span}, {name} {_figure(control)}, theory 1)"
-
-
-def _whitened(heads: pandas.DataFrame, facts: dict[str, Any]) -> str | None:
-    known = _known(heads, "whitened_trace")
-    model = facts.get("model", {})
-    width = model.get("head_width")
-    if known.empty or not isinstance(width, int):
-        return None
-    value = float(known["whitened_trace"].median())
-    near = "as" if NEAR <= value / width <= 1 / NEAR else "not as"
-    return (
-        f"query-key forms are {near} inverse covariances would be (whitened trace {_figure(value)}, theory {width:.0f})"
-    )
-
-
-def _gaussian(layers: pandas.DataFrame | None) -> str | None:
-    known = _known(layers, "kurtosis", "kurtosis_band")
-    if known.empty:
-        return None
-    outside = known[known["kurtosis"].abs() > known["kurtosis_band"].abs()]
-    if outside.empty:
-        return "the hidden states cannot be told from a Gaussian cloud in any layer"
-    where = _count(len(outside), len(known), "layer")
-    return f"the hidden states lie outside the band of a Gaussian cloud in {where}"
-
-
-def _known(table: pandas.DataFrame | None, *columns: str) -> pandas.DataFrame:
-    """The rows with a finite number in every one of the columns; none where a column is missing."""
-    import pandas
-
-    if table is None or any(column not in table for column in columns):
-        return pandas.DataFrame(columns=["stack", "layer", "head", *columns])
-    filled = table.assign(**{column: pandas.to_numeric(table[column], errors="coerce") for column in columns})
-    return filled[filled[list(columns)].abs().lt(float("inf")).all(axis=1)]
-
-
-def _stacks(table: pandas.DataFrame | None) -> Iterator[tuple[str, pandas.DataFrame]]:
-    """The blocks of each stack in order, with a word to tell the stacks apart where there are several."""
-    if table is None or "layer" not in table or table.empty:
-        return
-    if "stack" not in table:
-        yield "", table.sort_values("layer")
-        return
-    for stack in table["stack"].unique():
-        several = table["stack"].nunique() > 1
-        yield f"{_stack_word(stack)} " if several else "", table[table["stack"] == stack].sort_values("layer")
-
-
-def _stack_word(stack: str) -> str:
-    return "cross-attention" if stack == "cross" else stack
-
-
-def _named(row: pandas.Series, heads: pandas.DataFrame) -> str:
-    several = "stack" in heads and heads["stack"].nunique() > 1
-    return f"head {int(row['head'])} of {_stack_word(row['stack']) + ' ' if several else ''}layer {int(row['layer'])}"
-
-
-def _place(row: pandas.Series) -> tuple[str, int, int]:
-    return str(row.get("stack", "")), int(row["layer"]), int(row["head"])
-
-
-def _places(rows: pandas.DataFrame) -> tuple[tuple[str, int, int], ...]:
-    return tuple(_place(row) for _, row in rows.iterrows())
-
-
-def _with_error(row: pandas.Series, column: str) -> str:
-    error = row.get(f"{column}_se")
-    return _decimals(row[column]) + (f" ± {error:.2f}" if error is not None and error >= 0.005 else "")
-
-
-def _decimals(value: float) -> str:
-    """Two decimals, or one significant digit where they would show zero."""
-    return f"{value:.1g}" if 0 < abs(value) < 0.005 else f"{value:.2f}"
-
-
-def _figure(value: float) -> str:
-    return f"{round(value, 2) + 0.0:.2f}".replace("-", "−")  # plus zero: no −0.00
-
-
-def _count(some: int, total: int, noun: str) -> str:
-    """
-    Example:
-        >>> _count(1, 72, "head"), _count(72, 72, "head"), _count(1, 1, "layer")
-        ('1 of 72 heads', 'all 72 heads', 'the only layer')
-    """
-    if total == 1:
-        return f"the only {noun}" if some else f"no {noun}"
-    if some == total == 2:
-        return f"both {noun}s"
-    return f"all {total} {noun}s" if some == total else f"{some} of {total} {noun}s"
-
-
-def _listed(numbers: list[int]) -> str:
-    """
-    Example:
-        >>> _listed([1, 2, 5])
-        '1, 2 and 5'
-    """
-    return " and ".join(part for part in (", ".join(map(str, numbers[:-1])), str(numbers[-1])) if part)
-
-
-def _capital(sentence: str) -> str:
-    return sentence[:1].upper() + sentence[1:]
-
-
-def _percent(sentence: str) -> str:
-    """A capital first and, as in print, a narrow space that does not break before the percent sign."""
-    return _capital(sentence).replace("%", "\u202f%")

@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from massieu import kernels
 from massieu.checks import UserError
 from massieu.inspection.blocks import LayerSums
-from massieu.inspection.evaluation import evaluating
+from massieu.inspection.evaluation import evaluating, moved
 from massieu.inspection.fingerprint import model_fingerprint
 from massieu.inspection.head_geometry import head_geometry
 from massieu.inspection.layers import LayerObserver
@@ -22,6 +23,7 @@ from massieu.inspection.parts import FEWEST_DOCUMENTS, Part
 from massieu.inspection.reader import few_tokens
 from massieu.inspection.reading import NO_TEXT, reads_shifted
 from massieu.inspection.result import Inspection
+from massieu.inspection.vocabulary import check_known, share_note
 from massieu.inspection.weights import HeadWeights, head_weights
 
 __all__ = ["finish"]
@@ -45,6 +47,11 @@ def finish(part: Part, model: nn.Module, *, check: bool = True) -> Inspection:
             " pass the same model, in the same dtype"
         )
     counts = part.counts
+    if counts.documents == counts.blank and counts.long:
+        raise UserError(
+            f"no document is left: all {counts.long} with text have more than {part.identity.options['max_length']}"
+            " tokens and were skipped; pass --long-documents cut"
+        )
     if counts.documents == counts.blank:
         raise UserError(NO_TEXT)
     if counts.counted == 0:
@@ -52,7 +59,10 @@ def finish(part: Part, model: nn.Module, *, check: bool = True) -> Inspection:
             f"the text has no content tokens: all of its {counts.tokens} tokens are special ones;"
             " pass more text, or --special-tokens to count them"
         )
+    check_known(counts.unknown, counts.counted, "the text")
     with evaluating(model):
+        if check:
+            _check_passages(part, model)
         found, weights = _tables(part, model)
     widths = {each.query.shape[1] for each in weights if each.query is not None}
     found.facts = {
@@ -69,6 +79,19 @@ def finish(part: Part, model: nn.Module, *, check: bool = True) -> Inspection:
     }
     found.part = part
     return found
+
+
+def _check_passages(part: Part, model: nn.Module) -> None:
+    """Refuse passages that the model cannot read, such as those of a damaged file with tokens that it does not have."""
+    for passage in part.passages.kept:
+        try:
+            with torch.no_grad():
+                model(**{name: moved(value, model) for name, value in passage.inputs.items()})
+        except (IndexError, RuntimeError, TypeError, ValueError) as error:
+            raise UserError(
+                f"the model must read the passages that the part keeps, and it cannot"
+                f" ({' '.join(str(error).split())[:80]}); the part is damaged, inspect again"
+            ) from None
 
 
 def _tables(part: Part, model: nn.Module) -> tuple[Inspection, list[HeadWeights]]:
@@ -89,7 +112,7 @@ def _tables(part: Part, model: nn.Module) -> tuple[Inspection, list[HeadWeights]
         observer.sums = part.layers
         if part.layers_by_passage is not None:
             observer.sums = LayerSums(part.layers_by_passage.statistics, part.layers.notes)
-        fields = part.passages.probe(model, observer.anatomy)
+        fields = part.passages.probe(model, observer.anatomy, by_passage=part.by_passage)
         layers = observer.table(fields.table)
         geometry = head_geometry(weights, observer.input_covariances(weights))
         figures = geometry.heads.drop(columns=["name", "idempotency", "logit_sd"])  # these are experiments only
@@ -102,11 +125,16 @@ def _tables(part: Part, model: nn.Module) -> tuple[Inspection, list[HeadWeights]
 def _notes(part: Part, model: nn.Module) -> list[str]:
     """What was left out, in sentences."""
     found = part.faults.notes()
+    if part.counts.long and part.identity.options.get("long_documents") == "skip":
+        number, most = part.counts.long, part.identity.options["max_length"]
+        which = "1 document beyond {} tokens was" if number == 1 else f"{number:,} documents beyond {{}} tokens were"
+        found.append(f"{which.format(most)} skipped.")
     tokens, left = part.counts.tokens, part.counts.tokens - part.counts.counted
     if left:
         found.append(
             f"Rows of special tokens are left out of every mean: {left} of {tokens} tokens. They are still attended to."
         )
+    found += share_note(part.counts.unknown, part.counts.counted)
     if part.by_passage:
         found.append(
             f"There are fewer than {FEWEST_DOCUMENTS} documents, so standard errors treat each passage as one draw;"
@@ -129,8 +157,10 @@ def _text_facts(part: Part) -> dict[str, Any]:
         "passages": counts.passages,
         "tokens": counts.tokens,
         "counted_tokens": counts.counted,
+        "unknown_tokens": counts.unknown,
         "excluded": "padding" if options["special_tokens"] or not text else "padding and special tokens",
         "max_length": options["max_length"],
+        "long_documents": counts.long,
         "unit": "passage" if part.by_passage else "document",
         "bad_records": part.faults.to_dict(),
     }

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from massieu.checks import UserError
 from massieu.inspection.anatomy import Block, Place, block_input, hidden_tensors, read_anatomy
 from massieu.inspection.blocks import NARROW, WIDEST, LayerStatistics, LayerSums, States
+from massieu.inspection.massive import MASSIVE, TokenFilter
 from massieu.inspection.moments import Moments
+from massieu.inspection.quantities import ALL_TOKENS
 from massieu.inspection.tokens import Tokens
 from massieu.taps.passes import in_this_thread
 
@@ -37,6 +39,8 @@ COLUMNS = (
     *("log_volume_attention", "log_volume_mlp", "log_volume_norm", "effective_rank"),
     *with_errors("token_cosine", "clusters"),
     *("kurtosis", "kurtosis_band", "fc_linear_r2", "fc_linear_r2_all_tokens", "fc_linear_control", "fc_identity_r2"),
+    *("fc_identity_offset_r2", "massive_tokens", "massive_norm", "massive_first_share"),
+    *(f"{name}_all_tokens" for name in ALL_TOKENS),
     *with_errors("field_symmetry", "field_symmetry_control", "field_positive", "ascent_cosine", "ascent_control"),
     *with_errors("ascent_share", "entropy_fall_share", "corollary_r2", "corollary_control"),
 )
@@ -52,7 +56,6 @@ class _Passage:
 
     block: Block
     tokens: Tokens
-    alone: Tokens | None
     tokens_first: bool
     before: Tensor
     seen: dict[Place, Tensor] = field(default_factory=dict)
@@ -91,7 +94,8 @@ class LayerObserver:
         self.broken: set[int] = set()
         self._open: list[_Passage] = []
         self._numbers: dict[str, int] = {}
-        self._tokens: dict[str, tuple[Tokens, Tokens | None]] = {}
+        self._tokens: dict[str, Tokens] = {}
+        self._filters: dict[str, TokenFilter] = {}
         self._content: Mapping[str, Tensor] = {}
         self._present: Mapping[str, Tensor | None] = {}
         self._keys: Sequence[object] = ()
@@ -108,11 +112,14 @@ class LayerObserver:
         notes = [*self.anatomy.notes, *sorted(self.sums.notes)]
         found = self.statistics.values()
         wide = {statistics.dim for statistics in found if statistics.dim > WIDEST}
-        notes += [
-            f"tokens have {dim} dimensions: volumes, rank and kurtosis are those of {NARROW} fixed random directions,"
-            " and the linear fit of the MLP is left out"
-            for dim in sorted(wide)
-        ]
+        for dim in sorted(wide):
+            notes += [
+                f"tokens have {dim} dimensions: volumes, rank and kurtosis are those of {NARROW} fixed random"
+                " directions, and the linear fit of the MLP is left out",
+                "whitened_trace and whitened_cosine are empty: they need the whole covariance of the tokens, which is"
+                f" kept up to {WIDEST} dimensions, and these tokens have {dim}",
+            ]
+        notes += self._massive()
         seen = max((statistics.tokens for statistics in found), default=0)
         width = max((statistics.width for statistics in found), default=0)
         if seen <= 2 * width:
@@ -130,6 +137,17 @@ class LayerObserver:
         if any(block.parallel for block in self.anatomy.blocks):
             notes.append("attention and MLP are parallel in this model: both are measured from the block's input")
         return notes
+
+    def _massive(self) -> Iterator[str]:
+        """A sentence about tokens that the layer values leave out, if there are any."""
+        found = [own.massive.count for own in self.statistics.values() if own.massive.count]
+        if found:
+            most = f"up to {max(found)} token{'s' if max(found) > 1 else ''} in {len(found)} of {len(self.statistics)}"
+            yield (
+                f"layer values leave out tokens with massive activations ({most} layers), from the block on where"
+                f" their norm exceeds {MASSIVE:g} times the median of their passage; columns that end in _all_tokens"
+                " include them"
+            )
 
     @contextmanager
     def batch(
@@ -154,7 +172,7 @@ class LayerObserver:
         self._content = content if isinstance(content, Mapping) else dict.fromkeys(stacks, content)
         self._present = present if isinstance(present, Mapping) else dict.fromkeys(stacks, present)
         self._keys, self._documents = keys, documents
-        self._open, self._numbers, self._tokens, self.broken = [], {}, {}, set()
+        self._open, self._numbers, self._tokens, self._filters, self.broken = [], {}, {}, {}, set()
         modules = dict(self.model.named_modules())
         watched: dict[tuple[str, str], None] = {
             (block.name, place.path): None for block in self.anatomy.blocks for place in block.places
@@ -207,8 +225,8 @@ class LayerObserver:
         numbers = [column for column in COLUMNS if column not in ("stack", "layer", "name", "tokens")]
         return table.astype(dict.fromkeys(numbers, "float64"))
 
-    def _tokens_of(self, stack: str, stream: Tensor, tokens_first: bool) -> tuple[Tokens, Tokens | None]:
-        """The tokens of a stack that count, by document and by passage: those of its mask, or all if it has none."""
+    def _tokens_of(self, stack: str, stream: Tensor, tokens_first: bool) -> Tokens:
+        """The tokens of a stack that are looked at: those of its mask, or all if it has none."""
         if stack not in self._tokens:
             rows = len(self._keys)
             whole = torch.ones(rows, stream.shape[0 if tokens_first else 1], dtype=torch.bool)
@@ -222,7 +240,8 @@ class LayerObserver:
             fits = present is not None and present.shape == content.shape
             masks = (content, self._keys, present if fits else None)
             alone = None if self.by_passage is None else Tokens.of(*masks)
-            self._tokens[stack] = (Tokens.of(*masks, self._documents), alone)
+            self._tokens[stack] = Tokens.of(*masks, self._documents)
+            self._filters[stack] = TokenFilter(self._tokens[stack], alone)
         return self._tokens[stack]
 
     def _enter(self, name: str) -> Any:
@@ -238,8 +257,8 @@ class LayerObserver:
                     " observe every forward pass in a batch of its own"
                 )
             first = any(getattr(part, "batch_first", True) is False for part in module.modules())
-            tokens, alone = self._tokens_of(blocks[number].stack, stream[1], first)
-            passage = _Passage(blocks[number], tokens, alone, first, _rows(stream[1], tokens, first, name))
+            tokens = self._tokens_of(blocks[number].stack, stream[1], first)
+            passage = _Passage(blocks[number], tokens, first, _rows(stream[1], tokens, first, name))
             self._open.append(passage)
 
         return hook
@@ -262,14 +281,21 @@ class LayerObserver:
             passage = self._open.pop()
             found = _rows(next(hidden_tensors(output)), passage.tokens, passage.tokens_first, name)
             with torch.no_grad():
-                for stack, states in _states(passage, found).items():
-                    row = (stack, passage.block.layer)
-                    self.broken |= set(passage.tokens.row[~states.finite.cpu()].tolist())
-                    self.sums.of(row, found.shape[-1]).update(passage.tokens, states)
-                    if self.by_passage is not None and passage.alone is not None:
-                        self.by_passage.of(row, found.shape[-1]).update(passage.alone, states)
+                self._add(passage.block, _states(passage, found))
 
         return hook
+
+    def _add(self, block: Block, found: Mapping[str, States]) -> None:
+        """Add what was seen of a block, by stack: its own and that of cross-attention."""
+        counted = self._filters[block.stack]
+        counted.look(x for states in found.values() for x in states.streams)
+        for stack, states in found.items():
+            row, dim = (stack, block.layer), states.output.shape[-1]
+            chosen = states if counted.order is None else states.select(counted.order)
+            self.broken |= set(counted.tokens.row[~chosen.finite.cpu()].tolist())
+            self.sums.of(row, dim).update(counted.tokens, chosen, counted.largest)
+            if self.by_passage is not None and counted.alone is not None:
+                self.by_passage.of(row, dim).update(counted.alone, chosen, counted.largest)
 
 
 def _states(passage: _Passage, output: Tensor) -> dict[str, States]:

@@ -16,6 +16,7 @@ from torch import nn
 
 from massieu.checks import UserError, pip_install
 from massieu.inspection.loaded_weights import check_weights, unwrapping
+from massieu.inspection.vocabulary import has_words
 from massieu.inspection.weight_files import INDEX, SINGLE, Stored, check_shard_names, stored_tensors
 
 __all__ = ["Loaded", "load"]
@@ -205,10 +206,10 @@ def _check_content(name: str, folder: Path) -> None:
 
 
 def _gguf_advice(name: str, folder: str, file: str) -> str:
-    how = f'from_pretrained("{folder}", gguf_file="{file}")'
+    how = f"from_pretrained({folder!r}, gguf_file={file!r})"
     return (
-        f"{name} holds weights as GGUF, which are widened in Python: model = transformers.AutoModel.{how} and"
-        f" tokenizer = transformers.AutoTokenizer.{how}, which need the packages gguf and accelerate; then"
+        f"{name} holds weights as GGUF, which transformers converts in Python with the packages gguf and accelerate:"
+        f" model = transformers.AutoModel.{how}; tokenizer = transformers.AutoTokenizer.{how}; then"
         " massieu.inspect_model(model, texts, tokenizer=tokenizer)"
     )
 
@@ -290,12 +291,18 @@ def _tokenizer(
     """The tokenizer of the checkpoint, None where there is none, as for images; and what is wrong with one."""
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(place, **options)
-    except Exception as error:  # files that came with a model can break it anywhere
-        if not any(folder.glob("*token*")):
-            return None, None
-        return None, f"{name} has a tokenizer, but its tokenizer cannot be loaded ({_sentence(error)}); save it again"
-    # Some kinds are made up without any file, and know no word.
-    return (tokenizer if getattr(tokenizer, "vocab_size", 1) else None), None
+        if has_words(tokenizer):
+            return tokenizer, None
+        fault = "knows no word (are its files missing?)"
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except (
+        BaseException
+    ) as error:  # files that came with a model can break it anywhere; a panic of Rust is no Exception
+        fault = f"cannot be loaded ({_sentence(error)})"
+    if not any(folder.glob("*token*")):
+        return None, None  # transformers has tried to make up one without any file
+    return None, f"{name} has a tokenizer, but its tokenizer {fault}; save it there again"
 
 
 def _sentence(error: BaseException) -> str:

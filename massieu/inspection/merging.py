@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from massieu.checks import UserError
+from massieu import assets
+from massieu.checks import UserError, visible
 from massieu.inspection.counts import Counts, Overlap
 from massieu.inspection.files import load_part
 from massieu.inspection.finishing import finish
@@ -31,7 +32,8 @@ def merge_runs(runs: Sequence[str | Path], *, model: nn.Module | str | None = No
 
     Args:
         runs: folders that ``massieu inspect --out`` wrote, or their ``part.safetensors``.
-        model: the model, or where it is now; None if it is where one of the runs had it.
+        model: the model, or a name of it; None for the embedded model. Another one that only the runs name is not
+            loaded.
         **loading: as in :func:`massieu.inspection.loading.load`.
 
     Raises:
@@ -48,7 +50,7 @@ def merge_runs(runs: Sequence[str | Path], *, model: nn.Module | str | None = No
     for run in runs:
         part = load_part(run)
         merged = Part.empty(part.identity) if merged is None else merged
-        difference = merged.identity.difference(part.identity)
+        difference = merged.difference(part)
         if difference is not None:
             raise UserError(
                 f"runs must come from one model that reads in one way, but in {runs[0]} and {run} {difference};"
@@ -60,8 +62,9 @@ def merge_runs(runs: Sequence[str | Path], *, model: nn.Module | str | None = No
         identities.append(part.identity)
         _add(merged, part, run)
     assert merged is not None
-    found = finish(merged, _loaded(identities, model, loading))
-    found.notes.append(_note(len(runs), overlaps))
+    own, notes = _loaded(identities, model, loading)
+    found = finish(merged, own)
+    found.notes = [*notes, *found.notes, _note(len(runs), overlaps)]
     found.facts |= {"runs": len(runs), "seconds": time.perf_counter() - begin}
     return found
 
@@ -108,29 +111,27 @@ def _note(runs: int, overlaps: Sequence[Overlap]) -> str:
     return f"Merged from {runs} runs; {'; '.join(said)}."
 
 
-def _loaded(identities: Sequence[Identity], model: nn.Module | str | None, loading: dict[str, Any]) -> nn.Module:
-    """The model from where it is said to be, or from the first place of a run where it still is."""
+def _loaded(
+    identities: Sequence[Identity], model: nn.Module | str | None, loading: dict[str, Any]
+) -> tuple[nn.Module, list[str]]:
+    """The model that the user names, or the embedded one, and notes on its loading.
+
+    Runs may come from others: a name in them loads nothing, neither a folder here nor an id elsewhere.
+    """
     if isinstance(model, nn.Module):
-        return model
+        return model, []
+    names = sorted({identity.name for identity in identities if identity.name})
+    if model is None and names == ["embedded"]:
+        model = str(assets.MODEL)
+    if model is None and not names:
+        raise UserError("these runs do not know where their model is, it was made in Python; name it with --model")
+    if model is None:
+        shown = [visible(name) for name in names]
+        raise UserError(
+            f"merge loads no model because a run names it; the model of these runs was {', '.join(shown)[:300]}; if you"
+            f" trust it, pass --model {shown[0][:200]}"
+        )
     given = {name: value for name, value in loading.items() if value is not None and (name, value) != ("dtype", "auto")}
     recorded = {"dtype": identities[0].dtype} if identities[0].dtype in DTYPES else {}
-    if model is not None:
-        return load(model, **{**recorded, **given}).model
-    places = {identity.name: identity.revision for identity in identities if identity.name}
-    if not places:
-        raise UserError("these runs do not know where their model is, it was made in Python; name it with --model")
-    problems = []
-    for name, revision in places.items():
-        try:
-            return load(_place(name), **{**recorded, "revision": revision, **given}).model
-        except ValueError as error:
-            problems.append(str(error))
-    raise UserError(f"the model of these runs cannot be loaded ({problems[0]}); say where it is with --model")
-
-
-def _place(name: str) -> str:
-    if name != "embedded":
-        return name
-    from massieu import assets
-
-    return str(assets.MODEL)
+    loaded = load(model, **{**recorded, **given})
+    return loaded.model, loaded.notes

@@ -89,10 +89,18 @@ class Moments:
     .. math:: S_{xy} = \sum_i (x_i - \bar x)(y_i - \bar y)^\top
 
     Two sets merge through the difference of their means, which stays exact where plain sums of squares cancel.
+    Few rows are kept as they are: they take less memory than :math:`S_{xy}`.
 
     Args:
         dim: size of x; 0 if the first update is to say it.
         other_dim: size of y; None if y is x.
+
+    Attributes:
+        count: number of pairs.
+        mean: mean of x.
+        other_mean: mean of y.
+        rows: the x of few pairs; None for no pairs, and for many.
+        other_rows: their y; None if y is x.
 
     Source:
         Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance".
@@ -110,7 +118,17 @@ class Moments:
         self.count = 0
         self.mean = torch.zeros(dim, dtype=torch.float64)
         self.other_mean = self.mean if other_dim is None else torch.zeros(other_dim, dtype=torch.float64)
-        self.scatter = torch.zeros(dim, dim if other_dim is None else other_dim, dtype=torch.float64)
+        self.rows: Tensor | None = None
+        self.other_rows: Tensor | None = None
+        self._scatter = torch.zeros(dim, dim if other_dim is None else other_dim, dtype=torch.float64)
+
+    @property
+    def scatter(self) -> Tensor:
+        """:math:`S_{xy}`, ``(dim, other_dim)``."""
+        if self.rows is None:
+            return self._scatter
+        x = self.rows.double() - self.mean
+        return x.T @ (x if self.other_rows is None else self.other_rows.double() - self.other_mean)
 
     @property
     def covariance(self) -> Tensor:
@@ -121,6 +139,9 @@ class Moments:
         """Add the rows of ``(tokens, dim)`` and of ``(tokens, other_dim)``."""
         if not len(x):
             return
+        if (self.rows is not None or not self.count) and self.count + len(x) <= x.shape[1] // 2:
+            self._keep(x.cpu(), None if y is None else y.cpu())
+            return
         x = x.double()
         y = None if y is None else y.double()
         mean, other = x.mean(0), None if y is None else y.mean(0)
@@ -130,26 +151,42 @@ class Moments:
 
     def merge(self, other: Moments) -> None:
         """Add what another has seen."""
-        if other.count:
+        if other.rows is not None:
+            self.update(other.rows, other.other_rows)
+        elif other.count:
             self._add(other.count, other.mean, other.other_mean, other.scatter)
 
     def copy(self) -> Moments:
         """The same moments, to be merged without changing these."""
         found = Moments(0)
-        found.count, found.mean, found.other_mean = self.count, self.mean.clone(), self.other_mean.clone()
-        found.scatter = self.scatter.clone()
+        found.merge(self)
         return found
+
+    def with_scatter(self, scatter: Tensor) -> Moments:
+        """Moments with the same count and means and another :math:`S_{xy}`."""
+        found = Moments(0)
+        found._add(self.count, self.mean, self.other_mean, scatter)
+        return found
+
+    def _keep(self, x: Tensor, y: Tensor | None) -> None:
+        self.rows = x if self.rows is None else torch.cat([self.rows, x])
+        if y is not None:
+            self.other_rows = y if self.other_rows is None else torch.cat([self.other_rows, y])
+        self.count, self._scatter = len(self.rows), self._scatter.new_zeros(0, 0)
+        self.mean = self.rows.double().mean(0)
+        self.other_mean = self.mean if self.other_rows is None else self.other_rows.double().mean(0)
 
     def _add(self, count: int, mean: Tensor, other_mean: Tensor, scatter: Tensor) -> None:
         if not self.count:
-            self.count, self.mean, self.other_mean, self.scatter = count, mean, other_mean, scatter
+            self.count, self.mean, self.other_mean, self._scatter = count, mean, other_mean, scatter
             return
         total = self.count + count
         step, other_step = mean - self.mean, other_mean - self.other_mean
-        self.scatter = self.scatter + scatter
+        self._scatter = self.scatter + scatter
+        self.rows = self.other_rows = None
         # The root goes to both sides, so that what is symmetric stays so to the last bit.
         root = math.sqrt(self.count * count / total)
-        self.scatter.addr_(root * step, root * other_step)
+        self._scatter.addr_(root * step, root * other_step)
         self.mean = self.mean + step * (count / total)
         self.other_mean = self.other_mean + other_step * (count / total)
         self.count = total

@@ -13,6 +13,7 @@ from massieu.inspection.blocks import LayerStatistics, LayerSums
 from massieu.inspection.corpus.faults import Fault, Faults
 from massieu.inspection.counts import Counts, Heard
 from massieu.inspection.heads import HeadStatistics, LayerOfHeads
+from massieu.inspection.massive import MassiveSums
 from massieu.inspection.moments import HashSample, LogHistogram, Mean, Moments
 from massieu.inspection.parts import Identity, Part
 from massieu.inspection.regression import Regression
@@ -28,17 +29,19 @@ STATE: dict[type, tuple[str, ...]] = {
     LayerOfHeads: ("name", "means", "extremes", "shares", "keys", "empty", "broken", "rows", "notes", "by_passage"),
     HeadStatistics: ("sampled", "by_passage", "layers"),
     Mean: ("totals", "counts"),
-    Moments: ("count", "mean", "other_mean", "scatter"),
+    Moments: ("count", "mean", "other_mean", "rows", "other_rows", "_scatter"),
     LogHistogram: ("counts",),
     HashSample: ("size", "hashes", "rows"),
     Regression: ("inputs", "cross", "spread"),
     LayerStatistics: (
         *("dim", "width", "tokens", "broken", "ratios", "means", "clouds", "aliases", "sample", "fits", "shuffled"),
+        "massive",
     ),
+    MassiveSums: ("count", "first", "largest", "clouds", "fits", "sample", "means"),
     LayerSums: ("statistics", "notes"),
-    KeptPassage: ("key", "inputs", "content"),
+    KeptPassage: ("key", "document", "inputs", "content"),
     PassageSample: ("count", "_kept"),
-    Counts: ("documents", "blank", "passages", "tokens", "counted", "digest", "sketch"),
+    Counts: ("documents", "blank", "passages", "tokens", "counted", "long", "unknown", "digest", "sketch"),
     Heard: ("expected", "heard", "ran", "linear", "notes"),
     Identity: ("model", "tokenizer", "options", "schema", "name", "revision", "dtype"),
     Fault: ("name", "position", "place", "reason", "sentence"),
@@ -76,7 +79,8 @@ def pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Tensor):
-        tensors[path], how = _smaller(value.detach().cpu())
+        x, how = _smaller(value.detach().cpu())
+        tensors[path] = x.clone() if x.data_ptr() == value.data_ptr() and _occurs(x, tensors) else x
         return {"tensor": [path, *how]}
     kind = type(value)
     if kind in STATE:
@@ -124,7 +128,7 @@ def _label(key: Any) -> str:
 
 
 def _smaller(x: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
-    """What a file keeps of a tensor, in memory that it shares with no other one, and how to undo it."""
+    """What a file keeps of a tensor, and how to undo it."""
     if x.dim() == 2 and 1 < len(x) == x.shape[1] and torch.equal(x, x.mT):
         rows, columns = torch.triu_indices(len(x), len(x))
         return x[rows, columns], ("symmetric", len(x))
@@ -135,6 +139,11 @@ def _smaller(x: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
     if x.dim() == 2 and x.is_contiguous() and x.untyped_storage().nbytes() == x.nbytes:
         return x, ()  # a vector may be the same one as another
     return x.clone(memory_format=torch.contiguous_format), ()
+
+
+def _occurs(x: Tensor, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether one of the tensors is kept in the same memory: few rows are kept once for several moments."""
+    return any(x.data_ptr() == other.data_ptr() for other in tensors.values())
 
 
 def _larger(x: Tensor, how: str = "", length: int = 0, begin: int = 0) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from massieu.checks import UserError
@@ -74,7 +74,7 @@ class Part:
         layers: sums for the layers table; None if only heads were looked at.
         layers_by_passage: the same with each passage as a document of its own, while there are so few documents that
             standard errors may have to be taken by passage.
-        passages: the few on which the experiments with derivatives are run at the end.
+        passages: the few on which experiments run the model again at the end.
         faults: records of the text that could not be read.
         sources: what the texts are called.
         versions: of massieu and torch that have read them.
@@ -109,6 +109,18 @@ class Part:
         self.heads.forget_passages()
         self.layers_by_passage = None
 
+    def identity_like(self, other: Identity) -> Identity:
+        """Identity of this part, with the other treatment of long documents if it has none of them."""
+        how = other.options.get("long_documents")
+        if self.counts.long or how is None:
+            return self.identity
+        return replace(self.identity, options={**self.identity.options, "long_documents": how})
+
+    def difference(self, other: Part) -> str | None:
+        """In what another one differs so that they cannot be merged, as the end of a sentence; None if in nothing."""
+        mine = self.identity_like(other.identity)
+        return mine.difference(other.identity_like(mine))
+
     def __reduce__(self) -> tuple[Any, tuple[bytes]]:
         """As the bytes of its file, which are fewer than those of a pickle, and in one piece."""
         from massieu.inspection.files import part_from_bytes, part_to_bytes
@@ -117,12 +129,14 @@ class Part:
 
     def merge(self, other: Part) -> None:
         """Add what other pieces gave; the other part stays as it is."""
-        difference = self.identity.difference(other.identity)
+        difference = self.difference(other)
         if difference is not None:
             raise UserError(
                 f"parts must come from one model that reads in one way, but {difference}; merge those that agree"
             )
         self._check_heads(other)
+        if other.counts.long:
+            self.identity = self.identity_like(other.identity)
         self.counts.merge(other.counts)
         self.heard.merge(other.heard)
         self.passages.merge(other.passages)

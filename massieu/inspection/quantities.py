@@ -35,6 +35,8 @@ class Quantity:
         predicted: the value that the theory asks for.
         neutral: the value that means nothing happened; the middle of a diverging scale.
         digits: decimals worth printing.
+        least: smallest possible value, where the colors of a map begin; None if there is none.
+        most: largest possible value, where they end; "length" is the number of tokens that a row sees.
     """
 
     name: str
@@ -50,6 +52,8 @@ class Quantity:
     predicted: float | None = None
     neutral: float | None = None
     digits: int = 2
+    least: float | None = None
+    most: float | Literal["length", "log length"] | None = None
 
 
 def describe() -> dict[str, dict[str, object]]:
@@ -74,6 +78,8 @@ def _thermodynamics() -> Iterator[Quantity]:
         "nats",
         "How undecided a head is. Zero means that all attention is on one token; log N means that it is spread"
         " evenly over the N tokens that the row can see.",
+        least=0.0,
+        most="log length",
     )
     yield Quantity(
         "normalized_entropy",
@@ -85,6 +91,8 @@ def _thermodynamics() -> Iterator[Quantity]:
         "",
         "The entropy as a share of the largest one that is possible for the row, so that early and late positions"
         " of a causal model can be compared. One is uniform attention, zero a single token.",
+        least=0.0,
+        most=1.0,
     )
     yield Quantity(
         "perplexity",
@@ -97,6 +105,8 @@ def _thermodynamics() -> Iterator[Quantity]:
         "The number of equally likely tokens that would give the same entropy: how many tokens the head reads at once.",
         scale="logarithmic",
         digits=1,
+        least=1.0,
+        most="length",
     )
     yield Quantity(
         "effective_atoms",
@@ -110,6 +120,8 @@ def _thermodynamics() -> Iterator[Quantity]:
         " coincide. It weighs the large weights more than the perplexity does.",
         scale="logarithmic",
         digits=1,
+        least=1.0,
+        most="length",
     )
     yield Quantity(
         "log_normalizer",
@@ -146,6 +158,8 @@ def _thermodynamics() -> Iterator[Quantity]:
         "nats",
         "The entropy of the sharpest row that was seen, among those with two tokens or more to choose from. A"
         " collapsed head shows here before the mean moves.",
+        least=0.0,
+        most="log length",
     )
 
 
@@ -186,6 +200,7 @@ def _scores() -> Iterator[Quantity]:
         "nats",
         "How far the best token stands above the worst one. A difference of one means e times the attention. A sampled"
         " row weighs as much as the rows that it stands for.",
+        least=0.0,
     )
 
 
@@ -200,6 +215,8 @@ def _places() -> Iterator[Quantity]:
         "mean over rows of max_j p_j",
         "",
         "The share of attention that the most attended token gets.",
+        least=0.0,
+        most=1.0,
     )
     yield Quantity(
         "peak_max",
@@ -210,6 +227,8 @@ def _places() -> Iterator[Quantity]:
         "max over rows of max_j p_j",
         "",
         "The largest single attention weight that was seen. One means that some row looks at one token only.",
+        least=0.0,
+        most=1.0,
     )
     yield Quantity(
         "sink_mass",
@@ -219,8 +238,10 @@ def _places() -> Iterator[Quantity]:
         "p_0",
         "mean over rows behind the first of p_0",
         "",
-        "The share of attention on the first token. Heads that have nothing to do park their attention there: an"
-        " attention sink.",
+        "The share of attention on the first token. Mass that a row does not need elsewhere rests there: an attention"
+        " sink. A head with a sink can still select: some induction heads give nine tenths of their attention to it.",
+        least=0.0,
+        most=1.0,
     )
     yield Quantity(
         "self_mass",
@@ -231,6 +252,8 @@ def _places() -> Iterator[Quantity]:
         "mean over rows i of p_{ii}",
         "",
         "The share of attention that a token gives to itself.",
+        least=0.0,
+        most=1.0,
     )
     yield Quantity(
         "previous_mass",
@@ -241,6 +264,8 @@ def _places() -> Iterator[Quantity]:
         "mean over rows i of p_{i,i−1}",
         "",
         "The share of attention on the token just before. Heads with much of it are the first half of induction.",
+        least=0.0,
+        most=1.0,
     )
     yield Quantity(
         "next_mass",
@@ -265,6 +290,8 @@ def _places() -> Iterator[Quantity]:
         " the rows that it stands for, so that long passages count by their length, as in all other means.",
         scale="logarithmic",
         digits=1,
+        least=1.0,
+        most="length",
     )
     yield Quantity(
         "mass90_share",
@@ -276,6 +303,8 @@ def _places() -> Iterator[Quantity]:
         "",
         "The same count as a share of the N tokens that the row can see, over rows that see at least 32. The median is"
         " taken from a histogram, which rounds it up by at most 1.1 %; the class does not depend on the rounding.",
+        least=0.0,
+        most=1.0,
     )
     yield Quantity(
         "head_class",
@@ -343,6 +372,8 @@ def _weights() -> Iterator[Quantity]:
         scale="diverging",
         predicted=1.0,
         neutral=0.0,
+        least=-1.0,
+        most=1.0,
     )
     yield Quantity(
         "symmetric_fraction",
@@ -356,6 +387,8 @@ def _weights() -> Iterator[Quantity]:
         " is what random weights give, zero is pure antisymmetry.",
         scale="diverging",
         neutral=0.5,
+        least=0.0,
+        most=1.0,
     )
     yield Quantity(
         "qk_rank",
@@ -367,6 +400,7 @@ def _weights() -> Iterator[Quantity]:
         "",
         "How many directions the head really uses to compare tokens; at most the width of the head.",
         digits=1,
+        least=1.0,
     )
     yield Quantity(
         "ov_rank",
@@ -378,6 +412,7 @@ def _weights() -> Iterator[Quantity]:
         "",
         "How many directions the head really writes to.",
         digits=1,
+        least=1.0,
     )
     yield Quantity(
         "qk_norm",
@@ -411,7 +446,8 @@ def _weights() -> Iterator[Quantity]:
         "tr M,  M = Λ^{1/2} A Λ^{1/2},  Λ = covariance of the inputs",
         "",
         "If the query-key form were an inverse covariance on its own subspace, as for a Gaussian memory, the"
-        " whitened trace would be the width of the head.",
+        " whitened trace would be the width of the head. Empty for models of more than 768 dimensions, whose whole"
+        " covariance is not kept.",
         scale="diverging",
         neutral=0.0,
     )
@@ -424,10 +460,12 @@ def _weights() -> Iterator[Quantity]:
         "tr M / (|M| √d)",
         "",
         "How near the whitened query-key form is to the identity. The theory asks for √(head width / model width);"
-        " random weights give zero.",
+        " random weights give zero. Empty for models of more than 768 dimensions.",
         scale="diverging",
         neutral=0.0,
         digits=3,
+        least=-1.0,
+        most=1.0,
     )
 
 
@@ -442,7 +480,8 @@ def _distances() -> Iterator[Quantity]:
         "median over pairs of |x_i + a_i − x_j − a_j| / |x_i − x_j|",
         "",
         "Whether attention and its residual push tokens apart (above one) or pull them together. The control adds"
-        " the same outputs to the wrong tokens: only what lies above or below it is due to attention.",
+        " the same outputs to the wrong tokens: only what lies above or below it is due to attention. About two pairs"
+        " for each token are sampled: the neighbors in two random orders of its passage.",
         scale="diverging",
         control="expansion_control",
         neutral=1.0,
@@ -457,7 +496,7 @@ def _distances() -> Iterator[Quantity]:
         "share of pairs with (x_i − x_j)·(a_i − a_j) > 0",
         "",
         "The share of token pairs whose attention outputs differ in the direction in which the tokens differ. One"
-        " for the gradient of a convex potential; one half by chance.",
+        " for the gradient of a convex potential; one half by chance. The pairs are those of the expansion.",
         control="monotone_control",
         predicted=1.0,
     )
@@ -469,7 +508,7 @@ def _distances() -> Iterator[Quantity]:
         "|Δ(x+m)| / |Δx|",
         "median over pairs of |x_i + m_i − x_j − m_j| / |x_i − x_j|",
         "",
-        "The same ratio for the feed-forward sublayer.",
+        "The same ratio, for the same sampled pairs, of the feed-forward sublayer.",
         scale="diverging",
         control="mlp_expansion_control",
         neutral=1.0,
@@ -568,7 +607,7 @@ def _cloud() -> Iterator[Quantity]:
         "n",
         "number of tokens counted",
         "tokens",
-        "How many tokens the figures of this layer are taken over.",
+        "How many tokens the values of this layer are taken over; massive tokens are not among them.",
         digits=0,
     )
 
@@ -583,8 +622,10 @@ def _linearity() -> Iterator[Quantity]:
         "R²",
         "held-out R² of a ridge map from MLP input to output",
         "",
-        "How much of the feed-forward sublayer a single matrix explains on tokens it was not fitted to. The control"
-        " has shuffled targets.",
+        "How much of the feed-forward sublayer a single matrix explains on tokens it was not fitted to. In models of"
+        " more than 384 dimensions the targets are the outputs along 384 fixed random directions; above 768 there is no"
+        " fit. The control takes from inputs and targets the means of their passage, which a permutation over documents"
+        " would scatter, and permutes the rest of the targets.",
         control="fc_linear_control",
         digits=3,
     )
@@ -594,9 +635,9 @@ def _linearity() -> Iterator[Quantity]:
         group,
         "Linear fit, all tokens",
         "R²",
-        "the same, special tokens included",
+        "the same, special and massive tokens included",
         "",
-        "A few special tokens with huge values can make a layer look linear; compare with the fit on content tokens.",
+        "A few tokens with huge values can make a layer look linear; compare with the fit on content tokens.",
         control="fc_linear_control",
         digits=3,
     )
@@ -608,9 +649,79 @@ def _linearity() -> Iterator[Quantity]:
         "R²",
         "1 − E|m|^2 / E|x + m − E[x + m]|^2",
         "",
-        "How much of the sublayer's result is simply its input, carried by the residual.",
+        "How much of the sublayer's result is simply its input, carried by the residual. A constant that the MLP adds"
+        " to every token counts as an error, so the value may be negative.",
         digits=3,
     )
+    yield Quantity(
+        "fc_identity_offset_r2",
+        "layers",
+        group,
+        "Identity with residual and a constant",
+        "R²",
+        "1 − E|m − E[m]|^2 / E|x + m − E[x + m]|^2",
+        "",
+        "How much of the sublayer's result is its input plus one constant vector.",
+        digits=3,
+    )
+
+
+def _massive() -> Iterator[Quantity]:
+    group = "Massive activations"
+    yield Quantity(
+        "massive_tokens",
+        "layers",
+        group,
+        "Massive tokens",
+        "n_m",
+        "number of tokens with |x_i| > 20 median_j |x_j| in this block or an earlier one, j in the passage of i",
+        "tokens",
+        "Tokens with a huge norm, in most decoders the first token of a passage. They would dominate covariances and"
+        " fits, so the values of a layer leave them out; columns that end in _all_tokens include them.",
+        digits=0,
+    )
+    yield Quantity(
+        "massive_norm",
+        "layers",
+        group,
+        "Largest norm",
+        "|x| / median",
+        "max_i |x_i| / median_j |x_j|,  j in the passage of i",
+        "",
+        "The largest norm of a token in the residual stream of the block, as a multiple of the median norm in its"
+        " passage. Of two medians it is the lower one.",
+        scale="logarithmic",
+        digits=1,
+    )
+    yield Quantity(
+        "massive_first_share",
+        "layers",
+        group,
+        "Massive tokens that are the first",
+        "P(i = 1)",
+        "share of the massive tokens that are the first counted token of their passage",
+        "",
+        "One if only first tokens are massive: then attention uses them as a place to rest.",
+    )
+
+
+ALL_TOKENS = (
+    *("effective_rank", "token_cosine", "kurtosis", "fc_identity_r2", "fc_identity_offset_r2"),
+    *("log_volume_attention", "log_volume_mlp", "log_volume_norm"),
+)
+"""Quantities of layers that are given with the massive tokens too, in columns ``<name>_all_tokens``."""
+
+
+def _with_massive(measured: list[Quantity]) -> Iterator[Quantity]:
+    for quantity in measured:
+        if quantity.name in ALL_TOKENS:
+            yield replace(
+                quantity,
+                name=f"{quantity.name}_all_tokens",
+                group="Massive activations",
+                title=f"{quantity.title}, massive tokens included",
+                explanation=f"The same measurement as in “{quantity.title}” with the massive tokens.",
+            )
 
 
 def _theory() -> Iterator[Quantity]:
@@ -685,12 +796,15 @@ def _theory() -> Iterator[Quantity]:
         group,
         "Linear response predictor",
         "R²",
-        "R² of v̄ + Cov(v, k) q / √d_k against the head output",
+        "median over heads of 1 − Σ_i |o_i − ô_i|^2 / Σ_i |o_i − ō|^2,  ô_i = v̄ + Cov(v, k) q_i / √d_k",
         "",
         "For diffuse attention the output should be the mean value plus a covariance times the query, without any"
-        " fit. The control has shuffled keys.",
+        " fit. The sums run over the tokens of up to 32 passages of at most 128 tokens, and ō is the mean output over"
+        " all of them: a prediction that is worse than ō gives a negative value. The standard error leaves out one"
+        " document at a time, and the control has shuffled keys.",
         control="corollary_control",
         predicted=1.0,
+        neutral=0.0,
         digits=3,
     )
 
@@ -728,7 +842,8 @@ def _control_of(quantity: Quantity) -> Quantity:
     )
 
 
-_FAMILIES = (_thermodynamics, _scores, _places, _weights, _distances, _cloud, _linearity, _theory)
+_FAMILIES = (_thermodynamics, _scores, _places, _weights, _distances, _cloud, _linearity, _theory, _massive)
 _MEASURED = [quantity for family in _FAMILIES for quantity in family()]
+_MEASURED += _with_massive(_MEASURED)
 
 QUANTITIES: dict[str, Quantity] = {quantity.name: quantity for quantity in (*_MEASURED, *_controls(_MEASURED))}

@@ -13,9 +13,12 @@ from massieu.inspection.batches import Batch, Passage, passages, text_batches
 from massieu.inspection.corpus import Corpus, Document
 from massieu.inspection.counts import Counts
 from massieu.inspection.options import Options
+from massieu.inspection.vocabulary import check_known, encode, has_words, unknown_token
 
 __all__ = ["NO_TEXT", "Reading", "check_texts", "reads_shifted"]
 
+BEGINNING = 2000
+"""Characters of a document by which it is seen whether the tokenizer knows its words."""
 
 NO_TEXT = "texts must hold at least one document with some text, and all are empty; pass more text"
 
@@ -47,7 +50,12 @@ class Reading:
     def __init__(self, model: nn.Module, tokenizer: Any, options: Options) -> None:
         if tokenizer is None:
             raise UserError(
-                "texts need a tokenizer, and the model came without one; pass tokenizer=, or tensors as inputs="
+                "texts need a tokenizer, and the model came without one; save it in the folder of the model, or pass"
+                " tokenizer=, or tensors as inputs=, in Python"
+            )
+        if not has_words(tokenizer):
+            raise UserError(
+                "texts need a tokenizer with a vocabulary, but the tokenizer knows no word; pass the one of the model"
             )
         self.tokenizer, self.options = tokenizer, options
         window = _window(model, tokenizer)
@@ -67,10 +75,18 @@ class Reading:
         Args:
             documents: texts, with their places or without.
             counts: what is read is added here, passage by passage.
-            cut: whether to cut documents that are too long; None if ``max_length`` was given.
+            cut: whether to cut documents that are too long; None for what the options say.
         """
-        cut = self.options.max_length is not None if cut is None else cut
-        found = passages(documents, self.tokenizer, self.longest, cut=cut, special_tokens=self.options.special_tokens)
+        treatment = self.options.treatment if cut is None else "cut" if cut else "error"
+        found = passages(
+            documents,
+            self.tokenizer,
+            self.longest,
+            cut=treatment == "cut",
+            skip=treatment == "skip",
+            special_tokens=self.options.special_tokens,
+            counts=counts,
+        )
         pad = getattr(self.tokenizer, "pad_token_id", None)
         yield from text_batches(
             found if counts is None else _counted(found, counts),
@@ -80,6 +96,23 @@ class Reading:
             start_token=self._start,
             positions=self._positions,
         )
+
+    def check_lengths(self, documents: Iterable[Document]) -> None:
+        """Raise for the first document that is too long, if such documents are refused."""
+        if self.options.treatment == "error":
+            # A character has at most four tokens where these are bytes, so that other documents fit.
+            some = (document for document in documents if 4 * len(document.text) >= self.longest)
+            for _ in passages(some, self.tokenizer, self.longest, cut=False):
+                pass
+
+    def check_vocabulary(self, texts: Sequence[str]) -> None:
+        """Raise if the tokenizer does not know more than a third of some texts; only their beginnings are looked at."""
+        own = unknown_token(self.tokenizer)
+        if own is None or not texts:
+            return
+        some = [text[:BEGINNING] for text in texts]
+        ids = [token for each in encode(self.tokenizer, some, add_special_tokens=False)["input_ids"] for token in each]
+        check_known(ids.count(own), len(ids), "the text" if len(texts) == 1 else f"{len(texts)} documents")
 
 
 def reads_shifted(model: nn.Module) -> bool:
@@ -96,6 +129,7 @@ def _counted(found: Iterable[Passage], counts: Counts) -> Iterator[Passage]:
         counts.passages += 1
         counts.tokens += len(passage.ids)
         counts.counted += sum(passage.content)
+        counts.unknown += passage.unknown
         yield passage
 
 

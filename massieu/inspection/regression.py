@@ -68,9 +68,9 @@ class Regression:
         return found
 
     def with_targets(self, cross: Moments) -> Regression:
-        """The same inputs and spread with other targets, such as shuffled ones."""
+        """The same inputs, means and spread with the cross moments of other targets, such as shuffled ones."""
         found = Regression(0, 0)
-        found.inputs, found.cross, found.spread = self.inputs, cross, self.spread
+        found.inputs, found.cross, found.spread = self.inputs, self.cross.with_scatter(cross.scatter), self.spread
         return found
 
 

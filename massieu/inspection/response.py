@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from massieu.taps import AttentionCall
 
-__all__ = ["linear_response", "response_r2"]
+__all__ = ["Response", "jackknife_error", "linear_response", "response_r2"]
 
 ROWS = 64
 """Queries that are looked at together, so that no matrix of queries x atoms is held."""
@@ -45,29 +48,70 @@ def linear_response(call: AttentionCall, key: Tensor) -> Tensor:
     return torch.cat(found, dim=2)
 
 
-def response_r2(predicted: Tensor, target: Tensor, sequence: Tensor, num_sequences: int) -> float:
-    r"""Median over sentences and heads of :math:`R^2 = 1 - \sum_i |o_i - \hat o_i|^2 / \sum_i |o_i - \bar o|^2`.
+@dataclass(frozen=True)
+class Response:
+    """Sums over the tokens of one passage from which the :math:`R^2` of a prediction follows.
 
-    Args:
-        predicted: shape ``(tokens, heads, dim)``.
-        target: the same.
-        sequence: number of the sentence of each token, ``(tokens,)``.
-        num_sequences: how many there are.
+    Attributes:
+        count: number of tokens.
+        mean: mean output of each head, ``(heads, dim)``.
+        spread: sum of squared distances of the outputs from their mean, ``(heads,)``.
+        error: sum of squared distances of the outputs from the predictions, ``(heads,)``.
+    """
+
+    count: int
+    mean: Tensor
+    spread: Tensor
+    error: Tensor
+
+    @classmethod
+    def of(cls, predicted: Tensor, target: Tensor) -> Response:
+        """Sums of predictions and outputs, both ``(tokens, heads, dim)``."""
+        predicted, target = predicted.double().cpu(), target.double().cpu()
+        mean = target.mean(0)
+        return cls(len(target), mean, (target - mean).square().sum((0, 2)), (target - predicted).square().sum((0, 2)))
+
+
+def response_r2(passages: Sequence[Response]) -> float:
+    r"""Median over heads of :math:`R^2 = 1 - \sum_i |o_i - \hat o_i|^2 / \sum_i |o_i - \bar o|^2`.
+
+    Both sums run over the tokens of all passages, and :math:`\bar o` is the mean of the head over them. Heads whose
+    output is constant do not count.
 
     Example:
         >>> target = torch.tensor([[[0.0]], [[2.0]]])
-        >>> response_r2(target + 0.5, target, torch.tensor([0, 0]), 1)
+        >>> response_r2([Response.of(target + 0.5, target)])
         0.75
     """
-    target = target.double()
-    sequence = sequence.to(target.device)
-    zeros = target.new_zeros(num_sequences, *target.shape[1:])
-    count = torch.bincount(sequence, minlength=num_sequences).clamp_min(1)
-    mean = zeros.index_add(0, sequence, target) / count[:, None, None]
-    spread = zeros[..., 0].index_add(0, sequence, (target - mean[sequence]).square().sum(-1))
-    error = zeros[..., 0].index_add(0, sequence, (target - predicted).square().sum(-1))
+    count = torch.tensor([passage.count for passage in passages], dtype=torch.float64)
+    means = torch.stack([passage.mean for passage in passages])
+    mean = torch.einsum("p,phd->hd", count / count.sum(), means)
+    between = torch.einsum("p,phd->h", count, (means - mean).square())
+    spread = between + torch.stack([passage.spread for passage in passages]).sum(0)
+    error = torch.stack([passage.error for passage in passages]).sum(0)
     found = (1 - error / spread)[spread > 0]
     return float(found.median()) if len(found) else float("nan")
+
+
+def jackknife_error(passages: Sequence[Response], draws: Sequence[object]) -> float:
+    r"""Standard error of :func:`response_r2` by what changes when one draw is left out.
+
+    .. math:: \mathrm{se}^2 = \frac{n - 1}{n} \sum_d (R^2_{-d} - \overline{R^2_{-\cdot}})^2
+
+    Args:
+        passages: all passages.
+        draws: name of the draw that each passage belongs to, such as its document; nan if there is only one.
+
+    Source:
+        Efron and Stein 1981, "The jackknife estimate of variance".
+    """
+    names = list(dict.fromkeys(draws))
+    if len(names) < 2:
+        return float("nan")
+    pairs = list(zip(passages, draws, strict=True))
+    others = [response_r2([own for own, draw in pairs if draw != name]) for name in names]
+    left = torch.tensor(others, dtype=torch.float64)
+    return float(((len(names) - 1) * left.var(correction=0)).sqrt())
 
 
 def _base_weights(call: AttentionCall, rows: slice, atoms: int) -> Tensor:

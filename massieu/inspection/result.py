@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from massieu.checks import UserError
+from massieu.checks import UserError, did_you_mean
 from massieu.inspection.findings import Finding, findings
+from massieu.inspection.predictions import Prediction, predictions
 from massieu.inspection.publishing import check_writable, verified, written_together
 from massieu.inspection.quantities import QUANTITIES, describe
+from massieu.inspection.spreadsheets import write_csv
 
 if TYPE_CHECKING:
     import pandas
@@ -25,14 +28,24 @@ PART = "part.safetensors"
 PART_BYTES = 32 << 20
 """A part up to this size is written without being asked for."""
 
-FACTS: dict[str, dict[str, type]] = {
-    "model": {"name": str},
-    "text": {"documents": int, "tokens": int, "counted_tokens": int},
-    "heard": {"sentence": str},
+NONE = type(None)
+FACTS: dict[str, dict[str, tuple[type, ...]]] = {
+    "model": {"name": (str,)},
+    "text": {
+        **{"sha256": (str,), "documents": (int,), "tokens": (int,), "counted_tokens": (int,)},
+        **{"source": (str, NONE), "excluded": (str, NONE), "unit": (str, NONE), "max_length": (int, NONE)},
+    },
+    "heard": {"sentence": (str,), "heard": (int,), "expected": (int,), "missing": (list,)},
     "versions": {},
     "options": {},
 }
 """Facts that every reader of an inspection needs, with their kinds."""
+
+OPTIONAL_FACTS = {"model": ("hidden", "head_width")}
+"""Facts that are whole numbers or missing."""
+
+LARGEST = sys.float_info.max
+MOST_ROWS = 1 << 31
 
 KEYS: dict[str, dict[str, type]] = {"heads": {"stack": str, "layer": int, "head": int}, "layers": {"layer": int}}
 
@@ -60,8 +73,13 @@ class Inspection:
 
     @property
     def findings(self) -> list[Finding]:
-        """Three to five sentences that a reader wants first, computed from the tables."""
+        """Sentences that a reader wants first, at most six, computed from the tables."""
         return findings(self.heads, self.layers, self.facts)
+
+    @property
+    def predictions(self) -> list[Prediction]:
+        """Predictions of the theory with what was measured, the control and a verdict."""
+        return predictions(self.heads, self.layers, self.facts)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values; what is not a number is None."""
@@ -70,6 +88,7 @@ class Inspection:
             "facts": _plain(self.facts),
             "notes": list(self.notes),
             "findings": [_plain(asdict(finding)) for finding in self.findings],
+            "predictions": [_plain(asdict(prediction)) for prediction in self.predictions],
             "quantities": _plain(describe()),
             **{name: records(getattr(self, name)) for name in ("heads", "layers", "experiments")},
         }
@@ -110,7 +129,7 @@ class Inspection:
             for name in ("layers", "experiments"):
                 getattr(self, name).to_parquet(place / f"{name}.parquet", index=False)
             for name in ("heads", "layers", "experiments"):
-                getattr(self, name).to_csv(place / f"{name}.csv", index=False)
+                write_csv(getattr(self, name), place / f"{name}.csv")
             if figures:
                 from massieu import figures as drawing
 
@@ -142,9 +161,8 @@ class Inspection:
         from massieu import figures
 
         if quantity not in QUANTITIES:
-            raise UserError(
-                f"quantity must be one of {', '.join(QUANTITIES)}, got {quantity}; entropy is the usual one"
-            )
+            near = did_you_mean(quantity, QUANTITIES)
+            raise UserError(f"quantity must be one of {', '.join(QUANTITIES)}, got {quantity}{near}; try entropy")
         meant = QUANTITIES[quantity]
         draw = figures.head_map if meant.table == "heads" else figures.layer_profile
         return draw(getattr(self, meant.table), meant)
@@ -211,8 +229,11 @@ def _odd_content(content: dict[str, Any]) -> str | None:
     for group, names in FACTS.items():
         if not isinstance(facts.get(group), dict):
             return f"facts.{group}"
-        for name, kind in names.items():
-            if type(facts[group].get(name)) is not kind:
+        for name, kinds in names.items():
+            if name not in facts[group] or type(facts[group][name]) not in kinds:
+                return f"facts.{group}.{name}"
+        for name in OPTIONAL_FACTS.get(group, ()):
+            if type(facts[group].get(name)) not in (int, NONE):
                 return f"facts.{group}.{name}"
     if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
         return "notes"
@@ -227,17 +248,24 @@ def _odd_table(name: str, rows: Any) -> str | None:
         return name
     for row in rows:
         for key, kind in KEYS.get(name, {}).items():
-            if type(row.get(key)) is not kind:
+            value = row.get(key)
+            if type(value) is not kind or (isinstance(value, int) and not 0 <= value < MOST_ROWS):
                 return f"{name}.{key}"
         for key, value in row.items():
-            if key in QUANTITIES and QUANTITIES[key].scale != "class" and not _is_number(value):
+            meant = QUANTITIES.get(key.removesuffix("_se"))
+            if meant is not None and not (_is_number(value) if meant.scale != "class" else _is_class(value)):
                 return f"{name}.{key}"
     return None
 
 
+def _is_class(value: Any) -> bool:
+    """Whether a cell is the name of a class, or empty."""
+    return value is None or isinstance(value, str)
+
+
 def _is_number(value: Any) -> bool:
     """Whether a cell is a finite number, or empty."""
-    return value is None or (type(value) in (int, float) and math.isfinite(value))
+    return value is None or (type(value) in (int, float) and abs(value) < LARGEST)
 
 
 def _write(path: Path, text: str) -> None:

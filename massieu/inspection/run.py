@@ -8,13 +8,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from torch import nn
 
 from massieu.checks import UserError
 from massieu.engine import Checkpoint, Engine, Origin, engine_named
-from massieu.inspection.corpus import Corpus
+from massieu.inspection.corpus import Corpus, Document
 from massieu.inspection.finishing import finish
 from massieu.inspection.loading import load
 from massieu.inspection.options import Options
@@ -30,6 +30,17 @@ PIECES = 16
 """Into how many a text in memory is cut for several workers, if these are not too small or too large."""
 
 FEWEST_TOGETHER = 32
+
+CHEAP = 8 << 20
+"""Bytes of text that are looked through before the model reads them: seconds, where reading takes minutes."""
+
+LOOKED_AT = 32
+"""Documents by which it is seen before reading whether the tokenizer knows the words of a text."""
+
+OPENED = 8
+"""Pieces of a corpus that these documents come from."""
+
+T = TypeVar("T")
 LOADING = ("dtype", "device", "device_map", "revision", "trust_remote_code", "offline")
 
 
@@ -45,6 +56,7 @@ def inspect_model(
     rows: int | None = 32,
     special_tokens: bool = False,
     padding: Literal["right", "left"] = "right",
+    long_documents: Literal["error", "cut", "skip"] | None = None,
     source: str | None = None,
     progress: Callable[[str, int, int], object] | None = None,
     engine: Engine | Literal["local", "dask"] | None = None,
@@ -65,11 +77,13 @@ def inspect_model(
         tokenizer: of the model, if it is handed over as a module.
         inputs: for a model without tokenizer, batches as dicts of tensors instead of ``texts``.
         batch_size: number of passages that the model reads at once; figures do not depend on it.
-        max_length: cut documents into passages of so many tokens; None refuses those that exceed the model's window.
+        max_length: number of tokens of a passage; None for the model's window.
         experiments: "default", or "heads" for the statistics of attention alone, which cost the least.
         rows: rows of each passage that are looked at whole, for the 90% mass and the range of scores; None for all.
         special_tokens: whether special tokens count as well.
         padding: the side on which shorter passages are filled up.
+        long_documents: what to do with documents of more tokens than a passage: "cut" them into passages, "skip" and
+            count them, or "error" to refuse them; None cuts if ``max_length`` is given, and refuses otherwise.
         source: what the text is called in the report.
         progress: called with what is being done, how much of it is done, and of how much (0 if that is not known):
             "reading" counts documents, "tokens" the tokens in them, "experiments" comes last.
@@ -89,7 +103,7 @@ def inspect_model(
         'heard 5 of 5 attention modules'
     """
     begin = time.perf_counter()
-    options = Options(batch_size, max_length, experiments, rows, special_tokens, padding)
+    options = Options(batch_size, max_length, experiments, rows, special_tokens, padding, long_documents)
     unknown = sorted(set(loading) - set(LOADING))
     if unknown or (loading and isinstance(model, nn.Module)):
         names = ", ".join(unknown or loading)
@@ -139,12 +153,14 @@ def inspect_model(
         if not callable(getattr(chosen, "read", None)):
             raise UserError(f"engine must be local, dask or an engine, got {type(engine).__name__}; pass Dask(...)")
         try:
+            reader.reading.check_lengths(_cheap(texts))
+            reader.reading.check_vocabulary(_some_texts(texts, splits))
             part = chosen.read(reader, splits, many=many, origin=origin, checkpoint=kept, progress=report)
         finally:
             if chosen is not engine:
                 chosen.close()
         if isinstance(texts, Corpus):
-            texts.check(part.counts.documents, part.faults)
+            texts.check(part.counts.documents + part.counts.long, part.faults)
             source = source or texts.name
     part.sources = {source} if source else set()
     if progress is not None and experiments == "default":
@@ -189,6 +205,31 @@ def _splits(texts: Iterable[str] | Corpus, *, fine: bool) -> tuple[Iterable[Piec
     cut = text_splits(texts)
     first = next(cut, TextSplit(()))
     return itertools.chain([first], cut), len(first.texts) >= FEWEST_DOCUMENTS
+
+
+def _cheap(texts: Iterable[str] | Corpus) -> Iterable[Document]:
+    """All documents, if reading them twice costs little; otherwise none."""
+    if isinstance(texts, Corpus):
+        return texts.documents() if texts.num_bytes <= CHEAP else ()
+    if not isinstance(texts, Sequence) or sum(len(text) for text in texts if isinstance(text, str)) > CHEAP:
+        return ()
+    return (Document(text, f"text number {i}") for i, text in enumerate(texts, 1) if isinstance(text, str))
+
+
+def _some_texts(texts: Iterable[str] | Corpus, pieces: Iterable[Piece]) -> list[str]:
+    """A few documents from all over a text; none if it can be read only once."""
+    if isinstance(texts, Sequence):
+        return [text for text in _spread(texts, LOOKED_AT) if isinstance(text, str)]
+    if not isinstance(texts, Corpus) or not isinstance(pieces, Sequence):
+        return []
+    chosen = _spread(pieces, OPENED)
+    each = LOOKED_AT // max(1, len(chosen))
+    return [document.text for piece in chosen for document in itertools.islice(piece.read(), each)]
+
+
+def _spread(every: Sequence[T], count: int) -> Sequence[T]:
+    """At most ``count`` elements at equal distances."""
+    return every[:: -(-len(every) // count) or 1]
 
 
 def _peak_memory() -> float | None:

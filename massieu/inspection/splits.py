@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from massieu.checks import UserError
-from massieu.inspection.corpus.corpus import SPLIT_BYTES
 from massieu.inspection.corpus.faults import Faults
-from massieu.inspection.corpus.splits import Document, Split
+from massieu.inspection.corpus.splits import SPLIT_BYTES, Document, Split
 
 __all__ = ["Group", "Piece", "TextSplit", "grouped", "text_hash", "text_splits"]
 
@@ -125,19 +124,10 @@ def grouped(splits: Iterable[Split], num_bytes: int = SPLIT_BYTES) -> Sequence[G
     groups: list[list[Split]] = []
     room = 0
     for split in splits:
-        own = _num_bytes(split)
+        own = split.num_bytes
         if not groups or own > room:
             groups.append([])
             room = num_bytes
         groups[-1].append(split)
         room -= own
     return [Group(tuple(group)) for group in groups]
-
-
-def _num_bytes(split: Split) -> int:
-    """About how much a split holds: its range of bytes, or the whole file where it has none."""
-    if split.format == "memory":
-        return sum(len(text or "") for text in split.texts)
-    if split.format in ("text", "jsonl") and split.stop is not None:
-        return split.stop - split.start
-    return SPLIT_BYTES if split.size is None else split.size

@@ -28,13 +28,15 @@ class Tokens:
     """Which tokens of a batch count, and from which documents they are; the same however documents are batched.
 
     Attributes:
-        index: places of the tokens that are present in the flattened ``(batch, tokens)``, content tokens first.
+        index: places of the tokens that are present in the flattened ``(batch, tokens)``: content tokens first, then
+            massive ones, then special ones.
         num_content: how many of them are content.
         row: number of the row of each of them, ascending for content tokens.
-        position: number of each content token among those of its row.
+        position: number of each content token and of each massive one among those of its row.
         keys: hash of the content of each row.
         documents: hash of the document that each row belongs to.
         num_places: rows times columns of the batch.
+        num_massive: how many content tokens :meth:`part` has set apart.
     """
 
     index: Tensor
@@ -44,6 +46,7 @@ class Tokens:
     keys: Tensor
     documents: Tensor
     num_places: int
+    num_massive: int = 0
 
     @classmethod
     def of(
@@ -92,6 +95,39 @@ class Tokens:
         count = int(content.sum())
         return cls(index, count, row, position[:count], hashes, origins, content.numel())
 
+    def part(self, massive: Tensor) -> tuple[Tokens, Tensor]:
+        """Set massive content tokens apart; hashes and positions of all tokens stay the same.
+
+        Args:
+            massive: boolean, one for each present token: whether it is set apart, if it is a content token.
+
+        Returns:
+            The tokens, and the old number of each of them.
+
+        Example:
+            >>> tokens = Tokens.of(torch.ones(1, 4, dtype=torch.bool), ["a"])
+            >>> parted, order = tokens.part(torch.arange(4) == 1)
+            >>> parted.num_content, parted.num_massive, order, parted.position
+            (3, 1, tensor([0, 2, 3, 1]), tensor([0, 2, 3, 1]))
+        """
+        content = torch.arange(len(self.index)) < self.num_content
+        order = torch.sort(torch.where(content, massive.long(), 2), stable=True).indices
+        apart = int((content & massive).sum())
+        parted = replace(
+            self,
+            index=self.index[order],
+            num_content=self.num_content - apart,
+            row=self.row[order],
+            position=self.position[order[: self.num_content]],
+            num_massive=apart,
+        )
+        return parted, order
+
+    @property
+    def num_counted(self) -> int:
+        """How many tokens are content or massive."""
+        return self.num_content + self.num_massive
+
     @property
     def num_sequences(self) -> int:
         """Rows of the batch."""
@@ -114,8 +150,8 @@ class Tokens:
 
     @functools.cached_property
     def hashes(self) -> Tensor:
-        """A hash of every content token."""
-        return token_hash(self.keys[self.sequence], self.position)
+        """A hash of every content token and of every massive one."""
+        return token_hash(self.keys[self.row[: self.num_counted]], self.position)
 
     @functools.cached_property
     def pairs(self) -> tuple[Tensor, Tensor]:
@@ -152,13 +188,13 @@ class Tokens:
     def only(self, kept: Tensor) -> Tokens:
         """Those of the tokens that are present for which a boolean ``(tokens,)`` is true."""
         kept = kept.cpu()
-        content = kept[: self.num_content]
         return replace(
             self,
             index=self.index[kept],
-            num_content=int(content.sum()),
+            num_content=int(kept[: self.num_content].sum()),
             row=self.row[kept],
-            position=self.position[content],
+            position=self.position[kept[: self.num_counted]],
+            num_massive=int(kept[self.num_content : self.num_counted].sum()),
         )
 
     def differences(self, x: Tensor, permuted: bool = False) -> Tensor:
@@ -170,4 +206,5 @@ class Tokens:
 
     def order(self, salt: int) -> Tensor:
         """A random order of the content tokens of each sequence that depends only on its document."""
-        return shuffled(self.sequence, token_hash(self.keys[self.sequence], self.position, salt))
+        position = self.position[: self.num_content]
+        return shuffled(self.sequence, token_hash(self.keys[self.sequence], position, salt))

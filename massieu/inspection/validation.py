@@ -14,6 +14,7 @@ from massieu.inspection.blocks import LayerStatistics, LayerSums
 from massieu.inspection.corpus.faults import Fault, Faults
 from massieu.inspection.counts import MODULUS, SKETCHED, Counts, Heard
 from massieu.inspection.heads import HeadStatistics, LayerOfHeads
+from massieu.inspection.massive import MassiveSums
 from massieu.inspection.moments import HashSample, Moments, document_hash
 from massieu.inspection.packing import STATE
 from massieu.inspection.parts import Identity, Part
@@ -33,6 +34,7 @@ ELEMENTS: dict[tuple[type, str], type] = {
     (LayerSums, "notes"): str,
     (LayerStatistics, "clouds"): Moments,
     (LayerStatistics, "aliases"): str,
+    (MassiveSums, "clouds"): Moments,
     (PassageSample, "_kept"): KeptPassage,
     (KeptPassage, "content"): Tensor,
     (Counts, "sketch"): int,
@@ -53,7 +55,7 @@ NOT_NEGATIVE = {"count", "counts", "count_squared", "hashes", "keys", "empty", "
 OPTIONAL = {(Part, "layers_by_passage")}
 """Fields that an empty partial result has and another may lack."""
 
-ANY_VALUE = {(KeptPassage, "inputs"), (KeptPassage, "key"), (Identity, "options")}
+ANY_VALUE = {*((KeptPassage, name) for name in ("key", "document", "inputs")), (Identity, "options")}
 """Fields that hold whatever the caller of the model has passed."""
 
 
@@ -78,6 +80,9 @@ def check_part(part: Any, *, finite: bool = True) -> None:
     like = Part.empty(part.identity)
     _expect((part.layers is None) == (like.layers is None), "layers is not as expected")
     _Check(finite).compare(part, like, "")
+    if part.identity.options.get("reads") == "text":
+        for passage in part.passages.kept:
+            _check_words(passage)
 
 
 def is_finite(tensors: Mapping[str, Tensor]) -> bool:
@@ -171,7 +176,8 @@ def _layer_statistics(value: LayerStatistics, like: Any) -> LayerStatistics:
 def _moments(value: Moments, like: Any) -> Moments:
     found, zero = Moments(0), torch.zeros(1, dtype=torch.float64)
     found.mean, found.other_mean = zero.expand(len(value.mean)), zero.expand(len(value.other_mean))
-    found.scatter = zero.expand(len(value.mean), len(value.other_mean))
+    if value.rows is None:
+        found._scatter = zero.expand(len(value.mean), len(value.other_mean))
     return found
 
 
@@ -199,8 +205,22 @@ def _check_means(value: Means, path: str) -> None:
         _expect(bool(value.shift.isfinite().all() | ~value.sum.isfinite().all()), f"{path}.shift is not finite")
 
 
+def _check_moments(value: Moments, path: str) -> None:
+    for rows, mean in ((value.rows, value.mean), (value.other_rows, value.other_mean)):
+        if rows is not None:
+            fits = isinstance(rows, Tensor) and rows.shape == (value.count, len(mean)) and rows.is_floating_point()
+            _expect(fits, f"{path}.rows is not as expected")
+            _expect(bool(rows.isfinite().all() | ~mean.isfinite().all()), f"{path}.rows is not finite")
+    _expect(value.other_rows is None or value.rows is not None, f"{path}.rows is missing")
+
+
+def _check_massive(value: MassiveSums, path: str) -> None:
+    _expect(value.first <= value.count, f"{path}.first exceeds the count")
+
+
 def _check_layer(value: LayerStatistics, path: str) -> None:
-    widths = {len(cloud.mean) for cloud in value.clouds.values() if cloud.count}
+    clouds = (*value.clouds.values(), *value.massive.clouds.values())
+    widths = {len(cloud.mean) for cloud in clouds if cloud.count}
     _expect(widths <= {value.width}, f"{path}.clouds is not as expected")
     _expect({*value.aliases.values()} <= {*value.clouds, "mlp_input"}, f"{path}.aliases is not as expected")
 
@@ -218,18 +238,34 @@ def _check_sample(value: HashSample, path: str) -> None:
 def _check_passages(value: PassageSample, path: str) -> None:
     _expect(len(value._kept) <= value.count, f"{path} has too many passages")
     for hashed, passage in value._kept.items():
-        _expect(hashed == document_hash(passage.key), f"{path} has a passage under another name")
         _expect(type(passage.inputs) is dict, f"{path}.inputs is not as expected")
+        _expect(hashed == document_hash(passage.key), f"{path} has a passage under another name")
         for name, own in passage.inputs.items():
             words = str(name).endswith("input_ids") and isinstance(own, Tensor)
             _expect(not words or (not own.is_floating_point() and not bool((own < 0).any())), f"{path}.{name} is odd")
-        masks = passage.content.values()
-        _expect(all(mask.dtype == torch.bool for mask in masks), f"{path}.content is not as expected")
+        for mask in passage.content.values():
+            sound = mask.dtype == torch.bool and mask.dim() == 2 and len(mask) == 1
+            _expect(sound, f"{path}.content is not as expected")
+
+
+def _check_words(passage: KeptPassage) -> None:
+    """Check the arguments of a forward pass over a text: tensors of one row each."""
+    for name, own in passage.inputs.items():
+        sound = not isinstance(own, Tensor) or (own.dim() == 2 and len(own) == 1 and own.numel() > 0)
+        _expect(sound, f"passages.{name} is not as expected")
+
+
+def _check_rows(layers: Mapping[Any, Any], path: str) -> None:
+    """Check the names of the rows of a table: a stack and the number of a layer."""
+    for row in layers:
+        sound = type(row) is tuple and [type(each) for each in row] == [str, int]
+        _expect(sound, f"{path} has a row that is not as expected")
 
 
 def _check_counts(value: Counts, path: str) -> None:
     _expect(value.blank <= value.documents, f"{path}.blank exceeds the documents")
-    _expect(value.counted <= value.tokens, f"{path}.counted exceeds the tokens")
+    for name in ("counted", "unknown"):
+        _expect(getattr(value, name) <= value.tokens, f"{path}.{name} exceeds the tokens")
     _expect(value.digest < MODULUS, f"{path}.digest is not as expected")
     ascending = all(one < other for one, other in zip(value.sketch, value.sketch[1:], strict=False))
     fits = len(value.sketch) <= min(SKETCHED, value.documents) and all(each < 1 << 64 for each in value.sketch)
@@ -242,7 +278,11 @@ def _check_fault(value: Fault, path: str) -> None:
 
 
 RULES: dict[type, Callable[[Any, str], None]] = {
+    HeadStatistics: lambda value, path: _check_rows(value.layers, path),
+    LayerSums: lambda value, path: _check_rows(value.statistics, path),
     Means: _check_means,
+    Moments: _check_moments,
+    MassiveSums: _check_massive,
     LayerStatistics: _check_layer,
     Regression: _check_regression,
     HashSample: _check_sample,

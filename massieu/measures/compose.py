@@ -39,6 +39,7 @@ class Mixture(Measure):
         self.log_weight = as_log_weight(log_weight, components, flat=True).expand(components)
         self.batch_shape = common_batch(*(measure.batch_shape for measure in self.measures))
         self.domain = "the natural domain of every component"
+        self.start = common_start(self, [torch.as_tensor(measure.start) for measure in self.measures])
 
     def log_normalizer(self, natural: Tensor) -> Tensor:
         natural = self.expect(natural)
@@ -113,6 +114,9 @@ class Convolution(Measure):
             )
         self.dim = shapes[0][0]
         self.batch_shape = common_batch(*(measure.batch_shape for measure in self.measures))
+        every = torch.cat([a.double() for a in self.maps], -1)
+        starts = [torch.as_tensor(measure.start).double().expand(measure.dim) for measure in self.measures]
+        self.start = common_start(self, [torch.linalg.pinv(every.mT) @ torch.cat(starts)])
 
     def log_normalizer(self, natural: Tensor) -> Tensor:
         natural = self.expect(natural)
@@ -207,3 +211,11 @@ class Tilted(Measure):
 
     def __repr__(self) -> str:
         return f"Tilted({self.measure!r})"
+
+
+def common_start(measure: Measure, points: Sequence[Tensor]) -> Tensor:
+    """Zero if the natural domain contains it, else the first of some points (or their mean) that it contains."""
+    every = torch.stack([point.detach().double().expand(measure.dim) for point in points])
+    tried = torch.cat([torch.zeros_like(every[:1]), every, every.mean(0, keepdim=True)])
+    inside = [bool(measure.contains(point[None]).all()) for point in tried]
+    return tried[inside.index(True)] if True in inside else tried[0]

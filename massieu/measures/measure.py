@@ -10,9 +10,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from massieu.checks import UserError
 from massieu.kernels.rows import check_floating, check_log_weight
 
-__all__ = ["Measure", "as_integer", "as_log_weight", "as_parameter", "check_pair", "common_batch", "gradient"]
+__all__ = [
+    "Measure",
+    "as_integer",
+    "as_log_weight",
+    "as_parameter",
+    "check_pair",
+    "common_batch",
+    "gradient",
+    "row_space",
+]
 
 
 class Measure(abc.ABC):
@@ -21,9 +31,11 @@ class Measure(abc.ABC):
     .. math:: p_\eta(dx) = e^{x \cdot \eta - G(\eta)}\, h(dx), \qquad
               G(\eta) = \log Z(\eta) = \log \int e^{x \cdot \eta}\, h(dx)
 
-    A new measure writes :meth:`log_normalizer`. The mean map is its gradient, the Fisher matrix its Hessian,
-    the rest is algebra on these. Methods take ``natural`` of shape ``(..., queries, dim)``, compute in its
-    dtype, and return one value, vector or matrix per query.
+    A new measure writes :attr:`dim` and :meth:`log_normalizer`. The mean map is its gradient, the Fisher matrix its
+    Hessian, the rest is algebra on these. Where Z is not finite everywhere it also writes :meth:`contains`, says the
+    same in words as :attr:`domain` and, if zero lies outside, names an interior point as :attr:`start`. Methods take
+    ``natural`` of shape ``(..., queries, dim)``, compute in its dtype, and return one value, vector or matrix per
+    query.
 
     Source:
         "A Probabilistic Interpretation of Transformers", eq. 1 to 6. Three of its statements are corrected
@@ -32,12 +44,18 @@ class Measure(abc.ABC):
         Kullback-Leibler divergence with its arguments *exchanged*.
 
     Example:
-        >>> class Exponential(Measure):
+        >>> class Geometric(Measure):  # counting measure on 0, 1, 2, ...
         ...     dim = 1
+        ...     domain = "natural < 0"
+        ...     start = -1.0
+        ...     def contains(self, natural):
+        ...         return natural[..., 0] < 0
         ...     def log_normalizer(self, natural):
-        ...         return -torch.log1p(-natural[..., 0])
-        >>> Exponential().mean(torch.tensor([[0.5]]))
-        tensor([[2.]])
+        ...         return -torch.log(-torch.expm1(natural[..., 0]))
+        >>> Geometric().mean(torch.tensor([[0.5]]).log())
+        tensor([[1.]])
+        >>> massieu.natural_from_mean(Geometric(), torch.tensor([[1.0]])).natural.exp()
+        tensor([[0.5000]])
     """
 
     dim: int
@@ -52,13 +70,16 @@ class Measure(abc.ABC):
     domain: str = "all of R^dim"
     """The natural domain in words, for error messages."""
 
+    start: float | Tensor = 0.0
+    """An interior point of the natural domain, a number or ``(dim,)``: searches begin there."""
+
     @abc.abstractmethod
     def log_normalizer(self, natural: Tensor) -> Tensor:
         r""":math:`G(\eta) = \log \int e^{x \cdot \eta} h(dx)`, shape ``(..., queries)``."""
 
     def mean(self, natural: Tensor) -> Tensor:
         r""":math:`m(\eta) = \nabla G(\eta) = E_{p_\eta}[x]`, shape ``(..., queries, dim)``."""
-        return gradient(self.log_normalizer, self.expect(natural))
+        return gradient(self._potential, self.expect(natural))
 
     def fisher(self, natural: Tensor) -> Tensor:
         r""":math:`\nabla^2 G(\eta) = E[x x^\top] - m m^\top`, a covariance, shape ``(..., queries, dim, dim)``."""
@@ -75,7 +96,7 @@ class Measure(abc.ABC):
         For :math:`G^*` at a given mean see :func:`massieu.duality.conjugate`.
         """
         eta = self.expect(natural).double()  # a difference of large numbers, whatever the dtype of natural
-        return ((eta * self.mean(eta)).sum(-1) - self.log_normalizer(eta)).to(natural.dtype)
+        return ((eta * self.mean(eta)).sum(-1) - self._potential(eta)).to(natural.dtype)
 
     def expected_log_density(self, natural: Tensor) -> Tensor:
         r""":math:`E_{p_\eta}[\log h(x)]`, the density of h taken against :attr:`reference`; zero if that is h."""
@@ -98,7 +119,7 @@ class Measure(abc.ABC):
         start, end = self.expect(first).double(), self.expect(second).double()
         check_pair(start, end)
         linear = ((end - start) * self.mean(start)).sum(-1)
-        return (self.log_normalizer(end) - self.log_normalizer(start) - linear).to(first.dtype)
+        return (self._potential(end) - self._potential(start) - linear).to(first.dtype)
 
     def tilt(self, natural: Tensor) -> Measure:
         r"""The probability measure :math:`p_\eta`, as an intrinsic measure of its own (Proposition 1b)."""
@@ -131,20 +152,49 @@ class Measure(abc.ABC):
 
         The identity for a minimal family, whose mean map is one-to-one.
         """
-        covariance = self.fisher(torch.zeros(1, self.dim, dtype=torch.float64))
+        covariance = self.fisher(self.interior(torch.zeros(1, self.dim, dtype=torch.float64)))
         # The rank is that of the correlations: coordinates of very different scale are no less independent.
         deviation = covariance.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
         inverse = torch.where(deviation > 0, deviation.reciprocal(), 0.0)
         spread, axes = torch.linalg.eigh(inverse[..., :, None] * covariance * inverse[..., None, :])
         kept = spread > self.dim * torch.finfo(spread.dtype).eps * spread[..., -1:]
-        rank = kept.sum(-1, keepdim=True)
-        basis, _, _ = torch.linalg.svd(deviation[..., :, None] * axes * kept[..., None, :])
-        basis = basis * (torch.arange(self.dim) < rank)[..., None, :]
-        span: Tensor = basis @ basis.mT
-        return span
+        return row_space((deviation[..., :, None] * axes * kept[..., None, :]).mT, kept.sum(-1, keepdim=True))
+
+    def interior(self, like: Tensor, start: float | Tensor | None = None) -> Tensor:
+        """``start``, or that of this measure, for each query of a tensor ``(..., queries, dim)``; or one sentence."""
+        own = start is None
+        point = torch.as_tensor(self.start if start is None else start).to(like)
+        name, remedy = type(self).__name__, f"give {type(self).__name__} a start, a point inside" if own else "move it"
+        try:
+            point = point.expand(like.shape)
+        except RuntimeError:
+            raise UserError(
+                f"start of {name} must be a number or broadcast to {tuple(like.shape)}, got {tuple(point.shape)};"
+                f" one point of shape ({self.dim},) serves all"
+            ) from None
+        inside = self.contains(point) & torch.isfinite(point).all(-1)
+        if not bool(inside.all()):
+            raise UserError(f"start of {name} must lie in {self.domain}, got {point[~inside][0].tolist()}; {remedy}")
+        return point
+
+    def _potential(self, natural: Tensor) -> Tensor:
+        """The log normalizer, or one sentence if it does not have one value per query."""
+        value = self.log_normalizer(natural)
+        if value.shape != natural.shape[:-1]:
+            raise UserError(
+                f"log_normalizer of {type(self).__name__} must map {tuple(natural.shape)} to one value per query,"
+                f" {tuple(natural.shape[:-1])}, got {tuple(value.shape)}; sum over the last axis alone, or index it"
+            )
+        return value
 
     def vectors(self, tensor: Tensor, name: str) -> Tensor:
         """A tensor of shape ``(..., queries, dim)``, expanded to the batch of this measure, or one clear sentence."""
+        if not isinstance(getattr(self, "dim", None), int):
+            got = repr(self.dim) if hasattr(self, "dim") else "none"
+            raise UserError(
+                f"dim of {type(self).__name__} must be a whole number, got {got};"
+                " write dim = 1 (or the length of natural) in the class, or set it in __init__"
+            )
         check_floating(tensor, name)
         if tensor.dim() < 2 or tensor.shape[-1] != self.dim:
             raise ValueError(
@@ -173,7 +223,7 @@ class Measure(abc.ABC):
         return natural
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(dim={self.dim})"
+        return f"{type(self).__name__}(dim={getattr(self, 'dim', '?')})"
 
 
 def gradient(function: Callable[[Tensor], Tensor], point: Tensor) -> Tensor:
@@ -187,6 +237,14 @@ def gradient(function: Callable[[Tensor], Tensor], point: Tensor) -> Tensor:
             return torch.zeros_like(point)
         (result,) = torch.autograd.grad(value, leaf, create_graph=keep, materialize_grads=True)
     return result
+
+
+def row_space(matrix: Tensor, rank: Tensor) -> Tensor:
+    """Projector on the space of the rows of a matrix ``(..., rows, dim)`` of known rank, ``(..., 1)``."""
+    _, _, axes = torch.linalg.svd(matrix, full_matrices=False)
+    axes = axes * (torch.arange(axes.shape[-2], device=axes.device) < rank)[..., None]
+    projector: Tensor = axes.mT @ axes
+    return torch.where((rank == matrix.shape[-1])[..., None], torch.eye(matrix.shape[-1]).to(projector), projector)
 
 
 def check_pair(first: Tensor, second: Tensor) -> None:

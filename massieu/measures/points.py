@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from massieu.measures.measure import Measure, as_log_weight, as_parameter, common_batch
+from massieu.measures.measure import Measure, as_log_weight, as_parameter, common_batch, row_space
 from massieu.statistics import attend, probabilities, row_statistics
 
 __all__ = ["Points"]
@@ -114,11 +114,13 @@ class Points(Measure):
             present = (self.log_weight > -torch.inf).double().unsqueeze(-1)
             present = present.expand(*present.shape[:-2], support.shape[-2], 1)
         centre = (present * support).sum(-2, keepdim=True) / present.sum(-2, keepdim=True)
-        _, spread, axes = torch.linalg.svd(present * (support - centre), full_matrices=False)
+        # Coordinates of very different scale are no less independent, and each rounds in proportion to its own size.
+        size = support.abs().amax(-2, keepdim=True)
+        size = torch.where(size > 0, size, 1.0)
+        _, spread, axes = torch.linalg.svd(present * (support - centre) / size, full_matrices=False)
         floor = max(support.shape[-2:]) * torch.finfo(support.dtype).eps
-        kept = spread > floor * torch.maximum(spread[..., :1], support.abs().amax((-2, -1))[..., None])
-        span: Tensor = axes.mT @ (kept[..., None] * axes)
-        return span
+        kept = spread > floor * spread[..., :1].clamp(min=1.0)
+        return row_space(kept[..., None] * axes * size, kept.sum(-1, keepdim=True))
 
     def _operands(self, natural: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         natural = self.expect(natural)

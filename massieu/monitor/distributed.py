@@ -30,6 +30,7 @@ def watch_distributed(
     *,
     start: int = 0,
     rules: Sequence[Rule] = RULES,
+    console: bool = True,
     group: dist.ProcessGroup | None = None,
 ) -> Watch:
     r"""As :func:`massieu.watch`, in every process of a run of several: readings are those of the joined batch.
@@ -49,6 +50,7 @@ def watch_distributed(
         quantities: as there.
         start: as there.
         rules: as there.
+        console: as there; the first process prints.
         group: the processes that share the batch; all of them by default.
 
     Example:
@@ -61,8 +63,13 @@ def watch_distributed(
     together = dist.is_available() and dist.is_initialized()
     writes = not together or dist.get_rank(group) == 0
     gather = partial(merge_processes, group=group) if together else None
-    kept = log if writes else None
-    return Watch(unwrap(model), every, kept, heads, quantities, start=start, rules=rules, gather=gather)
+    return Watch(
+        *(unwrap(model), every, log if writes else None, heads, quantities),
+        start=start,
+        rules=rules,
+        gather=gather,
+        console=console and writes,
+    )
 
 
 def unwrap(model: nn.Module) -> nn.Module:

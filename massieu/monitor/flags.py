@@ -13,7 +13,7 @@ from massieu.checks import UserError
 from massieu.monitor.quantities import HEADS, WATCHED
 from massieu.monitor.reading import Flag, Place, Reading, summary
 
-__all__ = ["RULES", "Flags", "Rule"]
+__all__ = ["OF_ANY_PASS", "RULES", "Flags", "Rule", "worst"]
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,10 @@ RULES: tuple[Rule, ...] = (
         "Clark et al. 2019, arXiv 1906.04341, section 6",
     ),
 )
-"""What is flagged unless other rules are given."""
+"""What is flagged in training unless other rules are given."""
+
+OF_ANY_PASS = tuple(rule for rule in RULES if rule.quantity == "broken_rows")
+"""What is flagged outside training: one token at a time, a healthy model has sharp and similar heads."""
 
 Key = tuple[str, str, int, int | None]
 
@@ -187,6 +190,23 @@ class Flags:
                     del self._active[key]
                     changed.append(_flag(rule, place, head, value, "cleared"))
         return tuple(changed)
+
+
+def worst(reading: Reading, rules: Sequence[Rule] = RULES) -> dict[str, float]:
+    """Over all layers, the value that is nearest to each flag: the smallest where small ones are bad, else the largest.
+
+    Example:
+        >>> place = Place("decoder", 0, "h.0.attn", heads=2)
+        >>> worst(Reading(0, (place,), {"score_max": torch.tensor([[3.0, 7.0]])}))
+        {'score_max/max': 7.0}
+    """
+    found = {}
+    for rule in rules:
+        known = [value for _, _, value in _values(rule, reading) if not math.isnan(value)]
+        if known:
+            name, choose = ("min", min) if rule.sign == "<" else ("max", max)
+            found[f"{rule.quantity}/{name}"] = choose(known)
+    return found
 
 
 def _checked(rules: Sequence[Rule]) -> tuple[Rule, ...]:

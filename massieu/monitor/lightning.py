@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from massieu.checks import MissingPackageError, UserError
 from massieu.monitor.distributed import watch_distributed
 from massieu.monitor.flags import RULES, Rule
-from massieu.monitor.sinks import Scalars
+from massieu.monitor.sinks import Tool
 from massieu.monitor.telling import tell
 from massieu.monitor.watching import Watch
 from massieu.taps.structure import attention_modules
@@ -27,7 +27,8 @@ class _Events:
     """A callback that watches the model: :func:`massieu.watch` from the beginning of training to its end.
 
     A step is a batch, or several whose gradients are accumulated; numbers begin at ``trainer.global_step``, also where
-    training continues from a checkpoint. In runs of several processes the first one writes for all.
+    training continues from a checkpoint. In runs of several processes the first one writes for all. The loss that
+    ``training_step`` returns is recorded.
 
     Args:
         every: how many steps lie between two readings.
@@ -36,6 +37,7 @@ class _Events:
         heads: as in :func:`massieu.watch`.
         quantities: as in :func:`massieu.watch`.
         rules: as in :func:`massieu.watch`.
+        console: as in :func:`massieu.watch`.
         module: path in the LightningModule of what its ``training_step`` calls; where a single child has attention, it
             is found. "" is the LightningModule itself, whose ``training_step`` then has to call ``self(...)``.
 
@@ -65,6 +67,7 @@ class _Events:
         quantities: Iterable[str] | Literal["all"] = "all",
         *,
         rules: Sequence[Rule] = RULES,
+        console: bool = True,
         module: str | None = None,
     ) -> None:
         super().__init__()
@@ -72,6 +75,7 @@ class _Events:
         self._logs = [each for each in logs if not _is_lightning(each)]
         self._through = len(self._logs) < len(logs)
         self._every, self._heads, self._quantities, self._rules = every, heads, quantities, rules
+        self._console = console
         self._module, self._path, self._start, self._counted, self._warned = module, "", 0, 0, False
         self.watched: Watch | None = None
 
@@ -86,7 +90,7 @@ class _Events:
                 " calls training_step through the module itself; name the part that training_step calls"
             )
         model = _part(pl_module, self._path)
-        through = [Scalars((_writer(trainer), _nothing), per_head=self._heads)] if self._through else []
+        through = [_tool(trainer)] if self._through else []
         self._start = self._counted = trainer.global_step
         self.watched = watch_distributed(
             model,
@@ -96,12 +100,18 @@ class _Events:
             self._quantities,
             start=self._start,
             rules=self._rules,
+            console=self._console,
         )
         self.watched.step()  # from here on Lightning counts
 
-    def on_train_batch_end(self, trainer: Any, pl_module: nn.Module, *_: Any) -> None:
-        """Count a step if the weights were updated."""
-        if self.watched is None or trainer.global_step == self._counted:
+    def on_train_batch_end(self, trainer: Any, pl_module: nn.Module, outputs: Any = None, *_: Any) -> None:
+        """Record the loss, and count a step if the weights were updated."""
+        if self.watched is None:
+            return
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if isinstance(loss, Tensor) and loss.numel() == 1:
+            self.watched.record(loss=loss)
+        if trainer.global_step == self._counted:
             return
         if self.watched.number < self._start and not self._warned:
             self._warned = True
@@ -150,20 +160,24 @@ def _part(module: nn.Module, path: str) -> nn.Module:
         ) from None
 
 
-def _writer(trainer: Any) -> Any:
+def _tool(trainer: Any) -> Tool:
+    """The loggers of a Trainer, which closes them."""
+
     def write(step: int, numbers: dict[str, float]) -> None:
         for logger in trainer.loggers:
-            logger.log_metrics({f"massieu/{name}": value for name, value in numbers.items()}, step=step)
+            logger.log_metrics(numbers, step=step)
 
-    return write
+    def text(step: int, words: str) -> None:
+        for logger in trainer.loggers:
+            add_text = getattr(getattr(logger, "experiment", None), "add_text", None)  # that of TensorBoard has one
+            if add_text is not None:
+                add_text("massieu/flags", words, step)
+
+    return Tool(write, text)
 
 
 def _is_lightning(log: Any) -> bool:
     return isinstance(log, str) and log == "lightning"
-
-
-def _nothing() -> None:
-    """Lightning closes its own loggers."""
 
 
 def _callback() -> type:

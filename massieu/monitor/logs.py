@@ -103,8 +103,7 @@ class Log:
     def _take(self, line: str) -> None:
         if self.path.suffix == ".csv" and not self._columns:
             self._columns = line.split(",")
-            names = self._columns[1:-1]
-            if self._columns[:1] != ["step"] or self._columns[-1:] != ["flags"] or not all("/" in x for x in names):
+            if not _is_header(self._columns):
                 raise UserError(
                     f"{self.path} must begin with the columns of massieu.watch, step first and flags last, got"
                     f" {line[:40]!r}; give the path that watch(log=...) had"
@@ -176,6 +175,13 @@ def _label(flag: dict[str, Any], names: Sequence[str] | dict[str, float]) -> str
     """The place of a flag as series call it: with the stack where there are several."""
     label = f"layer{flag['layer']:02d}"
     return f"{flag['stack']}.{label}" if any(f"/{flag['stack']}.{label}" in name for name in names) else label
+
+
+def _is_header(columns: Sequence[str]) -> bool:
+    """Whether these are the columns of a log: series of quantities, and before them what was recorded."""
+    names = columns[1:-1]
+    known = all("/" in name or name.isidentifier() for name in names) and any("/" in name for name in names)
+    return columns[0] == "step" and columns[-1] == "flags" and (known or not names)
 
 
 def _unquoted(cell: str) -> str:

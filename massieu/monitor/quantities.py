@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from massieu.checks import UserError
+from massieu.checks import UserError, did_you_mean
 from massieu.inspection.quantities import GEOMETRY, QUANTITIES, Quantity
 
 __all__ = ["HEADS", "LAYERS", "WATCHED", "chosen"]
@@ -100,6 +100,6 @@ def chosen(quantities: Iterable[str] | str) -> frozenset[str]:
     names = list(quantities) if isinstance(quantities, Iterable) and not isinstance(quantities, str) else [quantities]
     unknown = [name for name in names if not isinstance(name, str) or name not in WATCHED]
     if unknown or not names:
-        got = ", ".join(map(repr, unknown)) or "none"
+        got = ", ".join(f"{name!r}{did_you_mean(str(name), WATCHED)}" for name in unknown) or "none"
         raise UserError(f'quantities must be "all" or some of {", ".join(WATCHED)}, got {got}; "all" costs little')
     return frozenset(names)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from massieu.checks import UserError
 
-__all__ = ["Flag", "Place", "Reading", "summary"]
+__all__ = ["Flag", "Place", "Reading", "is_recordable", "summary"]
 
 LARGEST = 10_000_000  # numbers of one quantity; a line of a log may claim more
 
@@ -89,6 +89,8 @@ class Reading:
         heads: by quantity, float64 ``(places, heads)``; nan where undefined and behind the last head of a place.
         layers: by quantity, float64 ``(places,)``.
         flags: what was raised or cleared at this step.
+        recorded: by name, the latest number that :meth:`Watch.record` was given since the reading before, up to the end
+            of this step.
 
     Example:
         >>> place = Place("decoder", 3, "h.3.attn", heads=2)
@@ -104,6 +106,7 @@ class Reading:
     heads: Mapping[str, Tensor] = field(default_factory=dict)
     layers: Mapping[str, Tensor] = field(default_factory=dict)
     flags: tuple[Flag, ...] = ()
+    recorded: dict[str, float] = field(default_factory=dict)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -115,9 +118,10 @@ class Reading:
         """Flat names and numbers, the same names at every reading; nan where undefined.
 
         Of a quantity of the heads: ``quantity/layer03/min``, ``/median`` and ``/max`` over the heads of a place, and
-        with ``per_head`` also ``quantity/layer03/head07``; of a layer: ``quantity/layer03``.
+        with ``per_head`` also ``quantity/layer03/head07``; of a layer: ``quantity/layer03``; of what was recorded: its
+        name.
         """
-        found: dict[str, float] = {}
+        found = dict(self.recorded)
         for name, values in self.heads.items():
             for place, label, row in zip(self.places, self.labels, values.tolist(), strict=True):
                 own = row[: place.heads]
@@ -134,8 +138,10 @@ class Reading:
             name: [_plain(row[: place.heads]) for place, row in zip(self.places, values.tolist(), strict=True)]
             for name, values in self.heads.items()
         }
+        recorded = dict(zip(self.recorded, _plain(list(self.recorded.values())), strict=True))
         return {
             "step": self.step,
+            **({"recorded": recorded} if recorded else {}),
             "places": [list(place) for place in self.places],
             "heads": rows,
             "layers": {name: _plain(values.tolist()) for name, values in self.layers.items()},
@@ -150,12 +156,23 @@ class Reading:
             heads = {name: _table(rows, places) for name, rows in values["heads"].items()}
             layers = {name: _tensor(_numbers(row, len(places))) for name, row in values["layers"].items()}
             flags = tuple(Flag.from_dict(flag) for flag in values["flags"])
-            return cls(_count(values["step"]), places, heads, layers, flags)
+            recorded = {_recordable(name): _numbers([x])[0] for name, x in values.get("recorded", {}).items()}
+            return cls(_count(values["step"]), places, heads, layers, flags, recorded)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise UserError(
                 f"a reading must have step, places, heads, layers and flags as to_dict writes them, got {error!r};"
                 " read a log that massieu.watch wrote"
             ) from error
+
+
+def is_recordable(name: str) -> bool:
+    """Whether a recorded value may have this name, beside the columns of a log.
+
+    Example:
+        >>> is_recordable("loss"), is_recordable("entropy/layer00"), is_recordable("step")
+        (True, False, False)
+    """
+    return name.isidentifier() and name not in ("step", "flags")
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:
@@ -190,6 +207,12 @@ def _count(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
         raise ValueError(f"a number from zero expected, got {value!r}")
     return value
+
+
+def _recordable(name: str) -> str:
+    if not is_recordable(name):
+        raise ValueError(f"the name of a recorded value expected, got {name!r}")
+    return name
 
 
 def _place(stack: str, layer: int, name: str, heads: int) -> Place:

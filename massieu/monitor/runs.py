@@ -166,7 +166,7 @@ def training_run(
     source = batches(training_tokens(), recipe, torch.Generator().manual_seed(seed))
     losses: list[float] = []
     norms: list[float] = []
-    with watch(model, every=every, rules=rules) as watched:
+    with watch(model, every=every, rules=rules, console=False) as watched:
         for _ in range(steps):
             loss, total = _losses(model, next(source), penalty)
             losses.append(loss.item())

@@ -10,14 +10,16 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from massieu.checks import MissingPackageError, UserError
+from massieu.monitor.flags import worst
 from massieu.monitor.lines import Lines
 from massieu.monitor.reading import Reading
+from massieu.monitor.showing import sentences
 from massieu.monitor.telling import cause, tell
 
-__all__ = ["CsvLog", "JsonLines", "Scalars", "open_sink"]
+__all__ = ["CsvLog", "JsonLines", "Scalars", "Sink", "Tool", "open_sink", "short_series", "tensorboard_in"]
 
 ENDINGS = (".jsonl", ".csv")
 TOOLS = ("tensorboard", "wandb", "trackio")
@@ -25,7 +27,7 @@ Receiver = Callable[[Reading], object]
 
 
 class Sink(Protocol):
-    """What takes readings."""
+    """Destination for readings."""
 
     def __call__(self, reading: Reading) -> None: ...
 
@@ -33,13 +35,28 @@ class Sink(Protocol):
         """Say that there is no more to come."""
 
 
-def open_sink(log: Any, *, per_head: bool = False) -> Sink:
+class Tool(NamedTuple):
+    """Functions of a tool that draws curves.
+
+    Attributes:
+        write: called with a step and numbers by name.
+        text: called with a step and lines of Markdown; None where the tool takes none.
+        close: called in the end.
+    """
+
+    write: Callable[[int, dict[str, float]], object]
+    text: Callable[[int, str], object] | None = None
+    close: Callable[[], object] = lambda: None
+
+
+def open_sink(log: Any, *, per_head: bool = False, short: bool = False) -> Sink:
     """What takes readings, from what a user writes for ``log=``.
 
     Args:
         log: a callable, which is given each :class:`Reading`; a path that ends in ``.jsonl`` or ``.csv``, which is
-            appended to; "tensorboard", "wandb" or "trackio"; a ``SummaryWriter``; or a list of these.
+            appended to; "tensorboard", "wandb" or "trackio"; a ``SummaryWriter``; a :class:`Tool`; or a list of these.
         per_head: whether logs of single numbers have a series for each head, too. JSON lines hold every head anyway.
+        short: whether tools that draw curves get the :func:`short_series` only.
 
     Returns:
         A callable that raises nothing: a log that fails costs readings and a line on the logger ``massieu.watch``, and
@@ -52,18 +69,20 @@ def open_sink(log: Any, *, per_head: bool = False) -> Sink:
         >>> steps
         [100]
     """
-    if isinstance(log, (list, tuple)):
-        return _Several(log, per_head)
-    return _Lenient(_opened(log, per_head), log)
+    if isinstance(log, (list, tuple)) and not isinstance(log, Tool):
+        return _Several(log, per_head, short)
+    return _Lenient(_opened(log, per_head, short), log)
 
 
-def _opened(log: Any, per_head: bool) -> Receiver:
+def _opened(log: Any, per_head: bool, short: bool) -> Receiver:
     if hasattr(log, "add_scalar"):  # before callables: a stand-in may be both
-        return Scalars(_tensorboard(log), per_head=per_head)
+        log = _tensorboard(log)
+    if isinstance(log, Tool):
+        return Scalars(log, per_head=per_head, short=short)
     if callable(log):
         return log  # type: ignore[no-any-return]
     if isinstance(log, str) and log in TOOLS:
-        return Scalars(_open_tool(log), per_head=per_head)
+        return Scalars(_open_tool(log), per_head=per_head, short=short)
     if isinstance(log, (str, os.PathLike)):
         path = Path(log)
         if path.suffix == ".jsonl":
@@ -151,30 +170,42 @@ class CsvLog:
 
 
 class Scalars:
-    """Single numbers by name and step, for tools that draw curves.
+    """Single numbers by name and step, for tools that draw curves; every name begins with ``massieu/``.
 
     Args:
-        write: called with a step and numbers by name; those that are not finite are left out.
-        close: called in the end.
+        tool: where to write; numbers that are not finite are left out.
         per_head: whether there is a series for each head, too.
+        short: whether to write the :func:`short_series` only.
 
-    Flags are numbers as well: ``flags/raised`` and ``flags/cleared`` count those of the reading.
+    Flags are numbers as well: ``massieu/flags/raised`` and ``massieu/flags/cleared`` count those of the reading. Where
+    the tool takes text, those of one name are a sentence.
     """
 
-    def __init__(
-        self, write: tuple[Callable[[int, dict[str, float]], object], Callable[[], object]], *, per_head: bool = False
-    ) -> None:
-        (self._write, self._close), self._per_head = write, per_head
+    def __init__(self, tool: Tool, *, per_head: bool = False, short: bool = False) -> None:
+        self._tool, self._per_head, self._short = tool, per_head, short
 
     def __call__(self, reading: Reading) -> None:
-        numbers = {name: value for name, value in reading.series(self._per_head).items() if math.isfinite(value)}
+        numbers = short_series(reading) if self._short else reading.series(self._per_head)
         for state in ("raised", "cleared"):
             numbers[f"flags/{state}"] = float(sum(flag.state == state for flag in reading.flags))
-        self._write(reading.step, numbers)
+        self._tool.write(reading.step, {f"massieu/{name}": x for name, x in numbers.items() if math.isfinite(x)})
+        if reading.flags and self._tool.text is not None:
+            self._tool.text(reading.step, "\n\n".join(sentences(reading)))
 
     def close(self) -> None:
         """Say that there is no more to come."""
-        self._close()
+        self._tool.close()
+
+
+def short_series(reading: Reading) -> dict[str, float]:
+    """A few numbers for a tool that draws a chart of each.
+
+    These are: what was recorded, of each quantity with a flag the value of all layers that is nearest to it (see
+    :func:`massieu.monitor.flags.worst`), and the median normalized entropy of each layer.
+    """
+    name = "normalized_entropy"
+    medians = {key: x for key, x in reading.series().items() if key.startswith(f"{name}/") and key.endswith("/median")}
+    return {**reading.recorded, **worst(reading), **medians}
 
 
 class _Lenient:
@@ -188,7 +219,7 @@ class _Lenient:
         self._try(lambda: self._sink(reading), f"at step {reading.step}")
 
     def close(self) -> None:
-        self._try(getattr(self._sink, "close", _nothing), "when it was closed")
+        self._try(getattr(self._sink, "close", lambda: None), "when it was closed")
 
     def _try(self, call: Callable[[], object], when: str) -> None:
         try:
@@ -204,11 +235,11 @@ class _Lenient:
 
 
 class _Several:
-    def __init__(self, logs: Sequence[Any], per_head: bool) -> None:
+    def __init__(self, logs: Sequence[Any], per_head: bool, short: bool) -> None:
         self._sinks: list[Sink] = []
         try:
             for log in logs:
-                self._sinks.append(open_sink(log, per_head=per_head))
+                self._sinks.append(open_sink(log, per_head=per_head, short=short))
         except BaseException:
             self.close()
             raise
@@ -222,12 +253,10 @@ class _Several:
             sink.close()
 
 
-def _open_tool(name: str) -> tuple[Callable[[int, dict[str, float]], object], Callable[[], object]]:
-    """How to write numbers to a tool, and how to end; a run that the user has begun is used and left open."""
+def _open_tool(name: str) -> Tool:
+    """A tool by its name; a run that the user has begun is used and left open."""
     if name == "tensorboard":
-        writer = _import("torch.utils.tensorboard", "tensorboard").SummaryWriter()
-        write, _ = _tensorboard(writer)
-        return write, writer.close
+        return tensorboard_in(None)
     tool = _import(name, name)
     running = tool.run if name == "wandb" else tool.context_vars.current_run.get()
     own = tool.init(project="massieu") if running is None else None
@@ -236,27 +265,35 @@ def _open_tool(name: str) -> tuple[Callable[[int, dict[str, float]], object], Ca
         tool.define_metric("massieu/*", step_metric="massieu/step")
 
         def write_wandb(step: int, numbers: dict[str, float]) -> None:
-            tool.log({"massieu/step": step, **{f"massieu/{key}": value for key, value in numbers.items()}})
+            tool.log({"massieu/step": step, **numbers})
 
-        return write_wandb, _nothing if own is None else own.finish
+        return Tool(write_wandb) if own is None else Tool(write_wandb, close=own.finish)
 
     def write_trackio(step: int, numbers: dict[str, float]) -> None:
-        tool.log({f"massieu/{key}": value for key, value in numbers.items()}, step=step)
+        tool.log(numbers, step=step)
 
-    return write_trackio, _nothing if own is None else tool.finish
+    return Tool(write_trackio) if own is None else Tool(write_trackio, close=tool.finish)
 
 
-def _tensorboard(writer: Any) -> tuple[Callable[[int, dict[str, float]], object], Callable[[], object]]:
+def tensorboard_in(folder: str | None) -> Tool:
+    """A new event file in a folder; by default in a new one under ``runs``."""
+    writer = _import("torch.utils.tensorboard", "tensorboard").SummaryWriter(folder)
+    return _tensorboard(writer)._replace(close=writer.close)
+
+
+def _tensorboard(writer: Any) -> Tool:
+    """A ``SummaryWriter``, which its owner closes."""
+
     def write(step: int, numbers: dict[str, float]) -> None:
         for name, value in numbers.items():
             writer.add_scalar(name, value, step)
         writer.flush()
 
-    return write, _nothing
+    def text(step: int, words: str) -> None:
+        writer.add_text("massieu/flags", words, step)
+        writer.flush()
 
-
-def _nothing() -> None:
-    """What others opened they close."""
+    return Tool(write, text if hasattr(writer, "add_text") else None)
 
 
 def _import(module: str, package: str) -> Any:

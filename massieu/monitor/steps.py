@@ -45,6 +45,11 @@ class Steps:
             if parameter is not None and not parameter.is_inference():
                 yield parameter
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether no training pass came so far, and nothing was said about it."""
+        return self._waits
+
     def update(self) -> None:
         """Say that the weights were updated; from then on nothing else counts."""
         self._by_hand = self._updated = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -14,11 +15,14 @@ from torch import Tensor, nn
 from massieu.checks import MissingPackageError, UserError
 from massieu.inspection.run import NotObservable
 from massieu.kernels.graphs import call_eagerly
-from massieu.monitor.flags import RULES, Flags, Rule
+from massieu.monitor.console import Console
+from massieu.monitor.delivery import Delivery
+from massieu.monitor.flags import OF_ANY_PASS, RULES, Flags, Rule
 from massieu.monitor.listening import Listening
 from massieu.monitor.quantities import HEADS, LAYERS, chosen
 from massieu.monitor.reading import Flag, Place, Reading
-from massieu.monitor.sinks import open_sink
+from massieu.monitor.showing import in_one_line, last_reading
+from massieu.monitor.sinks import TOOLS, Tool, open_sink
 from massieu.monitor.steps import Steps, Updates
 from massieu.monitor.tallies import Tally
 from massieu.monitor.telling import cause, tell
@@ -48,6 +52,8 @@ def watch(
     start: int = 0,
     rules: Sequence[Rule] = RULES,
     gather: Gather | None = None,
+    console: bool = True,
+    training: bool = True,
 ) -> Watch:
     r"""Read the thermodynamics of a model's attention now and then while it trains.
 
@@ -60,7 +66,11 @@ def watch(
     evaluation as none. Changes are seen where an optimizer of torch makes them, or anything that writes parameters in
     place; in other loops, and where you want to count yourself, call :meth:`Watch.step` behind each update. Of several
     passes of one step the first is read. A pass in eval mode or without gradients counts as evaluation: call the
-    model's ``train()`` before the loop. A warning says so where weights change and nothing was ever read.
+    model's ``train()`` before the loop. A line on the logger ``massieu.watch`` says so where weights change and nothing
+    was ever read. With ``training=False`` every pass is a step and can be read, also the pass of each token in
+    ``generate``.
+
+    Nothing that fails in a reading ends the training: it is logged once, and the watch reads no more.
 
     A compiled model is read in a pass of its own that runs uncompiled, before the compiled one: a reading then costs a
     forward pass more. Random numbers, buffers, and tensors, numbers and generators that modules hold as attributes are
@@ -70,13 +80,18 @@ def watch(
     Args:
         model: any module with attention that :func:`massieu.taps.tap` can hear.
         every: how many steps lie between two readings.
-        log: where readings go: a callable, a path (``.jsonl``, ``.csv``), a name ("tensorboard", "wandb", "trackio"),
-            or a list of these; readings are kept in :attr:`Watch.readings` anyway.
+        log: where readings go when their step has ended: a callable, a path (``.jsonl``, ``.csv``), a name
+            ("tensorboard", "wandb", "trackio"), or a list of these; they are kept in :attr:`Watch.readings` anyway.
+            Tools that draw curves get a short set of series unless you name quantities or set ``heads``.
         heads: whether :attr:`Watch.history` and logs of single numbers have a series for each head, too.
         quantities: "all", or some names of :data:`massieu.monitor.WATCHED`, such as ``("log_normalizer", "entropy")``.
         start: number of the first step, for a run that is continued.
         rules: when to raise flags; of the usual ones, those for quantities that are not computed are left out.
         gather: called with the sums of each reading before they become figures: merges those of several processes.
+        console: whether the main process prints a line to stderr when a flag is first raised, once for each head, and
+            where the log is in the end.
+        training: whether only passes of training count. False reads evaluation and generation, too: every forward pass
+            is a step. Of the usual rules only "not finite" is followed then: the others are made for training.
 
     Returns:
         A handle that is also a context manager; leaving it, by whatever way, removes every hook.
@@ -93,7 +108,14 @@ def watch(
         >>> bool(watched.readings[0].heads["entropy"].shape == (2, 4))
         True
     """
-    return Watch(model, every, log, heads, quantities, start=start, rules=rules, gather=gather)
+    return Watch(
+        *(model, every, log, heads, quantities),
+        start=start,
+        rules=rules,
+        gather=gather,
+        console=console,
+        training=training,
+    )
 
 
 class Watch:
@@ -115,6 +137,8 @@ class Watch:
         start: int = 0,
         rules: Sequence[Rule] = RULES,
         gather: Gather | None = None,
+        console: bool = True,
+        training: bool = True,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise UserError(f"model must be a torch module, got {type(model).__name__}; pass the model that you train")
@@ -125,24 +149,29 @@ class Watch:
             raise UserError(f"start must be the number of the first step, got {start!r}; 0 for a new run")
         plain = getattr(model, "_orig_mod", model)
         if plain in _WATCHED:
-            raise RuntimeError(
+            raise UserError(
                 f"this {type(plain).__name__} is watched already; close the first watch, or give it several logs"
             )
         self.readings: list[Reading] = []
         self.notes: list[str] = []
         self._model, self._plain, self._every, self._per_head = model, plain, every, heads
-        self._wanted, self._gather = chosen(quantities), gather
-        self._flags = Flags(rules, self._wanted)
+        self._training, self._overlooked = training, 0
+        # Between passes that are no training, weights do not change.
+        self._wanted, self._gather = chosen(quantities) - (frozenset() if training else {"update_ratio"}), gather
+        self._flags = Flags(rules if training or rules is not RULES else OF_ANY_PASS, self._wanted)
         if self._flags.left_out:
             names = ", ".join(f"{rule.name} ({rule.quantity})" for rule in self._flags.left_out)
             self.notes.append(f"not flagged, since the quantity is not computed: {names}")
-        self._receivers = [] if log is None else [open_sink(log, per_head=heads)]
+        short = isinstance(quantities, str) and quantities == "all" and not heads
+        self._files = _paths(log)
+        self._delivery = Delivery(None if log is None else open_sink(log, per_head=heads, short=short))
+        self._console = Console(console)
         self._shadow = is_compiled(model)
         if self._shadow:
             self.notes.append(COMPILED)
         self._steps, self._updates = Steps(plain, start), Updates(model)
         self._busy, self._fallback, self._due = False, True, False
-        self._reads, self._told, self._start = True, False, start
+        self._reads, self._told, self._closed, self._start = True, False, False, start
         self._places: dict[tuple[str, int], Place] = {}
         self._vectors: dict[tuple[str, int], Tensor] = {}
         self._ratios: dict[str, float] = {}
@@ -153,6 +182,8 @@ class Watch:
         self._stack.callback(model.register_forward_pre_hook(_Hook(self, "_begin"), with_kwargs=True).remove)
         self._stack.callback(model.register_forward_hook(_Hook(self, "_end"), with_kwargs=True).remove)
         self._stack.callback(self._steps.follow_optimizers().remove)
+        # A script may end without closing the watch.
+        self._stack.callback(weakref.finalize(self, self._delivery.flush).detach)
 
     def __enter__(self) -> Watch:
         return self
@@ -164,13 +195,50 @@ class Watch:
         """Stop watching: every hook is removed, every log closed."""
         self._abandon()
         self._stack.close()
-        for receiver in self._receivers:
-            getattr(receiver, "close", lambda: None)()
-        self._receivers = []
+        self._delivery.close()
+        if not self._closed:
+            self._closed = True
+            self._say_the_end()
 
     def step(self) -> None:
         """Say that the weights were updated; from the first call on, only these calls count."""
         self._steps.update()
+
+    def record(self, **values: Any) -> None:
+        """Put numbers of your own, such as the loss, beside the flags in logs, views and :attr:`history`.
+
+        A reading takes along the latest number of each name that was recorded since the reading before, up to the end
+        of its own step. A tensor is asked for its value when the step has ended.
+
+        Args:
+            values: numbers, or tensors with one, by name.
+
+        Example:
+            >>> model = massieu.nn.Transformer(16, num_layers=2, num_heads=4, vocabulary=10)
+            >>> with massieu.watch(model, every=1) as watched:
+            ...     loss = model(torch.tensor([[1, 2, 3, 4]])).square().mean()
+            ...     watched.record(loss=loss, rate=0.1)
+            >>> sorted(watched.readings[0].recorded)
+            ['loss', 'rate']
+        """
+        self._delivery.record(values)
+
+    def flush(self) -> None:
+        """Send the last reading to the logs now, without waiting for the end of its step."""
+        self._delivery.flush()
+
+    def __repr__(self) -> str:
+        parts = [type(self._plain).__name__, *in_one_line(self.readings, self.flags)]
+        if not self.readings and self._overlooked:
+            parts.append(f"{self._overlooked} passes of evaluation or generation not read")
+        parts += [] if self._reads else ["stopped"]
+        parts += ["closed"] if self._closed else []
+        parts += [f"log {', '.join(self._files)}"] if self._files else []
+        return f"Watch({', '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        self._delivery.fill()
+        return last_reading(repr(self), self.readings[-1] if self.readings else None, self.flags)
 
     @property
     def number(self) -> int:
@@ -189,6 +257,7 @@ class Watch:
             import pandas
         except ModuleNotFoundError:
             raise MissingPackageError("history needs pandas; pip install pandas, or use Watch.readings") from None
+        self._delivery.fill()
         rows = [reading.series(self._per_head) for reading in self.readings]
         return pandas.DataFrame(rows, index=pandas.Index([reading.step for reading in self.readings], name="step"))
 
@@ -219,13 +288,17 @@ class Watch:
         return self._reads or self._gather is not None
 
     def _steps_on(self, module: nn.Module) -> bool:
-        """Count a pass; whether it is the first one of a step of training."""
-        if module.training and torch.is_grad_enabled():
-            return self._steps.advance()
-        self._steps.overlook(module.training)
-        return False
+        """Count a pass; whether a step begins with it."""
+        if not self._training:
+            self._steps.update()
+        elif not (module.training and torch.is_grad_enabled()):
+            self._overlooked += 1
+            self._steps.overlook(module.training)
+            return False
+        return self._steps.advance()
 
     def _open_reading(self, in_graph: bool, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._delivery.flush()
         step = self._steps.number
         self._due = step % self._every == 0
         if self._due and self._reads:
@@ -331,8 +404,20 @@ class Watch:
 
     def _keep(self, reading: Reading) -> None:
         self.readings.append(reading)
-        for receiver in self._receivers:
-            receiver(reading)
+        self._delivery.put(reading)
+        self._console.show(reading)
+
+    def _say_the_end(self) -> None:
+        """Say where the log is, or why there is none."""
+        count = len(self.readings)
+        if count and self._files:
+            words = f"{count} reading{'s' * (count != 1)} in {', '.join(self._files)}"
+            self._console.say(f"{words}; massieu watch {self._files[0]} shows them")
+        if not count and self._overlooked and self._reads and self._steps.is_waiting:
+            tell(
+                f"nothing was read in {self._overlooked} passes of {type(self._plain).__name__}, which were evaluation"
+                " or generation; massieu.watch(model, every=1, training=False) reads every pass"
+            )
 
     def _reading(self, tallies: list[Tally]) -> Reading:
         self._places |= {(tally.place.stack, tally.place.layer): tally.place for tally in tallies}
@@ -373,6 +458,13 @@ class _Hook:
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         # Takes any arguments, returns None, and is part of Python: a file with it loads without this package.
         return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+def _paths(log: Any) -> list[str]:
+    """The files among the logs."""
+    if isinstance(log, (list, tuple)) and not isinstance(log, Tool):
+        return [path for each in log for path in _paths(each)]
+    return [str(log)] if isinstance(log, (str, os.PathLike)) and str(log) not in TOOLS else []
 
 
 def _nan(*shape: int) -> Tensor:

@@ -5,21 +5,33 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["Curves", "Document", "courses", "grouped", "lead"]
+__all__ = ["Curves", "Document", "courses", "grouped", "lead", "recorded"]
 
 Document = Mapping[str, Any]
 Curves = dict[str, list[float | None]]  # "min", "median" and "max" of heads, or "value" of a layer
 
 
 def courses(document: Document) -> dict[str, dict[str, Curves]]:
-    """The series by quantity and layer; those of single heads are left out."""
+    """The series by quantity and layer; those of single heads and recorded values are left out."""
     found: dict[str, dict[str, Curves]] = {}
     for name, values in document["series"].items():
-        quantity, label, *rest = name.split("/")
+        quantity, _, place = name.partition("/")
+        if not place:
+            continue
+        label, *rest = place.split("/")
         key = rest[0] if rest else "value"
         if not key.startswith("head") and any(value is not None for value in values):
             found.setdefault(quantity, {}).setdefault(label, {})[key] = values
     return found
+
+
+def recorded(document: Document) -> Curves:
+    """The series of recorded values by name, such as the loss."""
+    return {
+        name: values
+        for name, values in document["series"].items()
+        if "/" not in name and any(value is not None for value in values)
+    }
 
 
 def lead(document: Document) -> str:

@@ -14,6 +14,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from massieu.checks import UserError
 from massieu.report import changes, colours, theory
 from massieu.report.formula import typeset
+from massieu.report.scales import color_limits, row_length
+from massieu.report.words import WORDS
 
 __all__ = ["brief", "compare", "distinct_names", "inline_json", "page", "render"]
 
@@ -32,7 +34,7 @@ def render(inspection: Document) -> str:
     """
     _check(inspection)
     values = {"rulers": theory.rulers(inspection), "experiments": theory.summary(inspection)}
-    return _page("inspection.html", [inspection], run=inspection, **values)
+    return _page("inspection.html", [inspection], run={"predictions": [], **inspection}, **values)
 
 
 def compare(inspections: Sequence[Document]) -> str:
@@ -62,12 +64,11 @@ def _check(inspection: Document) -> None:
 def _page(template: str, inspections: Sequence[Document], **values: Any) -> str:
     names = distinct_names(inspections)
     quantities = {name: facts for run in inspections for name, facts in run["quantities"].items()}
+    runs = [_run(name, run) for name, run in zip(names, inspections, strict=True)]
     data = {
-        "runs": [
-            {"name": name, "heads": _columns(run["heads"]), "layers": _columns(run["layers"])}
-            for name, run in zip(names, inspections, strict=True)
-        ],
+        "runs": runs,
         "quantities": quantities,
+        "limits": {name: _limits(name, facts, runs) for name, facts in quantities.items() if facts["table"] == "heads"},
         "findings": [dict(found) for run in inspections[:1] for found in run.get("findings", [])],
         "colours": {
             scale.__name__: [scale(), scale(True)]
@@ -80,6 +81,21 @@ def _page(template: str, inspections: Sequence[Document], **values: Any) -> str:
             continue  # what was not measured need not be explained
         groups.setdefault(quantity.get("group") or quantity["table"], []).append({**quantity, "name": name})
     return page(template, runs=inspections, names=names, groups=groups, data=inline_json(data), **values)
+
+
+def _run(name: str, run: Document) -> dict[str, Any]:
+    heads = _columns(run["heads"])
+    length = row_length(heads)
+    rounded = None if length is None else round(length)
+    return {"name": name, "heads": heads, "layers": _columns(run["layers"]), "row_length": rounded}
+
+
+def _limits(name: str, quantity: Document, runs: Sequence[Document]) -> list[float]:
+    """Return the ends of the color scale that all runs share."""
+    values = [value for run in runs for value in run["heads"].get(name, ())]
+    length = max((run["row_length"] for run in runs if run["row_length"]), default=None)
+    possible = quantity.get("least"), quantity.get("most")  # documents of earlier versions have neither
+    return list(color_limits(values, quantity["scale"], *possible, neutral=quantity["neutral"], length=length))
 
 
 def page(template: str, **values: Any) -> str:
@@ -141,6 +157,9 @@ def _environment() -> Environment:
     functions: dict[str, Any] = {
         "asset": lambda name: (assets / name).read_text(encoding="utf-8"),
         "place": theory.place,
+        "beyond": theory.beyond,
+        "track": (theory.CONTROL, theory.THEORY),
+        "words": WORDS,
         "course": changes.course,
     }
     environment.globals |= functions

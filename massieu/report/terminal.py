@@ -86,14 +86,32 @@ def show_inspection(document: Mapping[str, Any], console: Any) -> None:
     console.print(Text("means over the heads of a layer; all heads are in the report and in --json", style="dim"))
     for finding in document["findings"]:
         console.print(Text.assemble((f"{finding['title']}: ", "bold"), finding["sentence"]))
+    if document.get("predictions"):
+        console.print(_predictions_table(document["predictions"]))
     for note in document["notes"]:
         console.print(Text(note, style="dim"))
+
+
+def _predictions_table(predictions: Sequence[Mapping[str, Any]]) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("prediction of the theory")
+    for name in ("measured", "control", "theory"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("verdict", "where"):
+        table.add_column(name)
+    for row in predictions:
+        numbers = [_number(row[name], 2) for name in ("measured", "control", "predicted")]
+        table.add_row(row["statement"], *numbers, row["verdict"], row["sentence"])
+    return table
 
 
 def show_comparison(documents: Sequence[Mapping[str, Any]], console: Any) -> None:
     """Print several inspections side by side: a table of means and changes, then sentences."""
     from rich.text import Text
 
+    documents = [made_visible(document) for document in documents]
     found = sorted(changes.table(documents), key=lambda change: list(documents[0]["quantities"]).index(change.quantity))
     for which in ("heads", "layers"):
         own = [change for change in found if documents[0]["quantities"][change.quantity]["table"] == which]
@@ -113,7 +131,7 @@ def _changes_table(found: Sequence[Change], which: str, documents: Sequence[Mapp
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column(f"mean over {which} of", no_wrap=True)
     for name in (*distinct_names(documents), "change", "mean |change|", "beyond 2 s.e."):
-        table.add_column(Text(visible(name)), justify="right", overflow="fold")
+        table.add_column(Text(name), justify="right", overflow="fold")
     for each in found:
         beyond = "-" if each.beyond is None else f"{each.beyond[0]} of {each.beyond[1]}"
         numbers = [_number(value, 3) for value in (*each.means, each.change, each.absolute)]

@@ -6,19 +6,20 @@ import itertools
 import math
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup, escape
 
 from massieu.checks import UserError
-from massieu.report.courses import Curves, Document, courses, grouped, lead
+from massieu.report.courses import Curves, Document, courses, grouped, lead, recorded
 from massieu.report.pages import brief, inline_json, page
 
 __all__ = ["render_watch", "save_watch"]
 
 LARGEST_PAGE = 40_000  # points drawn, over all charts
+MOST_COLUMNS = 4  # of recorded values in the table of flags
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 300, 138, 70, 20, 10
 RIGHT = WIDTH - 8
 
@@ -30,14 +31,17 @@ def render_watch(document: Document) -> str:
         document: as :meth:`massieu.monitor.Log.to_dict` gives it. Everything in it is escaped.
     """
     curves = courses(document)
-    charts = sum(len(layers) for layers in curves.values())
+    own = {"recorded": {name: {"value": values} for name, values in recorded(document).items()}}
+    charts = sum(len(layers) for layers in (*curves.values(), *own.values()))
     points = max(24, min(240, LARGEST_PAGE // max(1, charts)))
     steps, thinned = _thin(document["steps"], curves, points)
+    beside = _thin(document["steps"], own, points)[1]["recorded"]
+    flags = {label: [flag for flag in document["flags"] if flag["label"] == label] for label in _labels(curves)}
     sections = [
         {
             "name": name,
             "facts": document["quantities"].get(name, {"title": name, "formula": "", "unit": "", "explanation": ""}),
-            "charts": _charts(name, steps, layers, document),
+            "charts": _charts(name, steps, layers, document, flags),
         }
         for name, layers in thinned.items()
     ]
@@ -46,7 +50,7 @@ def render_watch(document: Document) -> str:
         "steps": steps,
         "curves": {
             f"{name}/{label}": {key: [_short(value) for value in values] for key, values in own.items()}
-            for name, layers in thinned.items()
+            for name, layers in {**thinned, "": beside}.items()
             for label, own in layers.items()
         },
     }
@@ -55,6 +59,12 @@ def render_watch(document: Document) -> str:
         "sections": sections,
         "lead": lead(document),
         "raised": grouped(document["raised"]),
+        "recorded": [
+            chart
+            for name, curve in beside.items()
+            for chart in _charts("", steps, {name: curve}, document, {name: document["flags"]})
+        ],
+        "numbers": _at_flags(document),
     }
     return page("watch.html", **values, data=inline_json(data))
 
@@ -89,7 +99,28 @@ def _thin(
     return [steps[b - 1] for b in cuts[1:]], thinned
 
 
-def _charts(name: str, steps: Sequence[int], layers: dict[str, Curves], document: Document) -> list[Markup]:
+def _labels(curves: dict[str, dict[str, Curves]]) -> list[str]:
+    return list(dict.fromkeys(label for layers in curves.values() for label in layers))
+
+
+def _at_flags(document: Document) -> dict[str, list[float | None]]:
+    """By name, the recorded value at the step of each flag."""
+    at = {step: i for i, step in enumerate(document["steps"])}
+    rows = [at.get(flag["step"]) for flag in document["flags"]]
+    return {
+        name: [None if row is None else values[row] for row in rows]
+        for name, values in list(recorded(document).items())[:MOST_COLUMNS]
+    }
+
+
+def _charts(
+    name: str,
+    steps: Sequence[int],
+    layers: dict[str, Curves],
+    document: Document,
+    flags: Mapping[str, Sequence[Document]],
+) -> list[Markup]:
+    """A chart for each layer, all on one scale, with the flags of the layer."""
     known = [value for own in layers.values() for values in own.values() for value in values if value is not None]
     logarithmic = (
         document["quantities"].get(name, {}).get("scale") == "logarithmic"
@@ -98,10 +129,7 @@ def _charts(name: str, steps: Sequence[int], layers: dict[str, Curves], document
     )
     up = _axis(known, HEIGHT - BOTTOM, TOP, logarithmic)
     across = _axis([float(step) for step in steps], LEFT, RIGHT, False)
-    return [
-        _chart(name, label, own, steps, across, up, [flag for flag in document["flags"] if flag["label"] == label])
-        for label, own in layers.items()
-    ]
+    return [_chart(name, label, own, steps, across, up, flags.get(label, ())) for label, own in layers.items()]
 
 
 def _axis(values: Sequence[float], first: float, last: float, logarithmic: bool) -> Any:
@@ -135,7 +163,7 @@ def _chart(
         if len(run) == 1:
             parts.append(f'<circle cx="{across(run[0][0]):.1f}" cy="{up(run[0][1]):.1f}" r="2.5"/>')
     events = dict.fromkeys((flag["step"], flag["state"], flag["name"]) for flag in flags)
-    for step, state, what in events:
+    for step, state, what in sorted(events, key=lambda event: event[1] == "raised"):  # which then lies on top
         x = across(min(max(step, steps[0]), steps[-1]))
         parts.append(
             f'<g class="{escape(state)}"><line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
@@ -143,7 +171,7 @@ def _chart(
             f"<title>{escape(what)} {escape(state)} at step {step}</title></g>"
         )
     last = next((value for value in reversed(middle) if value is not None), None)
-    words = f"{name} of {label}, at the end {brief(last)}"
+    words = f"{name} of {label}, at the end {brief(last)}" if name else f"{label}, at the end {brief(last)}"
     return Markup(
         f'<figure class="course-of"><figcaption>{escape(label)} <span>{brief(last)}</span></figcaption>'
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(words)}"'

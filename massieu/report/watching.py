@@ -8,19 +8,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from massieu.checks import visible
-from massieu.report.courses import Curves, Document, courses, grouped, lead
+from massieu.report.courses import Curves, Document, courses, grouped, lead, recorded
 from massieu.report.pages import brief
 from massieu.report.terminal import made_visible
 
-__all__ = ["follow", "sparkline", "terminal_view"]
+__all__ = ["follow", "sparkline", "sparklines", "terminal_view"]
 
+MOST_RECORDED = 4  # lines above the layers
+LEAST_SPAN = 0.01  # of a scale, relative to its largest value
 BARS = "▁▂▃▄▅▆▇█"
 SHARP = ("entropy", "normalized_entropy", "perplexity", "peak", "log_normalizer")
 LARGE = ("score_range", "score_max", "score_variance", "qk_norm")
 
 
 def terminal_view(document: Document, *, width: int = 100, rows: int | None = None) -> Any:
-    """One line for each layer with the course of its entropy and scores, then the flags that are raised.
+    """Recorded values, one line for each layer with the course of its entropy and scores, and the raised flags.
 
     Args:
         document: as :meth:`massieu.monitor.Log.to_dict` gives it.
@@ -31,50 +33,94 @@ def terminal_view(document: Document, *, width: int = 100, rows: int | None = No
         What a rich console prints.
     """
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
     document = {**made_visible({**document, "series": {}}), "series": _named_visibly(document["series"])}
     curves, raised = courses(document), document["raised"]
     chosen = [found for names in (SHARP, LARGE) if (found := next((x for x in names if x in curves), None))]
     chosen = chosen or list(curves)[:1]
-    title = Text.assemble((document["log"], "bold"), f"  {lead(document)}")
+    own = list(recorded(document).items())[:MOST_RECORDED]
+    lines: list[Any] = [Text.assemble((document["log"], "bold"), f"  {lead(document)}")]
+    lines += [_recorded_table(own, document["steps"], width)] if own else []
     if not chosen:
-        return Group(title, Text("no figure is known so far", style="dim"))
+        return Group(*lines, Text("no figure is known so far", style="dim"))
     labels = list(dict.fromkeys(label for name in chosen for label in curves[name]))
-    least = None if rows is None else max(1, rows - 4 - 4 * len(grouped(raised)))
-    shown = labels[:least]
+    least = None if rows is None else max(1, rows - 5 - len(own) - 4 * len(grouped(raised)))
+    lines.append(_layers_table(document, curves, chosen, labels[:least], width))
+    if least is not None and len(labels) > least:
+        lines.append(Text(f"and {len(labels) - least} more layers; --html PAGE shows all of them", style="dim"))
+    lines.append(
+        Text(_scales(document, curves, chosen, labels[:least]), style="dim", no_wrap=True, overflow="ellipsis")
+    )
+    for flag in grouped(raised):
+        lines.append(Text.assemble((f"{flag['name']} ", "bold red"), f"{flag['where']}: {flag['sentence']}"))
+    if not raised:
+        lines.append(Text("no flag is raised", style="dim"))
+    return Group(*lines)
+
+
+def _recorded_table(own: Sequence[tuple[str, Sequence[float | None]]], steps: Sequence[int], width: int) -> Any:
+    """A line for each recorded value, on a scale of its own."""
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for _ in range(3):
+        table.add_column(no_wrap=True, overflow="ellipsis")
+    latest = [_latest(values, steps) for _, values in own]
+    room = max(1, min(40, width - _widest([name for name, _ in own]) - _widest(latest) - 6))
+    for (name, values), words in zip(own, latest, strict=True):
+        table.add_row(name, sparkline(values, room), words)
+    return table
+
+
+def _latest(values: Sequence[float | None], steps: Sequence[int]) -> str:
+    """The last known value, with its step where the last reading has none."""
+    value, step = next((x, step) for x, step in zip(reversed(values), reversed(steps), strict=True) if x is not None)
+    return brief(value) if step == steps[-1] else f"{brief(value)} at step {step}, – now"
+
+
+def _layers_table(
+    document: Document, curves: Mapping[str, Mapping[str, Curves]], chosen: Sequence[str], shown: list[str], width: int
+) -> Any:
+    """A line for each layer."""
+    from rich.table import Table
+    from rich.text import Text
+
+    raised = document["raised"]
     flags = [", ".join(dict.fromkeys(flag["name"] for flag in raised if flag["label"] == label)) for label in shown]
     whole = {name: [_now(curves[name].get(label, {})) for label in shown] for name in chosen}
     short = {name: [_now(curves[name].get(label, {}), ("median",)) for label in shown] for name in chosen}
     # The most of these that leaves room for courses; the sentences below say what a mark stands for.
     marks = ["●" if flag else "" for flag in flags]
     for figures, beside in ((whole, flags), (whole, marks), (short, marks)):
-        taken = _widest(["layer", *labels]) + _widest(["flags", *beside]) + 2 + 4 * len(chosen)
+        taken = _widest(["layer", *shown]) + _widest(["flags", *beside]) + 2 + 4 * len(chosen)
         taken += sum(_widest([_header(figures[name]), *figures[name]]) for name in chosen)
         room = min(40, (width - taken) // max(1, len(chosen)))
         if room >= _widest([_title(document, name) for name in chosen]):
             break
+    room = max(room, 1)
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("layer", no_wrap=True)
     for name in chosen:
-        table.add_column(_title(document, name), no_wrap=True, overflow="ellipsis", max_width=max(room, 1))
+        table.add_column(_title(document, name), no_wrap=True, overflow="ellipsis", max_width=room)
         table.add_column(_header(figures[name]), no_wrap=True)
     table.add_column("flags", overflow="ellipsis", no_wrap=True)
+    lines = [sparklines([_middle(curves[name].get(label, {})) for label in shown], room) for name in chosen]
     for i, label in enumerate(shown):
-        cells: list[Any] = []
-        for name in chosen:
-            own = curves[name].get(label, {})
-            cells += [sparkline(own.get("median") or own.get("value") or [], max(room, 1)), figures[name][i]]
+        cells = [cell for own, name in zip(lines, chosen, strict=True) for cell in (own[i], figures[name][i])]
         table.add_row(label, *cells, Text(beside[i], style="bold red"))
-    lines: list[Any] = [title, table]
-    if least is not None and len(labels) > least:
-        lines.append(Text(f"and {len(labels) - least} more layers; --html PAGE shows all of them", style="dim"))
-    for flag in grouped(raised):
-        lines.append(Text.assemble((f"{flag['name']} ", "bold red"), f"{flag['where']}: {flag['sentence']}"))
-    if not raised:
-        lines.append(Text("no flag is raised", style="dim"))
-    return Group(*lines)
+    return table
+
+
+def _scales(
+    document: Document, curves: Mapping[str, Mapping[str, Curves]], chosen: Sequence[str], shown: Sequence[str]
+) -> str:
+    """A sentence about the ends of the scale that the lines of each quantity share."""
+    ends = []
+    for name in chosen:
+        known = [x for label in shown for x in _middle(curves[name].get(label, {})) if x is not None]
+        ends += [f"{_title(document, name)} {brief(min(known))} to {brief(max(known))}"] if known else []
+    return f"▁ to █ in all layers: {', '.join(ends)}"
 
 
 def follow(log: Any, console: Any, interval: float = 1.0) -> None:
@@ -109,16 +155,31 @@ def sparkline(values: Sequence[float | None], width: int) -> str:
         >>> sparkline([0.0, 1.0, None, 3.0], 4)
         '▁▃ █'
     """
-    # Each sign is the last known value of its share of the steps.
+    return sparklines([values], width)[0]
+
+
+def sparklines(several: Sequence[Sequence[float | None]], width: int) -> list[str]:
+    """Courses in a line of text each, on one scale: the same height means the same value.
+
+    The scale spans at least a hundredth of the largest value, so that rounding is no mountain.
+
+    Example:
+        >>> sparklines([[0.0, 1.0], [2.0, 3.0]], 2)
+        ['▁▃', '▆█']
+    """
+    kept = [_sampled(values, width) for values in several]
+    known = [value for own in kept for value in own if value is not None]
+    # Halves, since the span of the largest numbers would overflow.
+    low, high = (min(known) / 2, max(known) / 2) if known else (0.0, 0.0)
+    span = max(high - low, LEAST_SPAN * max(abs(low), abs(high))) or 1.0
+    return ["".join(" " if x is None else BARS[int((x / 2 - low) / span * 7.999)] for x in own) for own in kept]
+
+
+def _sampled(values: Sequence[float | None], width: int) -> list[float | None]:
+    """The last known value of each share of the steps."""
     count = min(width, len(values))
     shares = [values[len(values) * i // count : len(values) * (i + 1) // count] for i in range(count)]
-    kept = [next((value for value in reversed(share) if value is not None), None) for share in shares]
-    known = [value for value in kept if value is not None]
-    if not known:
-        return " " * count
-    # Halves, since the span of the largest numbers would overflow.
-    low, span = min(known) / 2, (max(known) / 2 - min(known) / 2) or 1.0
-    return "".join(" " if value is None else BARS[int((value / 2 - low) / span * 7.999)] for value in kept)
+    return [next((value for value in reversed(share) if value is not None), None) for share in shares]
 
 
 def _named_visibly(series: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,6 +188,10 @@ def _named_visibly(series: Mapping[str, Any]) -> dict[str, Any]:
 
 def _title(document: Document, name: str) -> str:
     return str(document["quantities"].get(name, {}).get("title", name)).lower()
+
+
+def _middle(own: Curves) -> Sequence[float | None]:
+    return own.get("median") or own.get("value") or []
 
 
 def _now(own: Curves, keys: Sequence[str] = ("min", "median", "max")) -> str:

@@ -191,7 +191,7 @@ def test_quadrants_separate_examples_from_queries(opposite):
         (lambda: task_named("tree", dim=2.5), "dim must be an integer of at least 1, got 2.5"),
         (
             lambda: task_named("linear", dim=4, noise=3.0),
-            r"noise must have at most the variance of the signal, 4, got 3.0\^2 = 9; lower it to 2 or less",
+            r"noise must have at most the variance of the signal, 4, got 3.0\^2; lower it to 2 or less",
         ),
         (lambda: task_named("tree", dim=4, noise=1.5), "at most the variance of the signal, 1,"),
         (lambda: task_named("network", dim=4, noise=2.5), "at most the variance of the signal, 4,"),

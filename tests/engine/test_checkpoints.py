@@ -210,7 +210,7 @@ def test_a_text_that_was_written_again_is_another_text(reader, tmp_path):
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(0, True), (1e9, False)])
-@pytest.mark.parametrize("kind", [ValueError, NotObservable])
+@pytest.mark.parametrize("kind", [UserError, NotObservable])
 def test_an_error_names_the_checkpoint_that_was_written_before_it(kind, seconds, said, reader, tmp_path):
     splits, path = list(text_splits(TEXTS, 4)), tmp_path / "checkpoint"
     with pytest.raises(kind, match="^line 7 is none") as caught:

@@ -19,7 +19,9 @@ from massieu import assets, cli
 from massieu.checks import pip_install
 from massieu.engine import Dask, LostCluster, Origin, attendance, driving, engine_named
 from massieu.engine import cluster as clusters
+from massieu.engine.workers import Failure, Recipe, read_stretch
 from massieu.inspection import NotObservable, inspect_model
+from massieu.inspection.batches import TooLong
 from massieu.inspection.corpus import Corpus
 from massieu.inspection.loading import load
 from massieu.inspection.options import Options
@@ -386,3 +388,19 @@ def test_a_worker_that_comes_late_has_time_to_answer(engine, monkeypatch):
     with pytest.raises(LostCluster, match="no worker of the scheduler at .* has answered for 300 s"):
         there.look()
     there.close()
+
+
+def test_a_cluster_treats_long_documents_as_one_process_does(engine):
+    texts = [*TEXTS[:8], TEXTS[0] * 40]
+    alone = inspect_model(texts=texts, experiments="heads", long_documents="skip")
+    found = inspect_model(texts=texts, experiments="heads", long_documents="skip", engine=engine)
+    assert found.facts["text"] == alone.facts["text"]
+    assert found.facts["text"]["long_documents"] == 1
+    assert "1 document beyond 256 tokens was skipped." in found.notes
+
+
+def test_a_long_document_that_a_worker_meets_is_told_as_one(embedded):
+    recipe = Recipe("run", Origin(str(assets.MODEL)), embedded.options, embedded.identity, False)
+    failure = read_stretch(recipe, [(0, TextSplit((TEXTS[0] * 40,)))])
+    assert isinstance(failure, Failure)
+    assert failure.kind is TooLong

@@ -59,7 +59,7 @@ def test_a_special_token_in_the_text_does_not_count_even_where_it_is_the_unknown
 
 def test_a_long_document_is_refused_unless_it_may_be_cut(tokenizer):
     with pytest.raises(
-        ValueError, match="text number 2 has .* tokens, but the model reads at most 8; pass --max-length 8"
+        ValueError, match="text number 2 has .* tokens, but the model reads at most 8; pass --long-documents cut"
     ):
         list(passages(["a", TEXTS[2]], tokenizer, 8, cut=False))
 

@@ -6,7 +6,9 @@ from torch import nn
 import massieu
 from massieu.inspection.anatomy import read_anatomy
 from massieu.inspection.fields import probe_fields
+from massieu.inspection.response import linear_response
 from massieu.inspection.sampling import PassageSample
+from massieu.taps import tap
 
 pytest.importorskip("pandas")
 
@@ -113,12 +115,56 @@ def test_diffuse_attention_follows_the_linear_response():
     model = Stack(tied=False).eval()
     for layer in model.layers:
         layer.attention.query.data.mul_(0.05)
-    x = torch.randn(1, 40, 12, dtype=torch.float64)
-    table = probe_fields(
-        model, {"x": x}, read_anatomy(model, {"x": x}), torch.ones(1, 40, dtype=torch.bool), ["a"]
-    ).table
+    table, _ = responses(model, torch.randn(1, 40, 12, dtype=torch.float64), "a")
     assert (table["corollary_r2"] > 0.99).all()
     assert (table["corollary_control"] < 0.5).all()
+
+
+def responses(model, x, documents, **options):
+    """Layers of an experiment on passages, one for each row, and the R² of each head over all their tokens."""
+    sample = PassageSample()
+    sample.offer({"x": x}, {}, [f"passage {number}" for number in range(len(x))], documents)
+    calls = []
+    with torch.no_grad(), tap(model, calls.append):
+        model(x)
+    r2 = []
+    for call in calls:
+        error = (call.output - linear_response(call, call.key)).square().sum((0, 2, 3))
+        r2.append(1 - error / (call.output - call.output.mean((0, 2), keepdim=True)).square().sum((0, 2, 3)))
+    return sample.probe(model, read_anatomy(model, {"x": x[:1]}), **options).table.set_index("layer"), r2
+
+
+def test_the_linear_response_is_judged_on_the_tokens_of_all_passages():
+    torch.manual_seed(0)
+    model = Stack(tied=False).eval()
+    x = torch.randn(12, 9, 12, dtype=torch.float64) + torch.randn(12, 1, 12, dtype=torch.float64)
+    table, expected = responses(model, x, [f"document {number}" for number in range(12)])
+    for layer, r2 in enumerate(expected):
+        assert abs(table["corollary_r2"][layer] - float(r2.median())) < 1e-9
+    assert table["corollary_r2_se"].gt(0).all()
+
+
+def test_passages_of_one_document_are_one_draw_of_the_linear_response():
+    # Every passage stands twice in its document: that says nothing new. One head, so that no median is taken.
+    torch.manual_seed(0)
+    model = Stack(tied=False, heads=1).eval()
+    x = torch.randn(10, 9, 12, dtype=torch.float64) + torch.randn(10, 1, 12, dtype=torch.float64)
+    documents = [f"document {number}" for number in range(10)]
+    once, _ = responses(model, x, documents)
+    twice, _ = responses(model, x.repeat(2, 1, 1), documents * 2)
+    alone, _ = responses(model, x.repeat(2, 1, 1), documents * 2, by_passage=True)
+    for column in ("corollary_r2", "corollary_r2_se"):
+        assert (once[column] - twice[column]).abs().max() < 1e-9
+    assert (alone["corollary_r2_se"] < 0.9 * twice["corollary_r2_se"]).all()
+
+
+def test_a_passage_of_two_documents_has_the_same_document_in_any_order():
+    x = torch.randn(1, 9, 12)
+    samples = [PassageSample(1), PassageSample(1)]
+    for sample, documents in zip(samples, ("ab", "ba"), strict=True):
+        for document in documents:
+            sample.offer({"x": x}, {}, ["passage"], [document])
+    assert samples[0].kept[0].document == samples[1].kept[0].document
 
 
 @pytest.mark.parametrize(

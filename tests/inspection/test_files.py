@@ -29,6 +29,7 @@ from massieu.inspection.files import (
     save_checkpoint,
     save_part,
 )
+from massieu.inspection.finishing import finish
 from massieu.inspection.loading import load
 from massieu.inspection.packing import STATE, Unpackable, pack, unpack
 from massieu.inspection.parts import SCHEMA, Part
@@ -62,6 +63,12 @@ def test_a_part_is_read_as_it_was_written(part, tmp_path):
     header = json.loads(safe_open(path, "pt").metadata()["massieu"])
     assert header["schema"] == SCHEMA
     assert [file.name for file in tmp_path.iterdir()] == ["part.safetensors"]
+
+
+def test_a_part_of_few_tokens_is_written_although_its_moments_share_their_rows(tmp_path):
+    loaded = load(str(assets.MODEL))
+    few = Reader(loaded.model, loaded.tokenizer).read(TextSplit(("Call me Ishmael.", "Some years ago")))
+    assert_same(load_part(save_part(few, tmp_path / "part.safetensors")), few)
 
 
 def test_a_part_travels_in_the_bytes_of_its_file(part, tmp_path):
@@ -237,6 +244,15 @@ def tensor(name: str, changed):
     return change
 
 
+def row(*path: str):
+    def change(packed, tensors):
+        for name in path:
+            packed = packed[name]
+        packed["dict"][0][0]["tuple"][1] = 0.5
+
+    return change
+
+
 def count(name: str, value):
     def change(packed, tensors):
         packed["counts"]["Counts"][name] = value
@@ -250,7 +266,7 @@ def count(name: str, value):
         (entry(".means.count", -1.0), "means.count has negative entries"),
         (entry("ratios.expansion.counts", -1.0), "expansion.counts has negative entries"),
         (entry(".means.sum", math.nan), "means.sum is not finite"),
-        (entry(".clouds.before.scatter", math.inf), "scatter is not finite"),
+        (entry(".clouds.before._scatter", math.inf), "scatter is not finite"),
         (entry("extremes.largest", math.nan), "largest is not a number"),
         (entry("sample.hashes", -5), "hashes has negative entries"),
         (tensor(".means.sum", lambda x: x.float()), "has the dtype torch.float32, not torch.float64"),
@@ -258,6 +274,11 @@ def count(name: str, value):
         (tensor(".shift", lambda x: x[0]), "shift has the shape"),
         (tensor("clouds.before.mean", lambda x: x[1:]), "is damaged"),
         (tensor("inputs.input_ids", lambda x: -x), "input_ids is odd"),
+        (tensor("inputs.input_ids", lambda x: x[None]), "input_ids is not as expected"),
+        (tensor("inputs.input_ids", lambda x: torch.cat([x, x])), "input_ids is not as expected"),
+        (tensor("content.decoder", lambda x: x[:0]), "content is not as expected"),
+        (row("heads", "HeadStatistics", "layers"), "heads has a row that is not as expected"),
+        (row("layers", "LayerSums", "statistics"), "layers has a row that is not as expected"),
         (count("documents", -1), "counts.documents is -1"),
         (count("documents", 1.5), "documents is not as expected"),
         (count("documents", True), "documents is not as expected"),
@@ -280,6 +301,13 @@ def test_a_part_that_no_reading_makes_is_refused_whatever_its_digest(part, chang
     with pytest.raises(UserError, match=message) as caught:
         load_part(tmp_path / "p")
     assert "\n" not in str(caught.value)
+
+
+def test_a_passage_with_tokens_that_the_model_does_not_have_is_refused_in_one_sentence(part, tmp_path):
+    model = load(str(assets.MODEL)).model
+    written_anew(tmp_path / "p", part, entry("inputs.input_ids", 1 << 40))
+    with pytest.raises(UserError, match="must read the passages .* cannot .*; the part is damaged, inspect again"):
+        finish(load_part(tmp_path / "p"), model)
 
 
 def test_sums_that_are_not_finite_are_read_again_if_they_were_written_so(part, tmp_path):

@@ -101,6 +101,33 @@ def test_a_linear_mlp_is_found_linear_and_its_control_is_not(targets, monkeypatc
     assert numpy.isnan(found["norm_contraction"])
 
 
+def test_the_control_of_the_linear_fit_does_not_know_the_means_of_passages():
+    # Inputs differ between passages, and outputs are those means alone.
+    content = torch.ones(60, 10, dtype=torch.bool)
+    means = draw(60, 6, seed=1).repeat_interleave(10, 0)
+    x, y = means + 0.3 * draw(600, 6), means @ draw(6, 6, seed=2)
+    statistics = LayerStatistics(6)
+    statistics.update(Tokens.of(content, range(60)), States(x, x, x, 2 * x, None, x, x, y, x + y, x + y))
+    found = statistics.finish()
+    assert found["fc_linear_r2"] > 0.8
+    assert abs(found["fc_linear_control"]) < 0.05
+
+
+def test_an_mlp_that_adds_a_constant_is_the_identity_with_an_offset():
+    content = torch.ones(6, 50, dtype=torch.bool)
+    x, noise = draw(300, 5), 0.1 * draw(300, 5, seed=1)
+    m = noise + 3
+    statistics = LayerStatistics(5)
+    statistics.update(Tokens.of(content, list("abcdef")), States(x, x, x, 2 * x, None, x, x, m, x + m, x + m))
+    found = statistics.finish()
+    spread = float((x + m - (x + m).mean(0)).square().sum())
+    expected = 1 - float((m - m.mean(0)).square().sum()) / spread
+    assert_close(found["fc_identity_offset_r2"], expected, rtol=1e-8, atol=1e-8)
+    assert found["fc_identity_offset_r2"] > 0.95
+    assert_close(found["fc_identity_r2"], 1 - float(m.square().sum()) / spread, rtol=1e-8, atol=1e-8)
+    assert found["fc_identity_r2"] < -1
+
+
 def test_special_tokens_only_enter_the_fit_on_all_tokens():
     present = torch.ones(30, 20, dtype=torch.bool)
     content = present.clone()
@@ -235,6 +262,9 @@ def test_a_wide_model_is_looked_at_through_fewer_directions(monkeypatch):
         "32 dimensions: volumes, rank and kurtosis are those of 8 fixed random directions" in note
         for note in observer.notes
     )
+    (note,) = (note for note in observer.notes if "whitened_trace and whitened_cosine are empty" in note)
+    assert "the whole covariance of the tokens, which is kept up to 16 dimensions" in note
+    assert "32" in note
     assert observer.input_covariances([HeadWeights("decoder", 0, "x", heads=4, scale=1.0)]) == {"x": None}
 
 

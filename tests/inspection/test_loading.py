@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -425,10 +427,62 @@ def test_a_folder_or_file_of_gguf_is_told_how_to_load_it(tmp_path):
     (tmp_path / "tiny.Q4_1.gguf").write_bytes(b"GGUF")
     for name in (tmp_path, tmp_path / "tiny.Q4_1.gguf"):
         with pytest.raises(
-            UserError, match=r'from_pretrained\(.*gguf_file="tiny.Q4_1.gguf"\).*inspect_model'
+            UserError, match=r"from_pretrained\(.*gguf_file='tiny.Q4_1.gguf'\).*inspect_model"
         ) as caught:
             load(str(name))
         assert "\n" not in str(caught.value)
+
+
+def write_gguf(path):
+    """A llama of one block and a few tokens."""
+    gguf, random = pytest.importorskip("gguf"), np.random.default_rng(0)
+    tokens = ["<unk>", "<s>", "</s>", *"abcdefgh", "\u0120", "ab"]
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_context_length(64)
+    writer.add_embedding_length(16)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(16)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(8)
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3] * 3 + [1] * (len(tokens) - 3))
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    matrices = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"]
+    shapes = {f"blk.0.{name}.weight": (16, 16) for name in matrices}
+    shapes |= dict.fromkeys(("blk.0.attn_norm.weight", "blk.0.ffn_norm.weight", "output_norm.weight"), (16,))
+    shapes |= {"token_embd.weight": (len(tokens), 16), "output.weight": (len(tokens), 16)}
+    for name, shape in shapes.items():
+        writer.add_tensor(name, random.standard_normal(shape).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_what_a_folder_of_gguf_is_told_works(tmp_path):
+    pytest.importorskip("accelerate")
+    folder = tmp_path / 'it\'s "here"'
+    folder.mkdir()
+    write_gguf(folder / "tiny.gguf")
+    with pytest.raises(UserError) as caught:
+        load(str(folder))
+    advice = re.search("model = .*?; tokenizer = .*?; ", str(caught.value))[0]
+    import transformers
+
+    names = {"transformers": transformers}
+    exec(advice, names)  # as the user would
+    from massieu.inspection import inspect_model
+
+    found = inspect_model(names["model"], ["ab cd efgh"], tokenizer=names["tokenizer"], experiments="heads")
+    assert found.facts["text"]["tokens"] == len("ab cd efgh") - 1  # ab is one token
+    assert len(found.heads) == 2
 
 
 def test_a_damaged_tokenizer_is_named_and_not_called_absent(folder):
@@ -450,6 +504,56 @@ def test_a_hostile_configuration_is_one_sentence(text, folder):
         load(str(folder))
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 600
+
+
+def edited(folder, file, change):
+    path = folder / file
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+
+
+def test_a_configuration_with_labels_without_end_is_refused_at_once(folder):
+    edited(folder, "config.json", lambda config: {**config, "num_labels": 10**9})
+    with pytest.raises(UserError, match=r"num_labels = 1e\+09, but the files hold"):
+        load(str(folder))
+
+
+@pytest.mark.parametrize("length", ["x", [256]])
+def test_a_tokenizer_with_an_odd_length_is_one_sentence(length, folder):
+    edited(folder, "tokenizer_config.json", lambda config: {**config, "model_max_length": length})
+    from massieu.inspection import inspect_model
+
+    with pytest.raises(UserError, match="the tokenizer cannot read the text"):
+        inspect_model(str(folder), ["Call me Ishmael."], experiments="heads")
+
+
+def test_a_tokenizer_that_panics_is_one_sentence(folder, capfd):
+    """A panic of Rust is no Exception, only a BaseException."""
+    odd = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    edited(folder, "tokenizer.json", lambda rules: {**rules, "normalizer": odd})
+    assert "cannot be loaded" in load(str(folder)).tokenizer_fault
+
+
+def test_a_tokenizer_that_fails_at_a_word_is_one_sentence(folder):
+    rules = {"model": {"type": "WordLevel", "vocab": {"Call": 0, "me": 1}, "unk_token": "[UNK]"}}
+    edited(folder, "tokenizer.json", lambda found: {**found, **rules})
+    from massieu.inspection import inspect_model
+
+    with pytest.raises(UserError, match=r"the tokenizer cannot read .*Missing \[UNK\]") as caught:
+        inspect_model(str(folder), ["Call me Ishmael."], experiments="heads")
+    assert "\n" not in str(caught.value)
+
+
+def test_tokens_beyond_the_vocabulary_of_the_model_are_named_so(folder):
+    def shifted(rules):
+        vocabulary = rules["model"]["vocab"]
+        rules["model"]["vocab"] = {word: number + 5000 * (number > 0) for word, number in vocabulary.items()}
+        return rules
+
+    edited(folder, "tokenizer.json", shifted)
+    from massieu.inspection import inspect_model
+
+    with pytest.raises(UserError, match="beyond its vocabulary"):
+        inspect_model(str(folder), ["Call me Ishmael."], experiments="heads")
 
 
 @pytest.mark.parametrize("change", [{"n_layer": 10**9}, {"n_embd": 10**6, "n_head": 10}, {"vocab_size": 10**11}])

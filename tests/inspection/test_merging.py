@@ -120,19 +120,45 @@ def test_a_model_that_was_made_in_python_has_to_be_named(tmp_path):
     assert merged.facts["text"]["documents"] == 2 * len(inputs["input_ids"])
 
 
-def test_a_model_that_has_moved_has_to_be_named(tmp_path):
+def test_a_model_that_a_part_names_is_not_loaded_unless_the_user_names_it(tmp_path, monkeypatch, capsys):
+    """Runs come from others: a name in them must not fetch a model or open a folder."""
+    from massieu.inspection import merging
     from massieu.inspection.loading import load
 
-    load(str(assets.MODEL)).model.save_pretrained(tmp_path / "here")
-    load(str(assets.MODEL)).tokenizer.save_pretrained(tmp_path / "here")
+    here = tmp_path / "here"
+    load(str(assets.MODEL)).model.save_pretrained(here)
+    load(str(assets.MODEL)).tokenizer.save_pretrained(here)
+    for number in range(2):
+        found = inspect_model(str(here), TEXTS[number * 8 : number * 8 + 8], experiments="heads")
+        found.save(tmp_path / str(number), figures=False)
+    folders = [str(tmp_path / "0"), str(tmp_path / "1")]
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        patch.setattr(merging, "load", lambda *_, **__: pytest.fail("a model that only a part names was loaded"))
+        assert cli.main(["merge", *folders]) == 2
+        error = capsys.readouterr().err
+        assert re.search(rf"was {re.escape(str(here))}; if you trust it, pass --model ", error), error
+        assert error.count("\n") == 1
+    here.rename(tmp_path / "there")
+    assert merge_runs(folders, model=str(tmp_path / "there")).facts["text"]["documents"] == 16
+
+
+def test_notes_on_loading_reach_merged_runs(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    from massieu.inspection.loading import load
+
+    loaded = load(str(assets.MODEL))
+    loaded.model.save_pretrained(tmp_path / "here")
+    loaded.tokenizer.save_pretrained(tmp_path / "here")
+    weights = load_file(tmp_path / "here" / "model.safetensors")
+    wrapped = {f"module.{name}": value for name, value in weights.items()}
+    save_file(wrapped, tmp_path / "here" / "model.safetensors", {"format": "pt"})
     for number in range(2):
         found = inspect_model(str(tmp_path / "here"), TEXTS[number * 8 : number * 8 + 8], experiments="heads")
         found.save(tmp_path / str(number), figures=False)
-    (tmp_path / "here").rename(tmp_path / "there")
-    folders = [tmp_path / "0", tmp_path / "1"]
-    with pytest.raises(ValueError, match="the model of these runs cannot be loaded .*; say where it is with --model"):
-        merge_runs(folders, offline=True)
-    assert merge_runs(folders, model=str(tmp_path / "there")).facts["text"]["documents"] == 16
+    merged = merge_runs([tmp_path / "0", tmp_path / "1"], model=str(tmp_path / "here"))
+    assert sum("module." in note for note in merged.notes) == 1
 
 
 def counted(numbers):

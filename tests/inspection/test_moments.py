@@ -33,6 +33,26 @@ def test_moments_of_parts_are_the_moments_of_the_whole():
     assert parts.count == 90
 
 
+def test_few_rows_are_kept_as_they_are_and_many_are_not():
+    x, y = draw(30, 12), draw(30, 4, seed=1)
+    few, more, cross = Moments(0), Moments(0), Moments(0)
+    few.update(x[:3])
+    few.update(x[3:5])
+    more.update(x[5:6])
+    cross.update(x[:6], y[:6])
+    assert torch.equal(few.rows, x[:5])
+    assert_close(few.covariance, torch.cov(x[:5].T, correction=0))
+    assert_close(cross.scatter, (x[:6] - x[:6].mean(0)).T @ (y[:6] - y[:6].mean(0)))
+    copied = few.copy()
+    copied.merge(more)
+    copied.merge(more)
+    assert copied.rows is None
+    assert_close(copied.covariance, torch.cov(torch.cat([x[:6], x[5:6]]).T, correction=0))
+    assert few.count == 5
+    cross.update(x[6:], y[6:])
+    assert_close(cross.scatter, (x - x.mean(0)).T @ (y - y.mean(0)))
+
+
 def test_nothing_and_an_empty_batch_change_nothing():
     moments = Moments(3)
     moments.update(draw(4, 3))

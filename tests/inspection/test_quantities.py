@@ -2,7 +2,11 @@ from dataclasses import fields
 
 import pytest
 
+from massieu.inspection.blocks import TARGETS, WIDEST
+from massieu.inspection.massive import MASSIVE
 from massieu.inspection.quantities import QUANTITIES, Quantity, describe
+from massieu.inspection.sampling import KEPT, LONGEST
+from massieu.inspection.tokens import ORDERS
 
 HEADS = {
     "rows", "broken_rows", "log_normalizer", "entropy", "normalized_entropy", "perplexity", "effective_atoms", "peak", "score_mean",
@@ -16,6 +20,10 @@ LAYERS = {
     "log_volume_norm",
     "effective_rank", "token_cosine", "clusters", "kurtosis", "kurtosis_band", "fc_linear_r2",
     "fc_linear_r2_all_tokens", "fc_linear_control", "fc_identity_r2", "field_symmetry", "field_symmetry_control",
+    "fc_identity_offset_r2", "massive_tokens", "massive_norm", "massive_first_share",
+    "effective_rank_all_tokens", "token_cosine_all_tokens", "kurtosis_all_tokens", "fc_identity_r2_all_tokens",
+    "fc_identity_offset_r2_all_tokens", "log_volume_attention_all_tokens", "log_volume_mlp_all_tokens",
+    "log_volume_norm_all_tokens",
     "field_positive", "ascent_cosine", "ascent_control", "ascent_share", "entropy_fall_share", "corollary_r2",
     "corollary_control",
 }  # fmt: skip
@@ -47,3 +55,16 @@ def test_the_description_holds_plain_values_only():
     assert all(
         isinstance(value, (str, float, int, type(None))) for facts in described.values() for value in facts.values()
     )
+
+
+def test_explanations_name_the_limits_that_the_measurements_have():
+    limits = {
+        "expansion": {2: "two random orders"}[ORDERS],
+        "fc_linear_r2": f"{TARGETS} fixed random directions",
+        "whitened_trace": f"{WIDEST} dimensions",
+        "whitened_cosine": f"{WIDEST} dimensions",
+        "corollary_r2": f"{KEPT} passages of at most {LONGEST} tokens",
+    }
+    for name, words in limits.items():
+        assert words in QUANTITIES[name].explanation, name
+    assert f"> {MASSIVE:g} median" in QUANTITIES["massive_tokens"].formula

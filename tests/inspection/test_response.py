@@ -1,9 +1,11 @@
+import math
+
 import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
 
-from massieu.inspection.response import linear_response, response_r2
+from massieu.inspection.response import Response, jackknife_error, linear_response, response_r2
 from massieu.taps import AttentionCall
 
 
@@ -57,11 +59,34 @@ def attention(seen, query):
     return score.softmax(-1) @ value
 
 
-def test_r2_is_the_median_over_sentences_and_heads():
+def test_r2_is_the_median_over_heads_of_all_tokens():
     target = draw(30, 3, 4)
-    sequence = torch.arange(30) // 15
-    predicted = target.clone()
-    predicted[:, 0] = 0
-    assert response_r2(predicted, target, sequence, 2) == 1
-    worst = response_r2(torch.zeros_like(target), target, sequence, 2)
-    assert -0.5 < worst < 0
+    predicted = target + draw(30, 3, 4, seed=1) * torch.tensor([0.0, 0.5, 2.0])[:, None]
+    passages = [Response.of(predicted[rows], target[rows]) for rows in (slice(0, 7), slice(7, 30))]
+    error = (predicted - target).square().sum((0, 2))
+    expected = 1 - error / (target - target.mean(0)).square().sum((0, 2))
+    assert_close(response_r2(passages), float(expected[1]), rtol=1e-9, atol=1e-9)
+
+
+def test_a_head_without_variation_does_not_count():
+    target = torch.ones(5, 2, 3)
+    target[:, 0] = draw(5, 3).float()
+    assert response_r2([Response.of(target, target)]) == 1
+    assert math.isnan(response_r2([Response.of(target[:, 1:], target[:, 1:])]))
+
+
+def test_the_standard_error_says_how_far_the_value_of_another_sample_lies():
+    # Errors of passages vary by half of their mean, as in real models.
+    def sample(seed, count):
+        noise = (draw(count, seed=seed) / 4).exp()
+        target = draw(count, 20, 6, 3, seed=seed + 1)
+        predicted = target + noise[:, None, None, None] * draw(count, 20, 6, 3, seed=seed + 2)
+        return [Response.of(*each) for each in zip(predicted, target, strict=True)]
+
+    truth = response_r2(sample(1, 4000))
+    found = [sample(seed, 32) for seed in range(10, 1210, 3)]
+    values = torch.tensor([response_r2(each) for each in found])
+    errors = torch.tensor([jackknife_error(each, range(32)) for each in found])
+    assert 0.75 < float(errors.square().mean().sqrt() / values.std()) < 1.25
+    assert float(((values - truth).abs() > 2 * errors).double().mean()) < 0.1
+    assert math.isnan(jackknife_error(found[0], ["one"] * 32))

@@ -186,7 +186,7 @@ def test_a_model_that_changes_from_run_to_run_is_refused():
             ["word " * 2000],
             {},
             ValueError,
-            "text number 1 has .* tokens, but the model reads at most .*; pass --max-length",
+            "text number 1 has .* tokens, but the model reads at most .*; pass --long-documents cut",
         ),
         (["a"], {"max_length": 10**6}, ValueError, "max_length must not exceed the .* tokens that the model reads"),
         (["a"], {"max_length": 1}, ValueError, "max_length must be a whole number of at least 2, got 1"),
@@ -323,7 +323,7 @@ def test_interrupted_writing_leaves_nothing(reference, tmp_path, monkeypatch):
 def test_quantities_of_heads_and_layers_are_drawn(reference):
     for name in ("entropy", "head_class", "expansion"):
         assert reference.plot(name).axes
-    with pytest.raises(ValueError, match="quantity must be one of .*, got entropi; entropy is the usual one"):
+    with pytest.raises(ValueError, match=r"quantity must be one of .*, got entropi \(did you mean entropy\?\)"):
         reference.plot("entropi")
 
 

@@ -48,18 +48,19 @@ def stub(monkeypatch):
     return package
 
 
-def fit(callback, task, batches, accumulate=1, start=0, end=True, **more):
+def fit(callback, task, batches, accumulate=1, start=0, end=True, outputs=lambda loss: None, **more):
     """The events of a training, in Lightning's order."""
     trainer = SimpleNamespace(global_step=start, **more)
     optimizer = torch.optim.SGD(task.parameters(), lr=0.1)
     callback.on_train_start(trainer, task)
     for batch in range(batches):
-        task.net(WORDS).square().mean().backward()
+        loss = task.net(WORDS).square().mean()
+        loss.backward()
         if (batch + 1) % accumulate == 0:
             optimizer.step()
             optimizer.zero_grad()
             trainer.global_step += 1
-        callback.on_train_batch_end(trainer, task, None, WORDS, batch)
+        callback.on_train_batch_end(trainer, task, outputs(loss.detach()), WORDS, batch)
     if end:
         callback.on_train_end(trainer, task)
     return [reading.step for reading in callback.watched.readings]
@@ -69,6 +70,19 @@ def test_it_is_a_callback_of_the_lightning_that_is_there(stub):
     assert issubclass(module.WatchCallback, Base)
     assert module.WatchCallback is module.WatchCallback
     assert module.WatchCallback.__doc__ == module._Events.__doc__
+
+
+@pytest.mark.parametrize("outputs", [lambda loss: loss, lambda loss: {"loss": loss, "more": 1}])
+def test_the_loss_of_the_training_step_is_recorded(stub, tmp_path, outputs):
+    path, seen = tmp_path / "run.csv", []
+    callback = module.WatchCallback(every=2, log=path)
+
+    def kept(loss):
+        seen.append(loss.item())
+        return outputs(loss)
+
+    assert fit(callback, Task(net=small()), 3, outputs=kept) == [0, 2]
+    assert [row["loss"] for row in massieu.monitor.read_log(path).rows] == [seen[0], seen[2]]
 
 
 def test_steps_are_updates_and_a_continued_run_keeps_its_numbers(stub, tmp_path):

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import pty
 import re
@@ -29,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FLAG = Flag("logit growth", "decoder", 1, 2, 120.0, 100.0, "scores saturate", "Dehghani et al. 2023")
 
 
-def write(path, steps=5, layers=2, stacks=("decoder",), flags=None, spike=None):
+def write(path, steps=5, layers=2, stacks=("decoder",), flags=None, spike=None, recorded=None):
     """A made-up run: entropies fall from 2 to 1, scores rise, and what is asked for happens."""
     places = tuple(Place(stack, layer, f"{stack}.{layer}", 3) for stack in stacks for layer in range(layers))
     sink = open_sink(path)
@@ -41,7 +42,8 @@ def write(path, steps=5, layers=2, stacks=("decoder",), flags=None, spike=None):
         heads = {"entropy": entropy, "score_range": 10 + 20 * entropy.flip(1) * share}
         ratio = torch.full((len(places),), torch.nan if step == 0 else 1e-3 * 10**step if step < 9 else 1e-3)
         layers_ = {"update_ratio": ratio.double()}
-        sink(Reading(100 * step, places, heads, layers_, tuple((flags or {}).get(step, ()))))
+        beside = {name: values[step] for name, values in (recorded or {}).items()}
+        sink(Reading(100 * step, places, heads, layers_, tuple((flags or {}).get(step, ())), beside))
     sink.close()
     return path
 
@@ -59,7 +61,8 @@ def test_every_layer_has_a_line_with_its_course_and_its_last_figures(tmp_path):
     assert re.search(r"layer +entropy +min median max +score range +min median max +flags", lines[1])
     assert re.match(r"layer00 +█▆▄▂▁ +0.5 1 1.25 +▁\S+ +20 30 35 *$", lines[2])
     assert lines[3].startswith("layer01")
-    assert "no flag is raised" in lines[4]
+    assert lines[4] == "▁ to █ in all layers: entropy 1 to 2, score range 10 to 30"
+    assert "no flag is raised" in lines[5]
 
 
 def test_a_flag_stands_beside_its_layer_and_says_why(tmp_path):
@@ -89,8 +92,36 @@ def test_a_low_terminal_shows_what_fits_and_says_so(tmp_path):
     document = read_log(write(tmp_path / "run.jsonl", layers=40)).to_dict()
     text = shown(document, rows=20)
     assert len(text.splitlines()) <= 20
-    assert "and 24 more layers" in text
+    assert f"and {40 - len(re.findall('^layer[0-9]', text, re.MULTILINE))} more layers" in text
     assert len(shown(document).splitlines()) > 40
+
+
+LOSSES = {"loss": [4.0, 3.0, 2.5, 2.0, 1.0], "rate": [0.0, 0.1, 0.1, 0.1, math.nan]}
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv"])
+def test_recorded_values_stand_above_the_layers_each_on_a_scale_of_its_own(tmp_path, ending):
+    lines = shown(read_log(write(tmp_path / f"run.{ending}", recorded=LOSSES)).to_dict()).splitlines()
+    assert re.match(rf"loss +{sparkline(LOSSES['loss'], 5)} +1 *$", lines[1])
+    assert re.match(r"rate +▁███ +0.1 at step 300, – now *$", lines[2])
+    assert lines[3].startswith("layer ")
+
+
+def test_a_low_terminal_has_room_for_recorded_values(tmp_path):
+    many = {f"value{number}": [1.0] * 5 for number in range(9)}
+    text = shown(read_log(write(tmp_path / "run.jsonl", layers=40, recorded=many)).to_dict(), rows=20)
+    assert len(text.splitlines()) <= 20
+    assert "value0" in text
+
+
+def test_lines_of_one_quantity_share_a_scale(tmp_path):
+    sink, places = open_sink(tmp_path / "run.jsonl"), [Place("decoder", layer, f"h.{layer}", 1) for layer in range(2)]
+    for step in range(3):
+        sink(Reading(step, tuple(places), {"entropy": torch.tensor([[1.0 + step], [101.0 + step]])}))
+    sink.close()
+    text = shown(read_log(tmp_path / "run.jsonl").to_dict())
+    assert [re.search("[▁-█]+", line)[0] for line in text.splitlines()[2:4]] == ["▁▁▁", "███"]
+    assert "▁ to █ in all layers: entropy 1 to 103" in text
 
 
 def test_what_is_no_number_any_more_is_not_shown_as_it_was(tmp_path):
@@ -163,6 +194,12 @@ def test_a_sparkline_keeps_the_last_value_of_each_share():
     assert sparkline([2.0, 2.0], 5) == "▁▁"
 
 
+@pytest.mark.parametrize("level", [2.5486, -2.5486, 1e300])
+def test_a_sparkline_of_values_that_hardly_differ_is_flat(level):
+    assert sparkline([level, level * (1 + 1e-6), level * (1 - 1e-6)], 3) == "▁▁▁"
+    assert len(set(sparkline([level, level * 1.1], 2))) == 2
+
+
 def test_json_is_one_object(tmp_path, capsys):
     assert cli.main(["watch", str(write(tmp_path / "run.jsonl", flags={2: [FLAG]})), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -188,6 +225,20 @@ def test_the_page_is_written_whole_and_named(tmp_path, capsys):
     assert text.count("<svg viewBox") == 6  # three quantities of two layers
     assert "logit growth raised at step 200" in text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html", "run.csv"]
+
+
+def test_the_page_shows_the_loss_beside_the_flags(tmp_path):
+    log = write(tmp_path / "run.csv", flags={2: [FLAG]}, recorded=LOSSES)
+    page = render_watch(read_log(log).to_dict())
+    flags, quantities = page.split('<section id="flags">')[1].split('<section id="quantities">')
+    assert flags.count("<svg viewBox") == 2
+    assert quantities.count("<svg viewBox") == 6
+    chart = flags.split('data-curve="/loss"')[1].split("</svg>")[0]
+    assert "logit growth raised at step 200" in chart  # a flag of any layer
+    assert re.search('<th class="n">loss</th><th class="n">rate</th></tr>', flags)
+    assert re.search('<td class="n">2.5</td><td class="n">0.1</td></tr>', flags)  # those of step 200
+    data = json.loads(page.split('id="data">')[1].split("</script>")[0])
+    assert data["curves"]["/loss"] == {"value": LOSSES["loss"]}
 
 
 @pytest.mark.parametrize(

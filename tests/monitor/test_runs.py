@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from massieu import assets
-from massieu.checks import pip_install
+from massieu.checks import MissingPackageError, pip_install
 from massieu.monitor import Run, alarms, entropy_floor, training_run
 from massieu.monitor.runs import training_tokens
 
@@ -150,6 +150,6 @@ def test_a_seed_is_a_whole_number(seed):
 def test_a_missing_tokenizer_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(
-        ModuleNotFoundError, match=re.escape(f"training runs need tokenizers; {pip_install('inspect')}")
+        MissingPackageError, match=re.escape(f"training runs need tokenizers; {pip_install('inspect')}")
     ):
         training_tokens.__wrapped__()

@@ -514,7 +514,7 @@ def test_tensorboard_gets_finite_numbers_by_name_and_step():
     sink = open_sink(writer, per_head=True)
     sink(reading(7))
     sink.close()
-    assert ("entropy/layer00/head00", 1.0, 7) in seen
+    assert ("massieu/entropy/layer00/head00", 1.0, 7) in seen
     assert seen[-1] == "flush"
     assert all(math.isfinite(value) for _, value, _ in seen[:-1])
 
@@ -529,7 +529,58 @@ def test_tensorboard_itself_reads_the_curves(tmp_path, monkeypatch):
     sink.close()
     events = EventAccumulator(str(next((tmp_path / "runs").iterdir())))
     events.Reload()
-    assert [(event.step, event.value) for event in events.Scalars("entropy/layer00/min")] == [(7, 1.0)]
+    assert [(event.step, event.value) for event in events.Scalars("massieu/entropy/layer00/min")] == [(7, 1.0)]
+
+
+def written(folder):
+    """What TensorBoard reads in the only run of a folder: steps and values by tag, and texts by tag."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    tags = events.Tags()
+    scalars = {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags["scalars"]}
+    texts = {
+        tag: [event.tensor_proto.string_val[0].decode() for event in events.Tensors(tag)] for tag in tags["tensors"]
+    }
+    return scalars, texts
+
+
+def test_tensorboard_gets_a_short_set_of_curves_and_flags_as_sentences(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    model = massieu.nn.Transformer(8, 3, 2, vocabulary=10)
+    low = massieu.monitor.Rule("low entropy", "entropy", "<", 10.0, 11.0, "it is made to be raised", "nobody")
+    with massieu.watch(model, every=1, log="tensorboard", console=False, rules=[low]) as watched:
+        model(torch.tensor([[1, 2, 3]]))
+        watched.record(loss=2.5)
+    scalars, texts = written(next((tmp_path / "runs").iterdir()))
+    assert all(tag.startswith("massieu/") for tag in (*scalars, *texts))
+    assert scalars["massieu/loss"] == [(0, 2.5)]
+    reading = watched.readings[0]
+    largest = pytest.approx(float(reading.heads["score_max"].max()))
+    assert scalars["massieu/score_max/max"] == [(0, largest)]
+    medians = [f"massieu/normalized_entropy/layer0{layer}/median" for layer in range(3)]
+    assert [scalars[name] for name in medians]
+    assert len(scalars) <= len(massieu.monitor.RULES) + len(medians) + 3  # the loss and two counts of flags
+    assert scalars["massieu/flags/raised"] == [(0, 6.0)]
+    ((tag, (words,)),) = texts.items()
+    assert tag.startswith("massieu/flags")
+    value = reading.flags[0].value
+    assert words == (
+        "low entropy raised in layer00 (heads 0, 1), layer01 (heads 0, 1), layer02 (heads 0, 1): it is made to be"
+        f" raised (it has entropy {value:.3g}, below 10) [nobody]"
+    )
+
+
+@pytest.mark.parametrize("options", [{"heads": True}, {"quantities": ("entropy",)}])
+def test_whoever_names_quantities_or_heads_gets_all_curves_of_them(options):
+    names, model = [], massieu.nn.Transformer(8, 1, 2, vocabulary=10)
+    writer = types.SimpleNamespace(add_scalar=lambda name, *_: names.append(name), flush=lambda: None)
+    with massieu.watch(model, every=1, log=writer, console=False, **options):
+        model(torch.tensor([[1, 2, 3]]))
+    assert {f"massieu/entropy/layer00/{key}" for key in ("min", "median", "max")} <= set(names)
 
 
 def test_a_watched_run_writes_to_everything_at_once(tmp_path):

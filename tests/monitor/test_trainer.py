@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import massieu
+from massieu.checks import UserError
 from massieu.monitor import trainer as module
 
 transformers = pytest.importorskip("transformers")
@@ -30,9 +31,15 @@ def make(folder, callbacks=(), **options):
     pytest.importorskip("accelerate")
     arguments = transformers.TrainingArguments(
         output_dir=str(folder),
-        **{"per_device_train_batch_size": 2, "learning_rate": 0.01, "report_to": "none", "use_cpu": True, **options},
-        **{"disable_tqdm": True, "save_strategy": "steps", "save_steps": 3, "logging_steps": 100, "seed": 1},
-        dataloader_pin_memory=False,
+        **{
+            "per_device_train_batch_size": 2,
+            "learning_rate": 0.01,
+            "report_to": "none",
+            "use_cpu": True,
+            "logging_steps": 100,
+            **options,
+        },
+        **{"disable_tqdm": True, "save_strategy": "steps", "save_steps": 3, "seed": 1, "dataloader_pin_memory": False},
     )
     data = [{"input_ids": words, "labels": words} for words in WORDS]
     return transformers.Trainer(tiny(), arguments, train_dataset=data, callbacks=list(callbacks))
@@ -94,6 +101,53 @@ def test_accumulated_gradients_are_one_step_and_reports_get_the_figures(tmp_path
     assert "massieu/entropy/layer01/head01" in figures[0][1]
 
 
+def test_the_losses_of_the_trainer_stand_beside_the_readings(tmp_path):
+    path = tmp_path / "run.csv"
+    callback = module.WatchCallback(every=2, log=path, console=False)
+    trainer = make(tmp_path, [callback], max_steps=5, logging_steps=1)
+    trainer.train()
+    logged = {entry["step"]: entry for entry in trainer.state.log_history if "loss" in entry}
+    readings = callback.watched.readings
+    assert [reading.step for reading in readings] == [0, 2, 4]
+    for reading in readings:  # the Trainer counts a step when it has ended
+        assert reading.recorded["loss"] == logged[reading.step + 1]["loss"]
+        assert reading.recorded["grad_norm"] == logged[reading.step + 1]["grad_norm"]
+    log = massieu.monitor.read_log(path)
+    assert [row["loss"] for row in log.rows] == [reading.recorded["loss"] for reading in readings]
+
+
+def event_files(folder):
+    return sorted(folder.rglob("events.out.tfevents.*"))
+
+
+def tags(file):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(file))
+    events.Reload()
+    return {tag: [event.step for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def test_tensorboard_shows_the_figures_in_the_run_of_the_trainer(tmp_path):
+    pytest.importorskip("tensorboard")
+    callback = module.WatchCallback(every=2, log="tensorboard", console=False)
+    make(tmp_path, [callback], max_steps=5, logging_steps=1, report_to="tensorboard").train()
+    (file,) = event_files(tmp_path)
+    found = tags(file)
+    assert found["massieu/score_max/max"] == found["massieu/loss"] == [0, 2, 4]
+    assert found["train/loss"] == [1, 2, 3, 4, 5]
+
+
+def test_tensorboard_writes_to_the_folder_of_a_trainer_that_does_not_report(tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard")
+    monkeypatch.chdir(tmp_path)
+    callback = module.WatchCallback(every=2, log="tensorboard", console=False)
+    make(tmp_path / "out", [callback], max_steps=5).train()
+    (file,) = event_files(tmp_path)
+    assert file.is_relative_to(tmp_path / "out")
+    assert tags(file)["massieu/score_max/max"] == [0, 2, 4]
+
+
 def test_a_training_that_failed_can_be_begun_again():
     model, callback = tiny(), module.WatchCallback(every=1, quantities="entropy")
     state = SimpleNamespace(global_step=0, epoch=None, log_history=[])
@@ -130,7 +184,7 @@ def test_it_is_a_callback_that_travels():
 def test_copies_in_threads_are_refused():
     callback = module.WatchCallback()
     state = SimpleNamespace(global_step=0)
-    with pytest.raises(RuntimeError, match="run copies of the model in threads on 2 devices, .* start with torchrun"):
+    with pytest.raises(UserError, match="run copies of the model in threads on 2 devices, .* start with torchrun"):
         callback.on_train_begin(SimpleNamespace(n_gpu=2), state, None, model=nn.Linear(2, 2))
 
 
@@ -143,7 +197,9 @@ def test_a_trainer_is_given_where_it_logs(log, given):
 def test_without_transformers_a_sentence_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     module._callback.cache_clear()
-    with pytest.raises(ImportError, match="WatchCallback needs transformers, which is not installed; pip"):
+    with pytest.raises(
+        ImportError, match=r"WatchCallback needs transformers, which is not installed; pip install .*\[train\]"
+    ):
         module.WatchCallback  # noqa: B018
     with pytest.raises(AttributeError, match="has no attribute 'WatchCallbak'"):
         module.WatchCallbak  # noqa: B018

@@ -17,6 +17,7 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 import massieu
+from massieu.checks import UserError
 from massieu.inspection import NotObservable
 from massieu.inspection.weights import head_weights
 from massieu.monitor import Reading, steps
@@ -486,7 +487,7 @@ def test_the_model_is_a_module():
 
 def test_a_model_is_watched_once():
     model = small()
-    with massieu.watch(model), pytest.raises(RuntimeError, match="is watched already; close the first watch"):
+    with massieu.watch(model), pytest.raises(UserError, match="is watched already; close the first watch"):
         massieu.watch(model)
     massieu.watch(model).close()
 

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from massieu.inspection.quantities import QUANTITIES, describe
+from massieu.inspection.quantities import ALL_TOKENS, QUANTITIES, describe
 
 FOREVER_TOKENS = 8231
 STACKS = {"encoder": ("encoder",), "decoder": ("decoder",), "both": ("encoder", "decoder", "cross")}
@@ -212,9 +212,11 @@ def _layer(generator, stack, layer, layers, sharp=1.0):
         "ascent_cosine",
     ):
         row[f"{name}_se"] = 0.004 + abs(noise(0.004))
+    row |= {"fc_identity_offset_r2": row["fc_identity_r2"] + 0.05, "massive_tokens": 0, "massive_norm": 3.0 + depth}
+    row["massive_first_share"] = None
     if stack == "decoder" and layer == 0:
         row["fc_identity_r2"] = None
-    return row
+    return row | {f"{name}_all_tokens": row[name] for name in ALL_TOKENS}
 
 
 assert {name for name, quantity in QUANTITIES.items() if quantity.table == "layers"} <= set(

@@ -1,11 +1,16 @@
+import io
 import json
 import re
 
+import pandas
 import pytest
 from report.sample import inspection
+from rich.console import Console
 
+from massieu.inspection.predictions import predictions
 from massieu.report import compare, render
 from massieu.report.pages import error, number
+from massieu.report.terminal import show_inspection
 
 
 def embedded(page: str) -> dict:
@@ -65,6 +70,23 @@ def test_findings_notes_and_provenance_are_written_out():
         "2.13.0",
     ):
         assert words in page
+
+
+def test_predictions_are_a_table_on_the_page_and_in_the_terminal():
+    run = inspection(3, 2)
+    found = predictions(pandas.DataFrame(run["heads"]), pandas.DataFrame(run["layers"]), run["facts"])
+    run["predictions"] = [vars(each) for each in found]
+    console = Console(width=160, record=True, file=io.StringIO())
+    show_inspection(run, console)
+    page, terminal = render(run), console.export_text()
+    assert {each.verdict for each in found} > {"fails"}
+    for each in found:
+        assert f">{each.statement}</a>" in page
+        assert f"<td>{each.verdict}</td>" in page
+        assert each.sentence in page
+        assert each.statement in terminal
+        assert each.sentence in terminal
+    assert 'id="predictions"' not in render(inspection(3, 2))  # a document of an earlier version
 
 
 def test_a_missing_module_is_shown_as_a_warning():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from massieu.checks import UserError
+from massieu.checks import UserError, did_you_mean
 from massieu.context.tasks.linear import Linear, Logistic, NoisyLinear, Quadratic, SparseLinear
 from massieu.context.tasks.nonlinear import DecisionTree, Sine, TwoLayer
 from massieu.context.tasks.shifts import OrthogonalQueries, Quadrants, Scaled, Shifted, Skewed
@@ -47,7 +47,8 @@ def task_named(name: str, **options: Any) -> Task:
         ('Linear', 5.0)
     """
     if name not in TASKS:
-        raise UserError(f"task must be one of {', '.join(TASKS)}, got {name!r}; check the spelling")
+        near = did_you_mean(name, TASKS)
+        raise UserError(f"task must be one of {', '.join(TASKS)}, got {name!r}{near}; check the spelling")
     _check_options(TASKS[name], f"task {name}", options)
     return TASKS[name](**options)
 
@@ -60,7 +61,8 @@ def shifted(task: Task, name: str, **options: Any) -> Task:
         3.0
     """
     if name not in SHIFTS:
-        raise UserError(f"shift must be one of {', '.join(SHIFTS)}, got {name!r}; check the spelling")
+        near = did_you_mean(name, SHIFTS)
+        raise UserError(f"shift must be one of {', '.join(SHIFTS)}, got {name!r}{near}; check the spelling")
     _check_options(SHIFTS[name], f"shift {name}", {"task": task, **options})
     return SHIFTS[name](task, **options)
 

@@ -83,10 +83,10 @@ class Task(ABC):
         return Prompts(inputs, self.observe(clean, generator), queries, answers, parameters)
 
     def _check_noise(self) -> None:
-        if self.noise**2 > self.signal:
+        if self.noise > (most := math.sqrt(self.signal)):  # its square may overflow
             raise UserError(
-                f"noise must have at most the variance of the signal, {self.signal:.4g}, got {self.noise}^2 ="
-                f" {self.noise**2:.4g}; lower it to {math.sqrt(self.signal):.4g} or less"
+                f"noise must have at most the variance of the signal, {self.signal:.4g}, got {self.noise}^2;"
+                f" lower it to {most:.4g} or less"
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -13,12 +14,11 @@ from massieu.inspection.corpus.faults import Faults
 from massieu.inspection.corpus.files import File, find_files
 from massieu.inspection.corpus.lines import paragraphs
 from massieu.inspection.corpus.opening import needed, opened, unreadable
-from massieu.inspection.corpus.splits import Split, Wanted
+from massieu.inspection.corpus.splits import SPLIT_BYTES, Document, Split, Wanted
 from massieu.inspection.corpus.tables import row_group_ranges
 
 __all__ = ["Corpus"]
 
-SPLIT_BYTES = 1 << 20
 FEWEST_BYTES = 1 << 15
 PIECES = 512
 """Into how many a small corpus is cut, so that several workers share it and checkpoints come often."""
@@ -129,6 +129,18 @@ class Corpus:
             every = self._pieces()
             self._made = list(every if self.limit is None else _first(every, self.limit))
         return self._made
+
+    @property
+    def num_bytes(self) -> float:
+        """Bytes of the text; infinite if that is not known before it is read, or if it is not on this machine."""
+        splits = self.splits()
+        known = all(s.format == "memory" or not (s.compression or s.elsewhere or s.format == "parquet") for s in splits)
+        return sum(split.num_bytes for split in splits) if known else math.inf
+
+    def documents(self) -> Iterator[Document]:
+        """All documents in their order; those that cannot be read are skipped."""
+        for split in self.splits():
+            yield from split.read()
 
     def check(self, num_documents: int, faults: Faults) -> None:
         """One sentence if nothing was read."""

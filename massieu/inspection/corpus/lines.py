@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import IO
 
 from massieu.inspection.corpus.faults import BadRecord
-from massieu.inspection.corpus.records import Record, decode_utf8, decoded
+from massieu.inspection.corpus.records import LARGEST, Record, decode_utf8, decoded
 
 __all__ = ["json_lines", "paragraph", "paragraphs"]
 
@@ -29,7 +29,7 @@ def paragraphs(file: IO[bytes], column: str, start: int = 0, stop: int | None = 
     end = float("inf") if stop is None else stop
     begins = start == 0
     parts: list[bytes] = []
-    position, label = 0, ""
+    position, label, room = 0, "", 0
     for offset, number, line in _lines(file, start, end):
         if _is_blank(line):
             if parts:
@@ -39,9 +39,11 @@ def paragraphs(file: IO[bytes], column: str, start: int = 0, stop: int | None = 
                 return
             begins = True
         elif parts:
-            parts.append(line)
+            parts.append(line[: max(0, room)])  # of one that is too large nothing more is kept
+            room -= len(line)
         elif begins:
             position, label, parts, begins = offset, _label(offset, number), [line], False
+            room = LARGEST + 1 - len(line)
         elif offset >= end:
             return
     if parts:
@@ -89,7 +91,8 @@ def paragraph(content: bytes) -> str:
 def _lines(file: IO[bytes], start: int, end: float) -> Iterator[tuple[int, int, bytes]]:
     """Lines that begin at ``start`` or later, as (where, number or 0 if nobody knows, content).
 
-    None at all if a line goes on from before ``start`` until ``end``.
+    Of a line that is too large, no more is read at once than shows it. There is none at all if a line goes on from
+    before ``start`` until ``end``.
     """
     offset, number = start, 1
     if start:
@@ -102,9 +105,12 @@ def _lines(file: IO[bytes], start: int, end: float) -> Iterator[tuple[int, int, 
                 return
             piece = file.readline(int(min(PIECE, end - offset)))
             offset += len(piece)
-    for line in file:
+    while line := file.readline(LARGEST + 1):
         yield offset, number, line
         offset += len(line)
+        while len(line) > LARGEST and not line.endswith(b"\n"):
+            line = file.readline(LARGEST + 1)
+            offset += len(line)
         number += number > 0
 
 

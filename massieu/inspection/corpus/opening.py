@@ -92,10 +92,10 @@ def is_local(system: Any) -> bool:
     return "file" in ([system.protocol] if isinstance(system.protocol, str) else system.protocol)
 
 
-def unreadable(path: str, error: Exception) -> ValueError:
+def unreadable(path: str, error: Exception) -> UserError:
     """What is said of a path that cannot be opened, or not be read to the end."""
     why = getattr(error, "strerror", None) or " ".join(str(error).split())[:160] or type(error).__name__
-    return ValueError(f"{path} cannot be read: {why}; check the path and its permissions")
+    return UserError(f"{path} cannot be read: {why}; check the path and its permissions")
 
 
 def _stored(path: str, elsewhere: Elsewhere | None) -> IO[bytes]:

@@ -7,7 +7,13 @@ from typing import IO, Any, NamedTuple, Protocol
 
 from massieu.inspection.corpus.faults import BadRecord
 
-__all__ = ["Reader", "Record", "decode_utf8", "decoded", "refused", "without_column"]
+__all__ = ["LARGEST", "MOST", "Reader", "Record", "decode_utf8", "decoded", "refused", "too_large", "without_column"]
+
+
+LARGEST = 8 << 20
+"""Bytes of the largest record: tokenizers need some 200 bytes of memory for each byte of a text."""
+
+MOST = f"{LARGEST >> 20} MB"
 
 
 class Record(NamedTuple):
@@ -35,6 +41,8 @@ class Reader(Protocol):
 
 def decode_utf8(content: bytes) -> str:
     """Text from bytes; a mark of the byte order before it is no part of it."""
+    if len(content) > LARGEST:
+        raise too_large()
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -45,6 +53,8 @@ def decoded(value: object) -> str:
     """A string without halves of surrogate pairs, which no tokenizer takes."""
     if not isinstance(value, str):
         raise BadRecord("not a string", "must hold strings", "is none")
+    if len(value) > LARGEST:
+        raise too_large()
     if not value.isascii():
         try:
             value.encode()
@@ -62,6 +72,11 @@ def without_column(column: str, names: list[str], count: int = 1) -> BadRecord:
     """What is said of a table without the column."""
     got = f"has {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
     return BadRecord("no such column", f'must have a column "{column}"', got, "name one with --column", count=count)
+
+
+def too_large(reason: str = f"larger than {MOST}") -> BadRecord:
+    """What is said of a record that is too large to be read."""
+    return BadRecord(reason, f"must hold records of at most {MOST}", "is larger", "cut it into documents")
 
 
 def _not_utf8() -> BadRecord:

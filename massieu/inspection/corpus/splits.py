@@ -25,6 +25,7 @@ READERS: dict[str, Reader] = {
     "parquet": parquet_rows,
 }
 MAKERS: dict[type, Callable[[Any], str]] = {bytes: paragraph, type(None): decoded}  # of texts that are here
+SPLIT_BYTES = 1 << 20
 END = 2**63 - 1  # a position after all others
 
 
@@ -107,6 +108,15 @@ class Split:
             own = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
             digest.update(f"{number} {own is None}".encode() + hashlib.sha256(own or b"").digest())
         return digest.hexdigest()
+
+    @property
+    def num_bytes(self) -> int:
+        """About how much it holds: its range of bytes, or the whole file where it has none."""
+        if self.format == "memory":
+            return sum(len(text or "") for text in self.texts)
+        if self.format in ("text", "jsonl") and self.stop is not None:
+            return self.stop - self.start
+        return SPLIT_BYTES if self.size is None else self.size
 
     def read(self, faults: Faults | None = None) -> Iterator[Document]:
         """The documents of the split, in order; no more of the file is in memory than one document and a buffer.

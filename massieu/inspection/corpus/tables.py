@@ -9,15 +9,19 @@ from typing import IO, Any
 
 from massieu.inspection.corpus.faults import BadRecord
 from massieu.inspection.corpus.opening import damage, needed
-from massieu.inspection.corpus.records import Record, decoded, refused, without_column
+from massieu.inspection.corpus.records import LARGEST, MOST, Record, decoded, refused, too_large, without_column
 
 __all__ = ["csv_rows", "parquet_rows", "row_group_ranges", "tab_rows"]
 
 ROWS_AT_ONCE = 256  # rows of Parquet in memory
 BUFFER = 1 << 18  # bytes of a column of Parquet that are read at once
-FIELD_LIMIT = 1 << 30  # characters in a field of CSV
 
 OPEN = "quote never closed, with all rows after it"
+HUGE = f"larger than {MOST}, with all rows after it"
+
+
+class _TooLarge(Exception):  # noqa: N818  # said of the row
+    """A row has more bytes than a record may have."""
 
 
 def csv_rows(
@@ -31,13 +35,14 @@ def csv_rows(
         >>> [(record.label, record.text(record.content)) for record in csv_rows(file, "text")]
         [('line 2', 'two\nlines'), ('line 4', 'one')]
     """
-    csv.field_size_limit(max(FIELD_LIMIT, csv.field_size_limit()))  # the usual limit refuses documents of 128 kB
+    csv.field_size_limit(max(2 * LARGEST, csv.field_size_limit()))  # the usual limit refuses documents of 128 kB
     # Bytes that are not UTF-8 become surrogates, which spoil their own row only.
     with io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
         # Not strict, a quote that is never closed takes the rest of the file for its field and nobody hears of it.
-        rows = csv.reader(text, delimiter=delimiter, strict=True)
+        lines = _Lines(text)
+        rows = csv.reader(lines, delimiter=delimiter, strict=True)
         header = None
-        for line, row in _rows(rows):
+        for line, row in _rows(rows, lines):
             if isinstance(row, BadRecord):
                 yield Record(line, f"line {line}", row, refused)
                 if header is None:
@@ -47,17 +52,43 @@ def csv_rows(
             elif column in row:
                 header = _field(row.index(column), len(row))
             else:
-                lost = sum(1 for _ in _rows(rows))  # all of which are without it
+                lost = sum(1 for _ in _rows(rows, lines))  # all of which are without it
                 yield Record(line, f"line {line}", without_column(column, row, max(1, lost)), refused)
                 return
 
 
-def _rows(rows: Any) -> Iterator[tuple[int, list[str] | BadRecord]]:
+class _Lines:
+    """Lines of a table, as long as a row of them is no larger than a record may be.
+
+    Attributes:
+        size: characters since the row began.
+    """
+
+    def __init__(self, text: IO[str]) -> None:
+        self.text, self.size = text, 0
+
+    def __iter__(self) -> _Lines:
+        return self
+
+    def __next__(self) -> str:
+        line = self.text.readline(LARGEST + 1)
+        self.size += len(line)
+        if self.size > LARGEST:
+            raise _TooLarge
+        if not line:
+            raise StopIteration
+        return line
+
+
+def _rows(rows: Any, lines: _Lines) -> Iterator[tuple[int, list[str] | BadRecord]]:
     """Rows that are not empty, with the lines where they begin, or what is wrong with them."""
     while True:
-        line = rows.line_num + 1
+        line, lines.size = rows.line_num + 1, 0
         try:
             row = next(rows, None)
+        except _TooLarge:  # where the next row begins is known to nobody
+            yield line, too_large(HUGE)
+            return
         except csv.Error as error:
             remedy = "close its quotes, and write those inside of quotes twice"
             reason = OPEN if "end of data" in str(error) else "not CSV"

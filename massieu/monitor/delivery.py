@@ -1,0 +1,98 @@
+"""Delivery of readings to the logs: each waits for the end of its step, and takes along the values recorded by then."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+from torch import Tensor
+
+from massieu.checks import UserError
+from massieu.monitor.reading import Reading, is_recordable
+from massieu.monitor.sinks import Sink
+
+__all__ = ["Delivery"]
+
+
+class Delivery:
+    """Hands each reading to a log when its step has ended.
+
+    Args:
+        sink: the log; None for none.
+
+    Example:
+        >>> seen = []
+        >>> delivery = Delivery(massieu.monitor.open_sink(seen.append))
+        >>> delivery.put(Reading(100, ()))
+        >>> delivery.record({"loss": torch.tensor(2.5)})
+        >>> len(seen)
+        0
+        >>> delivery.flush()
+        >>> seen[0].recorded
+        {'loss': 2.5}
+    """
+
+    def __init__(self, sink: Sink | None) -> None:
+        self._sink = sink
+        self._waiting: Reading | None = None
+        self._recorded: dict[str, float | Tensor] = {}
+
+    def put(self, reading: Reading) -> None:
+        """Keep a reading until the next call of :meth:`flush`."""
+        self.flush()
+        self._waiting = reading
+
+    def record(self, values: Mapping[str, Any]) -> None:
+        """Keep numbers by name, the latest of each, for the reading that waits or the next one."""
+        self._recorded |= {_name(name): _scalar(name, value) for name, value in values.items()}
+
+    def fill(self) -> None:
+        """Write what was recorded into the reading that waits."""
+        if self._waiting is not None:
+            self._waiting.recorded.update({name: _number(value) for name, value in self._recorded.items()})
+
+    def flush(self) -> None:
+        """Hand over the reading that waits."""
+        if self._waiting is None:
+            return
+        self.fill()
+        reading, self._waiting = self._waiting, None
+        self._recorded.clear()
+        if self._sink is not None:
+            self._sink(reading)
+
+    def close(self) -> None:
+        """Hand over the last reading and close the log."""
+        self.flush()
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            sink.close()
+
+
+def _name(name: str) -> str:
+    """The name, if it can be a column beside those of the quantities."""
+    if not is_recordable(name):
+        raise UserError(
+            "a recorded value must have a name of letters, digits and _ that is neither step nor flags, got"
+            f" {name!r}; write record(loss=2.5)"
+        )
+    return name
+
+
+def _number(value: float | Tensor) -> float:
+    try:
+        return float(value)
+    except Exception:  # of a device that failed, which the training will say
+        return math.nan
+
+
+def _scalar(name: str, value: Any) -> float | Tensor:
+    """The number; one on a device stays there, since to ask for it makes the training wait."""
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
+        return value.detach().clone()
+    if isinstance(value, Real):
+        return float(value)
+    got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    raise UserError(f"{name} must be a number or a tensor with one, got {got}; record its mean, or its .item()")

@@ -1,0 +1,77 @@
+"""Predictions of the theory beside their controls, with verdicts that a short text cannot give."""
+
+import pandas
+import pytest
+
+from massieu.inspection.predictions import TOKENS_PER_DIMENSION, predictions
+
+FACTS = {"model": {"head_width": 32, "hidden": 384}}
+
+
+def layers(**columns):
+    count = len(next(iter(columns.values())))
+    return pandas.DataFrame({"stack": "decoder", "layer": range(count), **columns})
+
+
+def heads(**columns):
+    count = len(next(iter(columns.values())))
+    return pandas.DataFrame({"stack": "decoder", "layer": 0, "head": range(count), **columns})
+
+
+def only(*tables, facts=FACTS):
+    (found,) = predictions(*tables, facts)
+    return found
+
+
+@pytest.mark.parametrize(("symmetry", "verdict"), [(0.97, "holds"), (0.75, "partly"), (0.52, "fails")])
+def test_the_gradient_field_is_judged_between_its_control_and_one(symmetry, verdict):
+    found = only(heads(entropy=[1.0]), layers(field_symmetry=[symmetry] * 3, field_symmetry_control=[0.5] * 3))
+    assert (found.quantity, found.verdict, found.measured, found.control) == ("field_symmetry", verdict, symmetry, 0.5)
+
+
+def test_layers_that_differ_are_not_hidden_behind_their_median():
+    found = only(heads(entropy=[1.0]), layers(field_symmetry=[0.95, 0.51, 0.5], field_symmetry_control=[0.5] * 3))
+    assert (found.lowest, found.highest, found.verdict) == (0.5, 0.95, "fails")
+    assert found.sentence == "holds in layer 0"
+
+
+def test_a_control_below_chance_does_not_help():
+    found = only(heads(entropy=[1.0]), layers(corollary_r2=[0.1, 0.1], corollary_control=[-9.0, -9.0]))
+    assert found.verdict == "fails"
+
+
+@pytest.mark.parametrize(("trace", "verdict"), [(31.0, "holds"), (11.0, "partly"), (-40.0, "fails"), (90.0, "fails")])
+def test_the_whitened_trace_is_compared_with_the_width_of_a_head(trace, verdict):
+    found = only(heads(whitened_trace=[trace] * 2), None)
+    assert (found.verdict, found.predicted) == (verdict, 32)
+    assert predictions(heads(whitened_trace=[trace] * 2), None, {}) == []
+
+
+@pytest.mark.parametrize(
+    ("kurtosis", "verdict", "where"),
+    [
+        ([0.05, -0.01, 0.0], "holds", "no layer"),
+        ([0.5, 0.01, 0.0], "partly", "layer 0"),
+        ([0.5] * 3, "fails", "every layer"),
+    ],
+)
+def test_a_cloud_is_gaussian_where_its_kurtosis_stays_inside_the_band(kurtosis, verdict, where):
+    table = layers(kurtosis=kurtosis, kurtosis_band=[0.1] * 3, tokens=[384 * TOKENS_PER_DIMENSION] * 3)
+    found = only(heads(entropy=[1.0]), table)
+    assert found.verdict == verdict
+    assert found.sentence == f"outside the band of a Gaussian sample in {where}"
+
+
+@pytest.mark.parametrize("tokens", [62, 273, 384 * TOKENS_PER_DIMENSION - 1])
+def test_few_tokens_give_no_verdict_on_a_gaussian_cloud(tokens):
+    table = layers(kurtosis=[0.0], kurtosis_band=[0.1], tokens=[tokens])
+    found = only(heads(entropy=[1.0]), table)
+    assert found.verdict == "undecided"
+    assert found.measured is None
+    assert found.sentence.endswith(f"per dimension, {TOKENS_PER_DIMENSION} are needed")
+
+
+def test_different_models_get_different_tables():
+    first = predictions(heads(entropy=[1.0]), layers(ascent_cosine=[0.9, 0.9], ascent_control=[0.0, 0.0]), FACTS)
+    second = predictions(heads(entropy=[1.0]), layers(ascent_cosine=[0.9, 0.1], ascent_control=[0.0, 0.0]), FACTS)
+    assert [each.sentence for each in first] != [each.sentence for each in second]
