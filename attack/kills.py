@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import massieu.cli
 from attack.tiny import make_model, make_text
@@ -160,7 +161,6 @@ def _inspect(folder: Path, text: str, out: Path, end: End | None) -> None:
     for stream in (1, 2):
         os.dup2(output, stream)
     torch.set_num_threads(1)
-    figures.save_figures = _stub_figures  # drawing takes most of the time
     replace, done = os.replace, 0
 
     def counted(source: Any, target: Any) -> None:
@@ -170,10 +170,12 @@ def _inspect(folder: Path, text: str, out: Path, end: End | None) -> None:
         done += 1
         replace(source, target)
 
-    os.replace = counted
     command = ["inspect", str(folder / "model"), "--text", str(folder / f"{text}.jsonl"), "--out", str(out)]
     command += ["--checkpoint", str(folder / "checkpoint"), "--checkpoint-every", "0", "--resume"]
-    code = massieu.cli.main([*command, "--split-bytes", "600", "--part", "-q"])
+    command += ["--split-bytes", "600", "--part", "-q"]
+    # Drawing takes most of the time, so that it is left out.
+    with patch.object(os, "replace", counted), patch.object(figures, "save_figures", _stub_figures):
+        code = massieu.cli.main(command)
     if end is None:
         (folder / "renames").write_text(str(done))
     sys.exit(code)

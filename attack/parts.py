@@ -203,7 +203,8 @@ def _number(content: Content, chance: random.Random) -> str:
     """Make a whole number of the header negative, far too large, or a fraction."""
     places = [place for place in _places(content.header["part"]) if type(_at(content.header["part"], place)) is int]
     place = chance.choice(places)
-    _put(content.header["part"], place, value := chance.choice([-1, 0.5, 1e999, -(1 << 70)]))
+    value: float = chance.choice([-1, 0.5, 1e999, -(1 << 70)])
+    _put(content.header["part"], place, value)
     return f"{_spelled(place)} = {value}"
 
 
@@ -243,7 +244,7 @@ def _identity(content: Content, chance: random.Random) -> str:
 def _top(content: Content, chance: random.Random) -> str:
     """Change the header around the part."""
     name = chance.choice(["schema", "finite", "part", "corpus"])
-    value = chance.choice([None, 7, "massieu.part/1", [], {}, {"list": []}])
+    value: Any = chance.choice([None, 7, "massieu.part/1", [], {}, {"list": []}])
     if name == "finite" and value is None:
         del content.header["finite"]
     else:

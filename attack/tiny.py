@@ -42,16 +42,10 @@ def make_model(folder: Path) -> Path:
     tokenizer.save_pretrained(folder)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        sizes = {
-            "vocab_size": len(numbers),
-            "n_positions": 32,
-            "n_embd": 16,
-            "n_layer": 1,
-            "n_head": 2,
-            "bos_token_id": 1,
-            "eos_token_id": 1,
-        }
-        GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(folder)
+        config = GPT2Config(
+            vocab_size=len(numbers), n_positions=32, n_embd=16, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=1
+        )
+        GPT2LMHeadModel(config).save_pretrained(folder)
     return folder
 
 

@@ -148,6 +148,8 @@ def _occurs(x: Tensor, tensors: Mapping[str, Tensor]) -> bool:
 
 def _larger(x: Tensor, how: str = "", length: int = 0, begin: int = 0) -> Tensor:
     """What :func:`_smaller` was given; sizes are checked first, since a file may claim any."""
+    if type(length) is not int or type(begin) is not int:
+        raise ValueError("the size of a tensor")
     if how == "symmetric":
         if x.shape != (length * (length + 1) // 2,):
             raise ValueError("a symmetric tensor")

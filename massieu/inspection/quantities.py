@@ -701,7 +701,7 @@ def _massive() -> Iterator[Quantity]:
         "P(i = 1)",
         "share of the massive tokens that are the first counted token of their passage",
         "",
-        "One if only first tokens are massive: then attention uses them as a place to rest.",
+        "One if only first tokens are massive, as in most decoders: see the mass on the first token of the heads.",
     )
 
 

@@ -249,10 +249,13 @@ def _check_passages(value: PassageSample, path: str) -> None:
 
 
 def _check_words(passage: KeptPassage) -> None:
-    """Check the arguments of a forward pass over a text: tensors of one row each."""
+    """Check the arguments of a forward pass over a text: one row each, of the same tokens, without padding."""
+    widths: dict[bool, int] = {}
     for name, own in passage.inputs.items():
-        sound = not isinstance(own, Tensor) or (own.dim() == 2 and len(own) == 1 and own.numel() > 0)
-        _expect(sound, f"passages.{name} is not as expected")
+        if isinstance(own, Tensor):
+            width = widths.setdefault(name.startswith("decoder_"), own.shape[-1] if own.dim() else 0)
+            whole = not name.endswith("attention_mask") or bool((own == 1).all())
+            _expect(own.shape == (1, width) and width > 0 and whole, f"passages.{name} is not as expected")
 
 
 def _check_rows(layers: Mapping[Any, Any], path: str) -> None:
@@ -272,6 +275,12 @@ def _check_counts(value: Counts, path: str) -> None:
     _expect(ascending and fits, f"{path}.sketch is not as expected")
 
 
+def _check_identity(value: Identity, path: str) -> None:
+    plain = (bool, int, str, type(None))
+    sound = all(type(name) is str and type(own) in plain for name, own in value.options.items())
+    _expect(sound, f"{path}.options is not as expected")
+
+
 def _check_fault(value: Fault, path: str) -> None:
     kinds = [type(each) for each in value]
     _expect(kinds == [str, int, str, str, str], f"{path} is not as expected")
@@ -280,6 +289,7 @@ def _check_fault(value: Fault, path: str) -> None:
 RULES: dict[type, Callable[[Any, str], None]] = {
     HeadStatistics: lambda value, path: _check_rows(value.layers, path),
     LayerSums: lambda value, path: _check_rows(value.statistics, path),
+    Identity: _check_identity,
     Means: _check_means,
     Moments: _check_moments,
     MassiveSums: _check_massive,

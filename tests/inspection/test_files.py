@@ -253,6 +253,27 @@ def row(*path: str):
     return change
 
 
+def size(name: str):
+    def change(packed, tensors):
+        found = next(own for own in _sizes(packed) if own[0].endswith(name) and own[1:2] == ["padded"])
+        found[3] = True
+
+    return change
+
+
+def _sizes(packed):
+    """The entries of all tensors: their names and how they are kept."""
+    for key, own in packed.items() if isinstance(packed, dict) else enumerate(packed):
+        if key == "tensor":
+            yield own
+        elif isinstance(own, (dict, list)):
+            yield from _sizes(own)
+
+
+def option(packed, tensors):
+    packed["identity"]["Identity"]["options"]["dict"][0][0] = 0.5
+
+
 def count(name: str, value):
     def change(packed, tensors):
         packed["counts"]["Counts"][name] = value
@@ -276,6 +297,10 @@ def count(name: str, value):
         (tensor("inputs.input_ids", lambda x: -x), "input_ids is odd"),
         (tensor("inputs.input_ids", lambda x: x[None]), "input_ids is not as expected"),
         (tensor("inputs.input_ids", lambda x: torch.cat([x, x])), "input_ids is not as expected"),
+        (tensor("inputs.input_ids", lambda x: x[:, 1:]), "is not as expected"),
+        (tensor("inputs.attention_mask", lambda x: x + 1), "attention_mask is not as expected"),
+        (size("ratios.expansion.counts"), "the size of a tensor"),
+        (option, "identity.options is not as expected"),
         (tensor("content.decoder", lambda x: x[:0]), "content is not as expected"),
         (row("heads", "HeadStatistics", "layers"), "heads has a row that is not as expected"),
         (row("layers", "LayerSums", "statistics"), "layers has a row that is not as expected"),
