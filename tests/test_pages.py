@@ -33,6 +33,7 @@ NEEDED = {
     "margin.md": ["scipy", "pandas", "matplotlib"],
     "memory.md": ["matplotlib", "sklearn"],
     "patterns.md": ["matplotlib"],
+    "taps.md": ["transformers"],
     "universal.md": ["matplotlib"],
     "watch.md": ["pandas"],
 }

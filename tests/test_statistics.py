@@ -366,6 +366,29 @@ def test_functional_gradients_work_and_stay_with_tiles(monkeypatch):
     assert_close(entropy, expected)
 
 
+@pytest.mark.parametrize("lengths", [7, torch.tensor([7, 10])], ids=["number", "tensor"])
+def test_functional_gradients_work_with_lengths(lengths):
+    query, key, value = inputs(10)
+    found = torch.func.grad(lambda q: attend(q, key, value, lengths=lengths).output.square().sum())(query)
+    counted = torch.func.grad(lambda q: attend(q, key, value, lengths=(q[:, 0, :, 0] < 9).sum(-1)).output.sum())(query)
+    leaf = query.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(attend(leaf, key, value, lengths=lengths).output.square().sum(), leaf)
+    assert_close(found, expected)
+    assert_close(counted, torch.func.grad(lambda q: attend(q, key, value).output.sum())(query))
+
+
+def test_mass_counts_are_constants_inside_of_functional_gradients():
+    query, key, _ = inputs(10)
+    expected = mass_count(query, key, lengths=7)
+    found, seen = torch.func.grad(lambda q: (q.sum(), mass_count(q, key, lengths=7)), has_aux=True)(query)
+    assert torch.equal(seen, expected)
+    assert_close(found, torch.ones_like(query))
+    leaf = query.clone().requires_grad_()
+    assert not mass_count(leaf, key).requires_grad
+    with pytest.raises(RuntimeError, match="vmap"):
+        torch.func.vmap(lambda q: mass_count(q, key[0]))(query)
+
+
 @pytest.mark.parametrize("options", GRADIENTS.values(), ids=list(GRADIENTS))
 def test_second_derivatives_of_output_and_statistics_pass_gradgradcheck(options):
     query, key, value = (
@@ -431,6 +454,48 @@ def test_lengths_may_be_one_number_and_a_batch_may_be_empty():
     assert_close(attend(query, key, value, lengths=2).output, attend(query, key[:2], value[:2]).output)
     nothing = torch.zeros(0, 2, 3, 4)
     assert attend(nothing, nothing, nothing, lengths=torch.zeros(0).long()).output.shape == (0, 2, 3, 4)
+
+
+@pytest.mark.parametrize("lead", [(0, 4), (2, 0), (0,)])
+@pytest.mark.parametrize(
+    "options", [{}, {"causal": True}, {"lengths": 2}, {"sink": 0.5}, {"log_weight": torch.zeros(6)}]
+)
+def test_an_empty_batch_may_share_its_keys(lead, options):
+    query, key = torch.zeros(*lead, 6, 3, requires_grad=True), torch.ones(6, 3, requires_grad=True)
+    found = attend(query, key, key, **options)
+    assert found.output.shape == (*lead, 6, 3)
+    assert found.statistics.entropy.shape == (*lead, 6)
+    assert mass_count(query, key, **options).shape == (*lead, 6)
+    to_query, to_key = torch.autograd.grad(found.output.sum(), (query, key))
+    assert to_query.shape == query.shape
+    assert torch.equal(to_key, torch.zeros(6, 3))
+
+
+@pytest.mark.parametrize("which", ["query", "key", "value", "log_weight", "sink", "lengths"])
+def test_tensors_of_zeros_without_memory_are_read_as_zeros(which):
+    query, key, value = (x[:, :2].clone() for x in inputs(6))
+    arguments = {"query": query, "key": key, "value": value, "log_weight": randn(6, 6), "sink": randn(2)}
+    arguments |= {"lengths": torch.tensor([6, 4])}
+    zeros = torch.zeros_like(arguments[which])
+    expected = attend(**arguments | {which: zeros})
+    nothing = torch._efficientzerotensor(zeros.shape, dtype=zeros.dtype)
+    found = attend(**arguments | {which: nothing})
+    assert torch.equal(found.output, expected.output)
+    assert_close(found.statistics, expected.statistics, equal_nan=True)
+    counts = [
+        mass_count(**{k: v for k, v in (arguments | {which: x}).items() if k != "value"}) for x in (zeros, nothing)
+    ]
+    assert torch.equal(*counts)
+
+
+def test_incoming_gradients_of_zeros_without_memory_are_read_as_zeros():
+    query, key, value = (x[:, :2].clone().requires_grad_() for x in inputs(6))
+    found = attend(query, key, value)
+    nothing = [torch._efficientzerotensor(x.shape) for x in (found.output, found.statistics.entropy)]
+    assert nothing[0]._is_zerotensor()
+    for outputs, coming in ((found.output, nothing[0]), (found.statistics.entropy, nothing[1])):
+        gradients = torch.autograd.grad(outputs, (query, key), coming, retain_graph=True)
+        assert not any(bool(x.any()) for x in gradients)
 
 
 def test_perplexity_and_effective_atoms_follow_from_the_row():

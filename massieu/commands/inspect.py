@@ -149,7 +149,7 @@ def run(options: argparse.Namespace) -> int:
             rows=options.rows,
             special_tokens=options.special_tokens,
             long_documents=options.long_documents,
-            progress=progress,
+            progress=progress or False,
             engine=chosen,
             checkpoint=checkpoint,
             **loading(options),

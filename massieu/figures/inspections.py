@@ -9,8 +9,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from massieu.checks import UserError
-from massieu.figures.axes import INK, MARK, SOFT, add_legend, finish, need_matplotlib, new_figure
+from massieu.figures.axes import INK, MARK, SOFT, add_legend, finish, given_axes, need_matplotlib, new_figure
 from massieu.report import colours
+from massieu.report.scales import color_limits, row_length
 
 if TYPE_CHECKING:
     import pandas
@@ -50,12 +51,16 @@ class Described(Protocol):
     def digits(self) -> int: ...
 
 
-def head_map(heads: pandas.DataFrame, quantity: Described) -> Figure:
+def head_map(heads: pandas.DataFrame, quantity: Described, *, ax: Any = None) -> Figure:
     """A quantity of every head as colours, layers by heads; encoder, decoder and cross-attention apart.
 
     Args:
         heads: the heads table of an inspection.
         quantity: one of its columns, such as ``QUANTITIES["entropy"]``.
+        ax: axes to draw into, one for each stack; None for a new figure.
+
+    Returns:
+        The figure, that of ``ax`` if they are given.
 
     Example:
         >>> import pandas
@@ -70,13 +75,10 @@ def head_map(heads: pandas.DataFrame, quantity: Described) -> Figure:
         raise UserError(
             f"the heads table must have a value of {quantity.name}, got none; see the notes of the inspection"
         )
-    colour_map, norm = _scale(quantity, [value for value in values if value == value])
+    colour_map, norm = _scale(quantity, [value for value in values if value == value], row_length(heads))
     stacks = [(stack, heads[heads["stack"] == stack]) for stack in heads["stack"].unique()]
     sizes = [(table["layer"].nunique(), int(table["head"].max()) + 1) for _, table in stacks]
-    figure = new_figure(1.6 + 0.42 * max(width for _, width in sizes), sum(0.9 + 0.42 * height for height, _ in sizes))
-    axes = figure.subplots(len(stacks), squeeze=False, gridspec_kw={"height_ratios": [height for height, _ in sizes]})[
-        :, 0
-    ]
+    figure, axes = _map_axes(sizes) if ax is None else _given(ax, [stack for stack, _ in stacks])
     for axis, (stack, table) in zip(axes, stacks, strict=True):
         _draw_cells(axis, table, values.loc[table.index], quantity, colour_map, norm)
         axis.set_title(quantity.title + (f", {stack}" if len(stacks) > 1 else ""), loc="left", fontsize=10, color=INK)
@@ -91,19 +93,27 @@ def head_map(heads: pandas.DataFrame, quantity: Described) -> Figure:
     return figure
 
 
-def layer_profile(layers: pandas.DataFrame, quantity: Described) -> Figure:
+def layer_profile(layers: pandas.DataFrame, quantity: Described, *, ax: Any = None) -> Figure:
     """A quantity over the layers, its control dashed, what the theory predicts dotted; one panel for each stack.
 
     Args:
         layers: the layers table of an inspection.
         quantity: one of its columns, such as ``QUANTITIES["entropy"]``.
+        ax: axes to draw into, one for each stack; None for a new figure.
+
+    Returns:
+        The figure, that of ``ax`` if they are given.
     """
     _check(layers, quantity, "layers")
     import pandas
 
     stacks = list(layers["stack"].unique())
-    figure = new_figure(1.2 + 3.6 * len(stacks), 2.7)
-    for axis, stack in zip(figure.subplots(1, len(stacks), squeeze=False)[0], stacks, strict=True):
+    if ax is None:
+        figure = new_figure(1.2 + 3.6 * len(stacks), 2.7)
+        axes = list(figure.subplots(1, len(stacks), squeeze=False)[0])
+    else:
+        figure, axes = _given(ax, stacks)
+    for axis, stack in zip(axes, stacks, strict=True):
         table = layers[layers["stack"] == stack].sort_values("layer")
         x, values = table["layer"], _numbers(table, quantity)
         axis.plot(x, values, marker="o", markersize=3.5, color=colours.lines()[0], label="measured")
@@ -196,6 +206,19 @@ def save_figures(inspection: Mapping[str, Any], folder: str | Path) -> list[Path
     return written
 
 
+def _map_axes(sizes: list[tuple[int, int]]) -> tuple[Figure, list[Axes]]:
+    """A new figure with axes for maps of so many layers and heads."""
+    figure = new_figure(1.6 + 0.42 * max(width for _, width in sizes), sum(0.9 + 0.42 * height for height, _ in sizes))
+    ratios = {"height_ratios": [height for height, _ in sizes]}
+    return figure, list(figure.subplots(len(sizes), squeeze=False, gridspec_kw=ratios)[:, 0])
+
+
+def _given(ax: Any, stacks: list[str]) -> tuple[Figure, list[Axes]]:
+    """The axes of the caller with the figure that they belong to."""
+    axes = given_axes(ax, stacks)
+    return cast("Figure", axes[0].figure), axes
+
+
 def _check(table: pandas.DataFrame, quantity: Described, which: str) -> None:
     if quantity.table != which or quantity.name not in table:
         known = ", ".join(name for name in table if not name.endswith("_se"))
@@ -212,22 +235,21 @@ def _numbers(table: pandas.DataFrame, quantity: Described) -> pandas.Series:
     return pandas.to_numeric(column, errors="coerce").astype(float)
 
 
-def _scale(quantity: Described, values: list[float]) -> tuple[ListedColormap, Normalize]:
+def _scale(quantity: Described, values: list[float], length: float | None) -> tuple[ListedColormap, Normalize]:
     need_matplotlib()
     from matplotlib.colors import BoundaryNorm, LinearSegmentedColormap, ListedColormap, LogNorm, Normalize
 
-    low, high = min(values), max(values)
     if quantity.scale == "class":
         return ListedColormap(colours.classes()), BoundaryNorm([rank - 0.5 for rank in range(5)], 4)
     shades = colours.diverging() if quantity.scale == "diverging" else colours.sequential()
     smooth = LinearSegmentedColormap.from_list("massieu", shades)
-    if quantity.scale == "diverging":
-        middle = quantity.neutral or 0.0
-        reach = max(high - middle, middle - low) or 1.0
-        return smooth, Normalize(middle - reach, middle + reach)  # type: ignore[return-value]
-    if quantity.scale == "logarithmic" and 0 < low < high:
+    possible = (
+        getattr(quantity, name, None) for name in ("least", "most")
+    )  # documents of earlier versions have neither
+    low, high = color_limits(values, quantity.scale, *possible, neutral=quantity.neutral, length=length)
+    if quantity.scale == "logarithmic" and low > 0:
         return smooth, LogNorm(low, high)  # type: ignore[return-value]
-    return smooth, Normalize(low, high if high > low else low + 1.0)  # type: ignore[return-value]
+    return smooth, Normalize(low, high)  # type: ignore[return-value]
 
 
 def _draw_cells(

@@ -16,7 +16,7 @@ from massieu.inspection.corpus.records import LARGEST
 from massieu.inspection.corpus.splits import Document
 from massieu.inspection.counts import Counts
 from massieu.inspection.splits import text_hash
-from massieu.inspection.vocabulary import unknown_token
+from massieu.inspection.vocabulary import encode, unknown_token
 
 __all__ = ["Batch", "Passage", "TooLong", "given_batches", "passages", "text_batches"]
 
@@ -109,7 +109,7 @@ def passages(
             raise UserError(
                 f"{place} has {len(text):,} characters, and a document may have {LARGEST:,}; cut it into several"
             )
-        encoded = tokenizer(text, add_special_tokens=True, return_special_tokens_mask=True, verbose=False)
+        encoded = encode(tokenizer, text, add_special_tokens=True, return_special_tokens_mask=True)
         ids = encoded["input_ids"]
         if len(ids) > longest:
             if not cut and not skip:
@@ -137,11 +137,11 @@ def _cut(text: str, tokenizer: Any, longest: int) -> list[tuple[list[int], list[
     if room < 1:
         raise UserError(f"max_length must leave room for words beside special tokens, got {longest}; 256 is usual")
     if tokenizer.is_fast:
-        options = {"truncation": True, "max_length": longest, "return_special_tokens_mask": True, "verbose": False}
-        encoded = tokenizer(text, return_overflowing_tokens=True, **options)
+        options = {"truncation": True, "max_length": longest, "return_special_tokens_mask": True}
+        encoded = encode(tokenizer, text, return_overflowing_tokens=True, **options)
         return list(zip(encoded["input_ids"], encoded["special_tokens_mask"], strict=True))
     # One that is written in Python drops what does not fit.
-    words = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    words = encode(tokenizer, text, add_special_tokens=False)["input_ids"]
     parts = []
     for begin in range(0, len(words), room):
         own = words[begin : begin + room]

@@ -396,13 +396,15 @@ def _linear(layers: pandas.DataFrame | None) -> Iterator[Finding]:
 
 
 def _classes(heads: pandas.DataFrame) -> Iterator[Finding]:
+    from massieu.report.scales import row_length
+
     if "head_class" not in heads or len(heads) < 2:
         return
     classes = heads["head_class"].dropna()
     if classes.empty:
         return
-    length = known(heads, "class_length")
-    at = f"On rows of about {length['class_length'].median():,.0f} tokens, " if len(length) else ""
+    length = row_length(heads)
+    at = f"On rows of about {length:,.0f} tokens, " if length else ""
     broad, single = int((classes == "I").sum()), int((classes == "IV").sum())
     sentence = (
         f"{at}{count(broad, len(classes), 'head')} {'needs' if broad == 1 else 'need'} more than half of the tokens in"

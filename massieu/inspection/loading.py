@@ -294,7 +294,11 @@ def _tokenizer(
         if has_words(tokenizer):
             return tokenizer, None
         fault = "knows no word (are its files missing?)"
-    except Exception as error:  # files that came with a model can break it anywhere
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except (
+        BaseException
+    ) as error:  # files that came with a model can break it anywhere; a panic of Rust is no Exception
         fault = f"cannot be loaded ({_sentence(error)})"
     if not any(folder.glob("*token*")):
         return None, None  # transformers has tried to make up one without any file

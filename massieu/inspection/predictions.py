@@ -143,7 +143,7 @@ def _where(holding: pandas.DataFrame, rows: pandas.DataFrame) -> str:
 
 
 def _gaussian(layers: pandas.DataFrame | None, facts: dict[str, Any]) -> Iterator[Prediction]:
-    statement = "Hidden states form a Gaussian cloud"
+    statement = "Hidden states form a Gaussian cloud (share of layers)"
     rows = known(layers, "kurtosis", "kurtosis_band")
     if rows.empty:
         return

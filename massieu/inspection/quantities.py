@@ -35,6 +35,8 @@ class Quantity:
         predicted: the value that the theory asks for.
         neutral: the value that means nothing happened; the middle of a diverging scale.
         digits: decimals worth printing.
+        least: smallest possible value, where the colors of a map begin; None if there is none.
+        most: largest possible value, where they end; "length" is the number of tokens that a row sees.
     """
 
     name: str
@@ -50,6 +52,8 @@ class Quantity:
     predicted: float | None = None
     neutral: float | None = None
     digits: int = 2
+    least: float | None = None
+    most: float | Literal["length", "log length"] | None = None
 
 
 def describe() -> dict[str, dict[str, object]]:
@@ -74,6 +78,8 @@ def _thermodynamics() -> Iterator[Quantity]:
         "nats",
         "How undecided a head is. Zero means that all attention is on one token; log N means that it is spread"
         " evenly over the N tokens that the row can see.",
+        least=0.0,
+        most="log length",
     )
     yield Quantity(
         "normalized_entropy",
@@ -85,6 +91,8 @@ def _thermodynamics() -> Iterator[Quantity]:
         "",
         "The entropy as a share of the largest one that is possible for the row, so that early and late positions"
         " of a causal model can be compared. One is uniform attention, zero a single token.",
+        least=0.0,
+        most=1.0,
     )
     yield Quantity(
         "perplexity",
@@ -97,6 +105,8 @@ def _thermodynamics() -> Iterator[Quantity]:
         "The number of equally likely tokens that would give the same entropy: how many tokens the head reads at once.",
         scale="logarithmic",
         digits=1,
+        least=1.0,
+        most="length",
     )
     yield Quantity(
         "effective_atoms",
@@ -110,6 +120,8 @@ def _thermodynamics() -> Iterator[Quantity]:
         " coincide. It weighs the large weights more than the perplexity does.",
         scale="logarithmic",
         digits=1,
+        least=1.0,
+        most="length",
     )
     yield Quantity(
         "log_normalizer",
@@ -146,6 +158,8 @@ def _thermodynamics() -> Iterator[Quantity]:
         "nats",
         "The entropy of the sharpest row that was seen, among those with two tokens or more to choose from. A"
         " collapsed head shows here before the mean moves.",
+        least=0.0,
+        most="log length",
     )
 
 
@@ -184,7 +198,9 @@ def _scores() -> Iterator[Quantity]:
         "max s − min s",
         "mean over sampled rows of max_j s_j − min_j s_j",
         "nats",
-        "How far the best token stands above the worst one. A difference of one means e times the attention.",
+        "How far the best token stands above the worst one. A difference of one means e times the attention. A sampled"
+        " row weighs as much as the rows that it stands for.",
+        least=0.0,
     )
 
 
@@ -199,6 +215,8 @@ def _places() -> Iterator[Quantity]:
         "mean over rows of max_j p_j",
         "",
         "The share of attention that the most attended token gets.",
+        least=0.0,
+        most=1.0,
     )
     yield Quantity(
         "peak_max",
@@ -209,6 +227,8 @@ def _places() -> Iterator[Quantity]:
         "max over rows of max_j p_j",
         "",
         "The largest single attention weight that was seen. One means that some row looks at one token only.",
+        least=0.0,
+        most=1.0,
     )
     yield Quantity(
         "sink_mass",
@@ -220,6 +240,8 @@ def _places() -> Iterator[Quantity]:
         "",
         "The share of attention on the first token. Mass that a row does not need elsewhere rests there: an attention"
         " sink. A head with a sink can still select: some induction heads give nine tenths of their attention to it.",
+        least=0.0,
+        most=1.0,
     )
     yield Quantity(
         "self_mass",
@@ -230,6 +252,8 @@ def _places() -> Iterator[Quantity]:
         "mean over rows i of p_{ii}",
         "",
         "The share of attention that a token gives to itself.",
+        least=0.0,
+        most=1.0,
     )
     yield Quantity(
         "previous_mass",
@@ -240,6 +264,19 @@ def _places() -> Iterator[Quantity]:
         "mean over rows i of p_{i,i−1}",
         "",
         "The share of attention on the token just before. Heads with much of it are the first half of induction.",
+        least=0.0,
+        most=1.0,
+    )
+    yield Quantity(
+        "next_mass",
+        "heads",
+        group,
+        "Mass on the next token",
+        "p_{i+1}",
+        "mean over rows i before the last of p_{i,i+1}",
+        "",
+        "The share of attention on the token just after, in encoders. Rows of a decoder do not see it, so there it is"
+        " empty.",
     )
     yield Quantity(
         "mass90",
@@ -249,9 +286,12 @@ def _places() -> Iterator[Quantity]:
         "k_{90}",
         "mean over sampled rows of the smallest k whose k largest p_j sum to 0.9",
         "tokens",
-        "How many of its tokens a row needs to collect nine tenths of its attention.",
+        "How many of its tokens a row needs to collect nine tenths of its attention. A sampled row weighs as much as"
+        " the rows that it stands for, so that long passages count by their length, as in all other means.",
         scale="logarithmic",
         digits=1,
+        least=1.0,
+        most="length",
     )
     yield Quantity(
         "mass90_share",
@@ -261,7 +301,10 @@ def _places() -> Iterator[Quantity]:
         "k_{90} / N",
         "median over sampled rows of k_{90} / N",
         "",
-        "The same count as a share of the N tokens that the row can see, over rows that see at least 32.",
+        "The same count as a share of the N tokens that the row can see, over rows that see at least 32. The median is"
+        " taken from a histogram, which rounds it up by at most 1.1 %; the class does not depend on the rounding.",
+        least=0.0,
+        most=1.0,
     )
     yield Quantity(
         "head_class",
@@ -272,8 +315,22 @@ def _places() -> Iterator[Quantity]:
         "I: k_{90}/N > 1/2;  II: > 1/8;  III: > 1/32;  IV: at most 1/32",
         "",
         "Ramsauer's classes: I averages over nearly everything, II over large, III over small groups of tokens, IV"
-        " picks single ones. No class is given where the rows are too short to tell the classes apart.",
+        " picks single ones. A head that reads about as many tokens at every length moves towards class IV as texts get"
+        " longer, so compare classes only at a similar length (class_length). No class is given where the rows are too"
+        " short to tell the classes apart.",
         scale="class",
+    )
+    yield Quantity(
+        "class_length",
+        "heads",
+        group,
+        "Length behind the class",
+        "N",
+        "mean over sampled rows with N ≥ 32 of N",
+        "tokens",
+        "The mean number of keys that the rows behind the class of the head see. Classes follow length: those of two"
+        " texts can be compared where this number is similar.",
+        digits=0,
     )
     yield Quantity(
         "rows",
@@ -315,6 +372,8 @@ def _weights() -> Iterator[Quantity]:
         scale="diverging",
         predicted=1.0,
         neutral=0.0,
+        least=-1.0,
+        most=1.0,
     )
     yield Quantity(
         "symmetric_fraction",
@@ -328,6 +387,8 @@ def _weights() -> Iterator[Quantity]:
         " is what random weights give, zero is pure antisymmetry.",
         scale="diverging",
         neutral=0.5,
+        least=0.0,
+        most=1.0,
     )
     yield Quantity(
         "qk_rank",
@@ -339,6 +400,7 @@ def _weights() -> Iterator[Quantity]:
         "",
         "How many directions the head really uses to compare tokens; at most the width of the head.",
         digits=1,
+        least=1.0,
     )
     yield Quantity(
         "ov_rank",
@@ -350,6 +412,7 @@ def _weights() -> Iterator[Quantity]:
         "",
         "How many directions the head really writes to.",
         digits=1,
+        least=1.0,
     )
     yield Quantity(
         "qk_norm",
@@ -383,7 +446,8 @@ def _weights() -> Iterator[Quantity]:
         "tr M,  M = Λ^{1/2} A Λ^{1/2},  Λ = covariance of the inputs",
         "",
         "If the query-key form were an inverse covariance on its own subspace, as for a Gaussian memory, the"
-        " whitened trace would be the width of the head.",
+        " whitened trace would be the width of the head. Empty for models of more than 768 dimensions, whose whole"
+        " covariance is not kept.",
         scale="diverging",
         neutral=0.0,
     )
@@ -396,10 +460,12 @@ def _weights() -> Iterator[Quantity]:
         "tr M / (|M| √d)",
         "",
         "How near the whitened query-key form is to the identity. The theory asks for √(head width / model width);"
-        " random weights give zero.",
+        " random weights give zero. Empty for models of more than 768 dimensions.",
         scale="diverging",
         neutral=0.0,
         digits=3,
+        least=-1.0,
+        most=1.0,
     )
 
 
@@ -556,9 +622,10 @@ def _linearity() -> Iterator[Quantity]:
         "R²",
         "held-out R² of a ridge map from MLP input to output",
         "",
-        "How much of the feed-forward sublayer a single matrix explains on tokens it was not fitted to. In models wider"
-        " than 384, outputs are projected on 384 fixed random directions first. The control fits targets that are"
-        " permuted within their passage, both inputs and targets without the mean of the passage.",
+        "How much of the feed-forward sublayer a single matrix explains on tokens it was not fitted to. In models of"
+        " more than 384 dimensions the targets are the outputs along 384 fixed random directions; above 768 there is no"
+        " fit. The control takes from inputs and targets the means of their passage, which a permutation over documents"
+        " would scatter, and permutes the rest of the targets.",
         control="fc_linear_control",
         digits=3,
     )
@@ -634,7 +701,7 @@ def _massive() -> Iterator[Quantity]:
         "P(i = 1)",
         "share of the massive tokens that are the first counted token of their passage",
         "",
-        "One if only first tokens are massive: then attention uses them as a place to rest.",
+        "One if only first tokens are massive, as in most decoders: see the mass on the first token of the heads.",
     )
 
 
@@ -733,10 +800,11 @@ def _theory() -> Iterator[Quantity]:
         "",
         "For diffuse attention the output should be the mean value plus a covariance times the query, without any"
         " fit. The sums run over the tokens of up to 32 passages of at most 128 tokens, and ō is the mean output over"
-        " all of them; a prediction that is worse than ō gives a negative value. The standard error leaves out one"
-        " document at a time. The control has shuffled keys.",
+        " all of them: a prediction that is worse than ō gives a negative value. The standard error leaves out one"
+        " document at a time, and the control has shuffled keys.",
         control="corollary_control",
         predicted=1.0,
+        neutral=0.0,
         digits=3,
     )
 

@@ -158,9 +158,7 @@ class Reader:
             try:
                 run_model(self.model, inputs)
             except IndexError as error:
-                raise UserError(
-                    f"the model cannot read these tokens ({error}); are there too many, or some beyond its vocabulary?"
-                ) from error
+                raise _beyond(error) from error
         if self._layers is not None and part.layers is not None:
             whole = [row for row in range(len(batch.keys)) if row not in self._layers.broken]
             part.passages.offer(inputs, batch.content, batch.keys, batch.origins, whole)
@@ -219,12 +217,21 @@ def _tried(model: nn.Module, inputs: dict[str, Any]) -> Any:
     """The first run of a model; what goes wrong in it is one sentence."""
     try:
         return run_model(model, inputs)
+    except IndexError as error:
+        raise _beyond(error) from error
     except Exception as error:
         text = " ".join(str(error).split())[:160] or type(error).__name__
         raise UserError(
             f"the model cannot be run on {', '.join(inputs)} ({text});"
             " one that reads more than text takes inputs= in Python, with every argument that it needs"
         ) from error
+
+
+def _beyond(error: IndexError) -> UserError:
+    return UserError(
+        f"the model cannot read these tokens ({error}): there are too many, or some are beyond its vocabulary;"
+        " save the tokenizer that belongs to the model in its folder"
+    )
 
 
 def _tensors(result: Any) -> list[Tensor]:

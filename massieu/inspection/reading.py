@@ -13,7 +13,7 @@ from massieu.inspection.batches import Batch, Passage, passages, text_batches
 from massieu.inspection.corpus import Corpus, Document
 from massieu.inspection.counts import Counts
 from massieu.inspection.options import Options
-from massieu.inspection.vocabulary import check_known, has_words, unknown_token
+from massieu.inspection.vocabulary import check_known, encode, has_words, unknown_token
 
 __all__ = ["NO_TEXT", "Reading", "check_texts", "reads_shifted"]
 
@@ -111,7 +111,7 @@ class Reading:
         if own is None or not texts:
             return
         some = [text[:BEGINNING] for text in texts]
-        ids = [token for each in self.tokenizer(some, add_special_tokens=False)["input_ids"] for token in each]
+        ids = [token for each in encode(self.tokenizer, some, add_special_tokens=False)["input_ids"] for token in each]
         check_known(ids.count(own), len(ids), "the text" if len(texts) == 1 else f"{len(texts)} documents")
 
 
@@ -171,4 +171,8 @@ def _start_token(model: nn.Module) -> int | None:
     start = getattr(config, "decoder_start_token_id", None)
     if start is None:
         start = getattr(config, "bos_token_id", None)
-    return start if start is not None else (getattr(config, "pad_token_id", None) or 0)
+    if start is None:
+        start = getattr(config, "pad_token_id", None) or 0
+    if not isinstance(start, int):
+        raise UserError(f"decoder_start_token_id of the model must be a token, got {start!r:.80}; correct config.json")
+    return start

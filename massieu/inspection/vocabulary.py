@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from massieu.checks import UserError
+from massieu.checks import UserError, visible
 
-__all__ = ["check_known", "has_words", "share_note", "unknown_token"]
+__all__ = ["check_known", "encode", "has_words", "share_note", "unknown_token"]
 
 MOST_UNKNOWN = 1 / 3
 """Share of unknown tokens in a text up to which a model is measured."""
@@ -15,6 +15,25 @@ MADE_UP = 512
 """More tokens than any tokenizer has that transformers makes up where the files of one are missing."""
 
 ROLES = ("bos", "eos", "pad", "cls", "sep", "mask")
+
+
+def encode(tokenizer: Any, text: str | list[str], **options: Any) -> Any:
+    """Return what a tokenizer makes of a text; what goes wrong in it is one sentence."""
+    try:
+        return tokenizer(text, verbose=False, **options)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of Rust is no Exception
+        why = visible(" ".join(f"{type(error).__name__}: {error}".split()))[:160]
+        raise UserError(
+            f"the tokenizer cannot read the text {_shown(text)} ({why}); save the tokenizer of the model again"
+        ) from error
+
+
+def _shown(text: str | list[str]) -> str:
+    """The beginning of a text, in quotes."""
+    first = text if isinstance(text, str) else next(iter(text), "")
+    return repr(first[:40] + ("..." if len(first) > 40 else ""))
 
 
 def unknown_token(tokenizer: Any) -> int | None:

@@ -16,8 +16,8 @@ __all__ = ["INDEX", "SINGLE", "Stored", "check_shard_names", "read_config", "sto
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 RANKS = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
-COUNTS = ("layer", "head", "expert", "depth")
-"""Parts of the names of configuration entries that say how many modules a model has."""
+COUNTS = ("layer", "head", "expert", "depth", "label")
+"""Parts of the names of configuration entries that say how many modules or labels a model has."""
 
 MOST = 1000
 """Modules of a kind that a configuration may ask for, however few tensors there are: some models share weights."""

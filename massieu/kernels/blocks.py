@@ -20,6 +20,7 @@ __all__ = [
     "compute_dtype",
     "group_parts",
     "hidden",
+    "is_absent",
     "masked_log_weight",
     "scaled_queries",
     "slices",
@@ -158,6 +159,11 @@ def masked_log_weight(log_weight: Tensor) -> Tensor:
     """Models mask with the most negative number of their dtype; where that is not far enough away, minus infinity."""
     least = torch.finfo(log_weight.dtype).min / 2
     return log_weight if least < ABSENT else log_weight.masked_fill(log_weight <= least, -torch.inf)
+
+
+def is_absent(log_weight: Tensor) -> Tensor:
+    """Whether atoms of these log weights are absent."""
+    return masked_log_weight(log_weight) * LOG2E < 0.5 * ABSENT
 
 
 def hidden(query: Tensor, key: Tensor, log_weight: Tensor | None, plan: Plan) -> Tensor:

@@ -96,6 +96,7 @@ def arrange(
 
     Query, key and value keep their strides: nothing is copied, whatever the order of their axes in memory.
     """
+    query, key, value, log_weight, sink, lengths = map(_stored, (query, key, value, log_weight, sink, lengths))
     usual = log_weight is None and sink is None and lengths is None and _are_alike(query, key, value)
     if not usual:
         _check_tensors(query, key, value, log_weight)
@@ -133,7 +134,7 @@ def arrange(
     else:
         lead = shape
 
-    shared = [i for i, (own, full) in enumerate(zip(key_lead, lead, strict=True)) if own < full]
+    shared = [i for i, (own, full) in enumerate(zip(key_lead, lead, strict=True)) if own != full]
     distinct = [i for i in range(len(lead)) if i not in shared]
     axes = (*distinct, *shared)
     batch, groups = math.prod(lead[i] for i in distinct), math.prod(lead[i] for i in shared)
@@ -175,6 +176,11 @@ def check_log_weight(log_weight: Tensor, name: str = "log_weight") -> None:
             f"{name} must be finite or minus infinity, got nan or plus infinity;"
             " a nan is often the logarithm of a negative weight, and an absent atom has weight minus infinity"
         )
+
+
+def _stored(argument: Any) -> Any:
+    """The argument, with memory of its own if it is one of torch's tensors of zeros without any."""
+    return argument.clone() if isinstance(argument, Tensor) and argument._is_zerotensor() else argument
 
 
 def _are_alike(query: Tensor, key: Tensor, value: Tensor | None) -> bool:
@@ -357,4 +363,8 @@ def _arrange_lengths(
             " count the atoms that are present"
         )
     lengths = lengths.long().reshape((*lengths.shape, *(1,) * (len(shape) - lengths.dim())))
-    return lengths.expand(shape).reshape(lead).permute(axes).reshape(batch, groups)
+    lengths = lengths.expand(shape).reshape(lead).permute(axes).reshape(batch, groups)
+    # A plan is no argument of an autograd function, which alone unwraps what torch.func.grad follows.
+    while torch._C._functorch.is_gradtrackingtensor(lengths):
+        lengths = torch._C._functorch.get_unwrapped(lengths)
+    return lengths

@@ -14,6 +14,7 @@ from torch import Tensor
 from massieu.checks import UserError
 from massieu.kernels import tiles
 from massieu.kernels.compiled import LIBRARY, Library, serves
+from massieu.kernels.nonfinite import all_finite, find_broken, hides_atoms, repaired
 from massieu.kernels.results import Found, Gradients, Slope
 from massieu.kernels.rows import Inputs, arrange
 
@@ -121,8 +122,8 @@ def _kernel(inputs: Inputs) -> Library | ModuleType:
 
 def forward(inputs: Inputs, level: int) -> Found:
     """Output and row statistics: all at level 2, no variance and no collision at level 1, none at level 0."""
-    found: Found = _kernel(inputs).forward(inputs, level)
-    return found
+    solve = _kernel(inputs).forward
+    return repaired(inputs, solve(inputs, level), level, solve)
 
 
 def retrieve(inputs: Inputs, level: int, top: int = 0) -> Found:
@@ -154,10 +155,21 @@ def backward(
     few = want_log_weight and inputs.log_weight is not None and inputs.log_weight.shape[0] < FEWEST_SETS
     kernel = tiles if few else _kernel(inputs)
     found: Gradients = kernel.backward(inputs, moments, slope, output, grad_output, want_log_weight=want_log_weight)
+    if not hides_atoms(inputs) or all_finite(found.query):
+        return found
+    broken = find_broken(inputs, _kernel(inputs).forward)
+    if broken is None or broken.is_used(slope, grad_output):
+        return found
+    # With the moments of a row that is whole, no gradient that comes in is none that goes out.
+    again = _kernel(inputs).forward(broken.clean, len(moments) - 2)
+    output = None if output is None or broken.outputs is None else output.masked_fill(broken.outputs, 0.0)
+    found = kernel.backward(broken.clean, again.moments, slope, output, grad_output, want_log_weight=want_log_weight)
     return found
 
 
 def mass_count(inputs: Inputs, mass: float) -> Tensor:
     """How many of the heaviest atoms hold the given mass, ``(batch, groups, queries)``, int64."""
-    count: Tensor = _kernel(inputs).mass_count(inputs, mass)
-    return count
+    kernel = _kernel(inputs)
+    broken = find_broken(inputs, kernel.forward)
+    count: Tensor = kernel.mass_count(inputs if broken is None else broken.clean, mass)
+    return count if broken is None else count.masked_fill(broken.flat_rows, 0)

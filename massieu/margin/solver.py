@@ -21,7 +21,7 @@ ACTIVE = 1e-9
 """A multiplier above this part of the largest one belongs to an active constraint."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MaxMargin:
     """A max-margin solution with the bounds that certify it, or a certificate that there is none.
 
@@ -64,6 +64,19 @@ class MaxMargin:
     products: int
     norm: str
     ties: str
+
+    def __repr__(self) -> str:
+        (sequences, length), (dim, query_dim) = self.rivals.shape, self.weights.shape
+        shown = [
+            f"MaxMargin of {sequences} sequences of {length} tokens, weights {dim} by {query_dim}, norm {self.norm!r}"
+        ]
+        if self.feasible:
+            shown += [
+                f"margin {self.margin:.4g} of weights of norm one; the least norm lies between {self.lower:.6g} and"
+                f" {self.upper:.6g}",
+                f"{int(self.support.sum())} of {int(self.rivals.sum())} rivals are support tokens",
+            ]
+        return "\n".join((*shown, self.ended))
 
     @property
     def ended(self) -> str:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from massieu.checks import UserError
 from massieu.measures.measure import as_integer
 from massieu.memory.continuous import Continuous
 from massieu.memory.memory import Memory
@@ -30,9 +31,13 @@ __all__ = [
 TILE = 1024
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Certificate:
     r"""What is known of each pattern; the fields have shape ``(atoms,)``, with several betas ``(heads, atoms)``.
+
+    It covers the cues inside of the radius of a certified pattern (:meth:`covers`): each of them is retrieved to the
+    fixed point beside that pattern. Of other cues it says nothing. They may be retrieved as well, and may end in a
+    minimum that is another pattern than the one meant, or a blend of several: a minimum need not be the right pattern.
 
     Attributes:
         separation: :math:`\Delta_i = x_i \cdot x_i - \max_{j \ne i} x_i \cdot x_j`; infinite for a single pattern.
@@ -53,6 +58,7 @@ class Certificate:
         log_rivals: :math:`\log \sum_{j \ne i} w_j / w_i`, without weights :math:`\log (N - 1)`.
         longest: M.
         atoms: N, the patterns that are not masked.
+        patterns: :math:`x`, shape ``(atoms, dim)``.
     """
 
     separation: Tensor
@@ -69,11 +75,46 @@ class Certificate:
     log_rivals: Tensor
     longest: Tensor
     atoms: int
+    patterns: Tensor
+
+    def covers(self, cue: Tensor) -> Tensor:
+        """Whether each cue is closer to a certified pattern than the radius of that pattern, ``(..., queries)``.
+
+        Args:
+            cue: shape ``(..., queries, dim)``, with several betas ``(..., heads, queries, dim)``.
+
+        Example:
+            >>> found = certificate(massieu.memory.Continuous(3 * torch.eye(4), beta=1.0))
+            >>> found.covers(torch.tensor([[3.0, 1.0, 0.0, 0.0], [1.5, 1.5, 0.0, 0.0]]))
+            tensor([ True, False])
+        """
+        heads, dim = self.radius.shape[:-1], self.patterns.shape[-1]
+        if cue.dim() < 2 + len(heads) or cue.shape[-1] != dim or cue.shape[-2 - len(heads) : -2] not in (heads, (1,)):
+            shape = ", ".join(("...", *map(str, heads), "queries", str(dim)))
+            raise UserError(f"cue must have shape ({shape}), got {tuple(cue.shape)}; for one vector pass cue[None]")
+        parts = cue.detach().double().split(TILE, dim=-2)
+        patterns, radius = self.patterns.detach().double(), self.radius.unsqueeze(-2)
+        return torch.cat([(_distances(part, patterns) < radius).any(-1) for part in parts], -1)
 
     @property
     def globally_contracting(self) -> Tensor:
         """Whether there is one fixed point in all, to which every state is retrieved."""
         return self.contraction < 1
+
+    def __repr__(self) -> str:
+        atoms, dim = self.patterns.shape
+        kinds = "" if self.radius.dim() == 1 else f" for each of {len(self.radius)} betas"
+        number = int(self.certified.sum())
+        title = f"Certificate of {atoms} patterns in {dim} dimensions{kinds}, {number} certified"
+        if not number:
+            return f"{title}; raise beta, or spread the patterns (separation is at most {self.separation.max():.3g})"
+        radius, bound = self.radius[self.certified], self.bound[self.certified]
+        return (
+            f"{title}\nradius from {radius.min():.3g} to {radius.max():.3g}, median {radius.median():.3g};"
+            f" fixed points at most {bound.max():.2g} from their patterns\n"
+            "covers(cue) tells which cues lie inside of a radius: they are retrieved to the fixed point there.\n"
+            "Other cues may end elsewhere, and a minimum need not be the right pattern."
+        )
 
 
 class Bound(NamedTuple):
@@ -180,7 +221,13 @@ def certificate(memory: Memory) -> Certificate:
         log_rivals=log_rivals,
         longest=longest,
         atoms=atoms,
+        patterns=memory.patterns.detach(),
     )
+
+
+def _distances(cue: Tensor, patterns: Tensor) -> Tensor:
+    # By differences: a product of large numbers would leave too few digits to compare with a radius.
+    return torch.cdist(cue, patterns, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def one_step_bound(found: Certificate, distance: float | Tensor) -> Bound:

@@ -24,7 +24,7 @@ Conditions = dict[str, Tensor]
 """What belongs to the single rows of a flattened batch, beside the state: first axis rows."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Retrieval:
     r"""Where a retrieval ended, and how, for every sample.
 
@@ -49,6 +49,19 @@ class Retrieval:
     kind: np.ndarray[Any, np.dtype[np.str_]]
     residual: Tensor
     value: Tensor | None = None
+
+    def __repr__(self) -> str:
+        title = f"Retrieval of {self.index.numel()} states in {self.state.shape[-1]} dimensions"
+        if not self.index.numel():
+            return title
+        kinds, numbers = np.unique(self.kind, return_counts=True)
+        counted = ", ".join(f"{number} {kind}" for kind, number in zip(kinds, numbers, strict=True))
+        return (
+            f"{title}: {int(self.converged.sum())} converged, steps at most {int(self.steps.max())},"
+            f" residual at most {self.residual.max():.2g}\n"
+            f"kinds: {counted}; {len(self.index.unique())} different patterns have most weight (index)\n"
+            "A minimum need not be the right pattern: massieu.memory.certificate(memory).covers(cue)."
+        )
 
 
 class Memory(abc.ABC):

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 
 from torch import distributed as dist
 
 from massieu.checks import visible
 from massieu.monitor.reading import Flag, Reading
+from massieu.monitor.showing import where
 
 __all__ = ["Console"]
-
-MOST = 4  # layers, or heads of a layer, that a line names
 
 
 class Console:
@@ -31,12 +29,14 @@ class Console:
         self._shown: set[tuple[str, str, int, int | None]] = set()
 
     def show(self, reading: Reading) -> None:
-        """Print the flags that are raised for the first time, those of one name in one line."""
+        """Print the flags that are raised for the first time: a line for each name, with its reason at the first."""
+        known = {name for name, *_ in self._shown}
         fresh = [flag for flag in reading.flags if flag.state == "raised" and _place(flag) not in self._shown]
         self._shown |= {_place(flag) for flag in fresh}
         for name in dict.fromkeys(flag.name for flag in fresh):
             own = [flag for flag in fresh if flag.name == name]
-            self.say(f"step {reading.step}: ", name, f" in {_where(own, reading)}: {own[0].reason}")
+            reason = "" if name in known else f": {own[0].reason}"
+            self.say(f"step {reading.step}: ", name, f" in {where(own, reading)}{reason}")
 
     def say(self, before: str, bold: str = "", after: str = "") -> None:
         """Print one line, the middle of it in red where colors are shown."""
@@ -50,26 +50,6 @@ class Console:
 
 def _place(flag: Flag) -> tuple[str, str, int, int | None]:
     return flag.name, flag.stack, flag.layer, flag.head
-
-
-def _where(flags: Sequence[Flag], reading: Reading) -> str:
-    """Layers and heads of the flags, the first few of them by name."""
-    labels = {(place.stack, place.layer): label for place, label in zip(reading.places, reading.labels, strict=True)}
-    heads: dict[str, list[int]] = {}
-    for flag in flags:
-        own = heads.setdefault(labels[flag.stack, flag.layer], [])
-        own += [] if flag.head is None else [flag.head]
-    words = [f"{label}{_heads(own)}" for label, own in heads.items()]
-    more = len(words) - MOST
-    return ", ".join(words[:MOST]) + (f" and {more} more layer{'s' * (more > 1)}" if more > 0 else "")
-
-
-def _heads(heads: Sequence[int]) -> str:
-    if not heads:
-        return ""
-    if len(heads) > MOST:
-        return f" ({len(heads)} heads)"
-    return f" (head{'s' * (len(heads) > 1)} {', '.join(map(str, heads))})"
 
 
 def _is_main_process() -> bool:

@@ -1,4 +1,4 @@
-"""A watch in one line, and as a table in a notebook."""
+"""A watch in one line and as a table in a notebook, and the flags of a reading in words."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from html import escape
 from massieu.monitor.quantities import WATCHED
 from massieu.monitor.reading import Flag, Reading, summary
 
-__all__ = ["in_one_line", "last_reading"]
+__all__ = ["in_one_line", "last_reading", "sentences", "where"]
 
+MOST = 4  # layers, or heads of a layer, that a line names
 SHOWN = ("entropy", "normalized_entropy", "score_max", "sink_mass", "token_cosine", "update_ratio")
 
 
@@ -47,6 +48,44 @@ def last_reading(title: str, reading: Reading | None, flags: Sequence[Flag]) -> 
         f"<p>{escape(title)}</p><table><caption>step {reading.step}{recorded}</caption>"
         f"<thead><tr><th>layer</th>{head}<th>flags</th></tr></thead><tbody>{''.join(rows)}</tbody></table>"
     )
+
+
+def sentences(reading: Reading) -> list[str]:
+    """A sentence for the flags of a reading that have one name and state."""
+    groups: dict[tuple[str, str], list[Flag]] = {}
+    for flag in reading.flags:
+        groups.setdefault((flag.name, flag.state), []).append(flag)
+    return [
+        f"{name} {state} in {where(flags, reading)}: {flags[0].reason} [{flags[0].reference}]"
+        for (name, state), flags in groups.items()
+    ]
+
+
+def where(flags: Sequence[Flag], reading: Reading) -> str:
+    """Layers and heads of flags of a reading, the first few of them by name.
+
+    Example:
+        >>> reading = Reading(0, (massieu.monitor.Place("decoder", 3, "h.3", heads=8),))
+        >>> flags = [Flag("logit growth", "decoder", 3, head, 120.0, 100.0, "", "") for head in (2, 5)]
+        >>> where(flags, reading)
+        'layer03 (heads 2, 5)'
+    """
+    labels = {(place.stack, place.layer): label for place, label in zip(reading.places, reading.labels, strict=True)}
+    heads: dict[str, list[int]] = {}
+    for flag in flags:
+        own = heads.setdefault(labels[flag.stack, flag.layer], [])
+        own += [] if flag.head is None else [flag.head]
+    words = [f"{label}{_heads(own)}" for label, own in heads.items()]
+    more = len(words) - MOST
+    return ", ".join(words[:MOST]) + (f" and {more} more layer{'s' * (more > 1)}" if more > 0 else "")
+
+
+def _heads(heads: Sequence[int]) -> str:
+    if not heads:
+        return ""
+    if len(heads) > MOST:
+        return f" ({len(heads)} heads)"
+    return f" (head{'s' * (len(heads) > 1)} {', '.join(map(str, heads))})"
 
 
 def _title(name: str, reading: Reading) -> str:

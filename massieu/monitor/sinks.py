@@ -16,6 +16,7 @@ from massieu.checks import MissingPackageError, UserError
 from massieu.monitor.flags import worst
 from massieu.monitor.lines import Lines
 from massieu.monitor.reading import Reading
+from massieu.monitor.showing import sentences
 from massieu.monitor.telling import cause, tell
 
 __all__ = ["CsvLog", "JsonLines", "Scalars", "Sink", "Tool", "open_sink", "short_series", "tensorboard_in"]
@@ -177,7 +178,7 @@ class Scalars:
         short: whether to write the :func:`short_series` only.
 
     Flags are numbers as well: ``massieu/flags/raised`` and ``massieu/flags/cleared`` count those of the reading. Where
-    the tool takes text, each is a sentence.
+    the tool takes text, those of one name are a sentence.
     """
 
     def __init__(self, tool: Tool, *, per_head: bool = False, short: bool = False) -> None:
@@ -189,7 +190,7 @@ class Scalars:
             numbers[f"flags/{state}"] = float(sum(flag.state == state for flag in reading.flags))
         self._tool.write(reading.step, {f"massieu/{name}": x for name, x in numbers.items() if math.isfinite(x)})
         if reading.flags and self._tool.text is not None:
-            self._tool.text(reading.step, "\n\n".join(map(str, reading.flags)))
+            self._tool.text(reading.step, "\n\n".join(sentences(reading)))
 
     def close(self) -> None:
         """Say that there is no more to come."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
-from massieu.checks import MissingPackageError, UserError
+from massieu.checks import MissingPackageError, UserError, pip_install
 from massieu.monitor.distributed import watch_distributed
 from massieu.monitor.flags import RULES, Rule
 from massieu.monitor.reading import Reading
@@ -178,8 +178,8 @@ def _callback() -> type:
         from transformers import TrainerCallback
     except ImportError:
         raise MissingPackageError(
-            "WatchCallback needs transformers, which is not installed; pip install transformers accelerate, or use"
-            " massieu.watch around your own loop"
+            f"WatchCallback needs transformers, which is not installed; {pip_install('train')}, or use massieu.watch"
+            " around your own loop"
         ) from None
     return type("WatchCallback", (_Events, TrainerCallback), {"__doc__": _Events.__doc__, "__module__": __name__})
 

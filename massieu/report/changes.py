@@ -42,8 +42,9 @@ class Change:
         change: last mean minus first.
         absolute: mean over heads or layers of the absolute change from the first run to the last, in which opposite
             changes do not cancel; None where the runs have different heads or layers.
-        size: the absolute change, or the change of the mean if there is none, in units of the spread among the heads or
-            layers of the first run. The spread counts as at least the standard error and a hundredth of the values.
+        size: the absolute change, or the change of the mean if there is none, as a multiple of ``unit``.
+        unit: what the size is a multiple of: the spread among the heads or layers of the first run, or the standard
+            error or a hundredth of the values where these are larger.
         risen: the share of heads or layers that are higher in the last run than in the first; None where they differ.
         beyond: how many heads or layers change by more than two standard errors of the difference, and how many have
             standard errors; None where there are none. The errors are added as if the runs had read different texts:
@@ -56,6 +57,7 @@ class Change:
     change: float
     absolute: float | None
     size: float
+    unit: str
     risen: float | None
     beyond: tuple[int, int] | None
 
@@ -86,12 +88,16 @@ def _change(name: str, which: str, runs: Sequence[Document]) -> Change | None:
     paired = _paired(first, last) if _places(runs[0], which) == _places(runs[-1], which) else {}
     absolute = fmean(map(abs, paired.values())) if paired else None
     size = abs(change) if absolute is None else absolute
-    unit = max(
-        pstdev(first.values()), errors[0] or 0.0, LEAST_SPREAD * fmean(map(abs, (*first.values(), *last.values())))
-    )
+    magnitude = fmean(map(abs, (*first.values(), *last.values())))
+    units = {
+        f"the spread among the {which}": pstdev(first.values()),
+        "the standard error": errors[0] or 0.0,
+        "a hundredth of the values": LEAST_SPREAD * magnitude,
+    }
+    unit = max(units, key=units.__getitem__)
     risen = fmean(difference > 0 for difference in paired.values()) if paired else None
     beyond = _beyond(paired, *(_values(run, which, f"{name}_se") for run in (runs[0], runs[-1])))
-    return Change(name, means, errors, change, absolute, size / unit if size else 0.0, risen, beyond)
+    return Change(name, means, errors, change, absolute, size / units[unit] if size else 0.0, unit, risen, beyond)
 
 
 def _paired(first: Mapping[Place, float], last: Mapping[Place, float]) -> dict[Place, float]:
@@ -181,9 +187,8 @@ def overall(runs: Sequence[Document]) -> str:
         amount = f"{_amount(abs(change.change), facts)} in the mean over the {which}"
     else:
         amount = f"{_amount(change.absolute, facts)} on average over the {which}"
-    small = ", less than a tenth of" if change.size < NEWS else f", {change.size:.1f} times"
-    spread = f"{small} the spread among the {which}"
-    return f"The largest change is that of {facts['title']}: {amount}{spread}{_counted(change, which)}."
+    times = "less than a tenth of" if change.size < NEWS else f"{change.size:.1f} times"
+    return f"The largest change is that of {facts['title']}: {amount}, {times} {change.unit}{_counted(change, which)}."
 
 
 def _amount(value: float, facts: Document) -> str:

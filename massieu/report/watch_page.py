@@ -32,7 +32,7 @@ def render_watch(document: Document) -> str:
     """
     curves = courses(document)
     own = {"recorded": {name: {"value": values} for name, values in recorded(document).items()}}
-    charts = sum(len(layers) for layers in curves.values())
+    charts = sum(len(layers) for layers in (*curves.values(), *own.values()))
     points = max(24, min(240, LARGEST_PAGE // max(1, charts)))
     steps, thinned = _thin(document["steps"], curves, points)
     beside = _thin(document["steps"], own, points)[1]["recorded"]
@@ -163,7 +163,7 @@ def _chart(
         if len(run) == 1:
             parts.append(f'<circle cx="{across(run[0][0]):.1f}" cy="{up(run[0][1]):.1f}" r="2.5"/>')
     events = dict.fromkeys((flag["step"], flag["state"], flag["name"]) for flag in flags)
-    for step, state, what in events:
+    for step, state, what in sorted(events, key=lambda event: event[1] == "raised"):  # which then lies on top
         x = across(min(max(step, steps[0]), steps[-1]))
         parts.append(
             f'<g class="{escape(state)}"><line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'

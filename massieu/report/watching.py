@@ -15,6 +15,7 @@ from massieu.report.terminal import made_visible
 __all__ = ["follow", "sparkline", "sparklines", "terminal_view"]
 
 MOST_RECORDED = 4  # lines above the layers
+LEAST_SPAN = 0.01  # of a scale, relative to its largest value
 BARS = "▁▂▃▄▅▆▇█"
 SHARP = ("entropy", "normalized_entropy", "perplexity", "peak", "log_normalizer")
 LARGE = ("score_range", "score_max", "score_variance", "qk_norm")
@@ -160,6 +161,8 @@ def sparkline(values: Sequence[float | None], width: int) -> str:
 def sparklines(several: Sequence[Sequence[float | None]], width: int) -> list[str]:
     """Courses in a line of text each, on one scale: the same height means the same value.
 
+    The scale spans at least a hundredth of the largest value, so that rounding is no mountain.
+
     Example:
         >>> sparklines([[0.0, 1.0], [2.0, 3.0]], 2)
         ['▁▃', '▆█']
@@ -168,7 +171,7 @@ def sparklines(several: Sequence[Sequence[float | None]], width: int) -> list[st
     known = [value for own in kept for value in own if value is not None]
     # Halves, since the span of the largest numbers would overflow.
     low, high = (min(known) / 2, max(known) / 2) if known else (0.0, 0.0)
-    span = high - low or 1.0
+    span = max(high - low, LEAST_SPAN * max(abs(low), abs(high))) or 1.0
     return ["".join(" " if x is None else BARS[int((x / 2 - low) / span * 7.999)] for x in own) for own in kept]
 
 

@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from massieu import kernels
 from massieu.kernels import Rows
 from massieu.kernels.graphs import call_eagerly
-from massieu.statistics.gradient import Attention
+from massieu.statistics.gradient import Attention, MassCount
 
 __all__ = ["Attended", "RowStatistics", "attend", "mass_count", "probabilities", "row_statistics"]
 
@@ -81,7 +81,8 @@ def attend(
     Nothing of size queries x atoms outlives one tile, forward or backward. Gradients flow to query, key, value,
     log_weight and sink from the output and from every statistic but the peak. Second derivatives
     (``create_graph=True``) are exact too, but hold the whole matrix of weights. ``torch.func.grad`` works,
-    ``vmap`` and forward mode do not. Under autocast the inputs keep the dtype in which they arrive.
+    but not inside of itself; ``vmap`` and forward mode do not. Under autocast the inputs keep the dtype in which they
+    arrive. Keys and values that are not finite reach only the rows that see them.
 
     For ``scaled_dot_product_attention(query, key, value, attn_mask, is_causal=True, enable_gqa=True)`` write
     ``attend(query, key, value, log_weight, causal=True).output``; there is no dropout on the weights.
@@ -170,7 +171,8 @@ def mass_count(
 ) -> Tensor:
     r"""The smallest number of atoms that together hold the given mass of the row, int64 ``(..., queries)``.
 
-    Arguments as in :func:`attend`. A row without atoms counts zero.
+    Arguments as in :func:`attend`. A row without atoms counts zero, and so does one that sees a key
+    that is not finite.
 
     Source:
         Ramsauer et al. 2020, section 3: heads are classed by this number at mass 0.9.
@@ -187,7 +189,7 @@ def mass_count(
         query, key, None, log_weight, sink=sink, scale=scale, causal=causal, window=window, lengths=lengths
     )
     with torch.no_grad():
-        return rows.restore(call_eagerly(kernels.mass_count, rows.inputs, float(mass)), tail=1)
+        return rows.restore(call_eagerly(MassCount.apply, *rows.inputs, float(mass)), tail=1)
 
 
 def probabilities(scores: Tensor, log_weight: Tensor | None = None) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from massieu import kernels
 from massieu.kernels import LN2, LOG2E, Inputs, Plan, Slope
 
-__all__ = ["Attention"]
+__all__ = ["Attention", "MassCount"]
 
 Grads = tuple[Tensor | None, ...]  # of the output and of the six statistics, in their order
 
@@ -60,6 +60,30 @@ class Attention(_Function):
         return (*found, None, None)
 
 
+class MassCount(_Function):
+    """Mass counts of arranged rows, constants to whatever differentiates."""
+
+    @staticmethod
+    def forward(
+        query: Tensor,
+        key: Tensor,
+        value: None,
+        log_weight: Tensor | None,
+        sink: Tensor | None,
+        plan: Plan,
+        mass: float,
+    ) -> Tensor:
+        return kernels.mass_count(Inputs(query, key, value, log_weight, sink, plan), mass)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[None, ...]:
+        return (None,) * 7
+
+
 class Gradient(_Function):
     """The gradients of :class:`Attention`, by tiles; their own gradients are those of the dense form."""
 
@@ -75,12 +99,12 @@ class Gradient(_Function):
     ) -> tuple[Tensor | None, ...]:
         *tensors, plan, (want_log_weight, want_sink) = rest
         moments, variance, collision, *grads = tensors
-        slope, grad_output = _slope(tuple(grads), variance, collision), grads[0]
+        slope, grad_output = _slope(tuple(grads), _used(variance, grads[4]), _used(collision, grads[6])), grads[0]
         inputs = Inputs(query, key, value, log_weight, sink, plan)
         found = kernels.backward(inputs, moments, slope, output, grad_output, want_log_weight=want_log_weight)
         grad_sink = None
         if want_sink and sink is not None:
-            flat = (None if x is None else inputs.flat_rows(x) for x in (output, grad_output))
+            flat = (None if x is None else inputs.flat_rows(x) for x in (_used(output, grad_output), grad_output))
             grad_sink = _sink_gradient(sink, moments, slope, *flat)
         return (*found, grad_sink)
 
@@ -137,6 +161,11 @@ def _slope(grads: Grads, variance: Tensor | None, collision: Tensor | None) -> S
         constant = -2 * collision * to_collision if constant is None else constant - 2 * collision * to_collision
         weight = 2 * to_collision
     return Slope(constant, linear, quadratic, weight)
+
+
+def _used(result: Tensor | None, coming: Tensor | None) -> Tensor | None:
+    """A result that a gradient comes in for, zero where that is: nan times nothing is nothing."""
+    return result if result is None or coming is None else result.masked_fill(coming == 0, 0.0)
 
 
 def _sink_gradient(

@@ -506,6 +506,67 @@ def test_a_hostile_configuration_is_one_sentence(text, folder):
     assert len(str(caught.value)) < 600
 
 
+def edited(folder, file, change):
+    path = folder / file
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+
+
+def test_a_configuration_with_labels_without_end_is_refused_at_once(folder):
+    edited(folder, "config.json", lambda config: {**config, "num_labels": 10**9})
+    with pytest.raises(UserError, match=r"num_labels = 1e\+09, but the files hold"):
+        load(str(folder))
+
+
+@pytest.mark.parametrize("length", ["x", [256]])
+def test_a_tokenizer_with_an_odd_length_is_one_sentence(length, folder):
+    edited(folder, "tokenizer_config.json", lambda config: {**config, "model_max_length": length})
+    from massieu.inspection import inspect_model
+
+    with pytest.raises(UserError, match="the tokenizer cannot read the text"):
+        inspect_model(str(folder), ["Call me Ishmael."], experiments="heads")
+
+
+def test_a_tokenizer_that_panics_is_one_sentence(folder, capfd):
+    """A panic of Rust is no Exception, only a BaseException."""
+    odd = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    edited(folder, "tokenizer.json", lambda rules: {**rules, "normalizer": odd})
+    assert "cannot be loaded" in load(str(folder)).tokenizer_fault
+
+
+def test_a_tokenizer_that_fails_at_a_word_is_one_sentence(folder):
+    rules = {"model": {"type": "WordLevel", "vocab": {"Call": 0, "me": 1}, "unk_token": "[UNK]"}}
+    edited(folder, "tokenizer.json", lambda found: {**found, **rules})
+    from massieu.inspection import inspect_model
+
+    with pytest.raises(UserError, match=r"the tokenizer cannot read .*Missing \[UNK\]") as caught:
+        inspect_model(str(folder), ["Call me Ishmael."], experiments="heads")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("start", ["x", [0], 1.5])
+def test_a_decoder_that_starts_with_no_token_is_one_sentence(start, folder):
+    edited(
+        folder, "config.json", lambda config: {**config, "is_encoder_decoder": True, "decoder_start_token_id": start}
+    )
+    from massieu.inspection import inspect_model
+
+    with pytest.raises(UserError, match=r"decoder_start_token_id|cannot be loaded"):
+        inspect_model(str(folder), ["Call me Ishmael."], experiments="heads")
+
+
+def test_tokens_beyond_the_vocabulary_of_the_model_are_named_so(folder):
+    def shifted(rules):
+        vocabulary = rules["model"]["vocab"]
+        rules["model"]["vocab"] = {word: number + 5000 * (number > 0) for word, number in vocabulary.items()}
+        return rules
+
+    edited(folder, "tokenizer.json", shifted)
+    from massieu.inspection import inspect_model
+
+    with pytest.raises(UserError, match="beyond its vocabulary"):
+        inspect_model(str(folder), ["Call me Ishmael."], experiments="heads")
+
+
 @pytest.mark.parametrize("change", [{"n_layer": 10**9}, {"n_embd": 10**6, "n_head": 10}, {"vocab_size": 10**11}])
 def test_a_configuration_that_claims_more_than_the_files_hold_is_refused_at_once(change, folder):
     config = json.loads((folder / "config.json").read_text())

@@ -426,3 +426,25 @@ def test_a_missing_package_is_named(monkeypatch, module, package):
         ImportError, match=re.escape(f"need {package}, which is not installed; {pip_install('verify')}")
     ):
         max_margin(draw(3, 4, 5))
+
+
+@pytest.mark.parametrize("norm", ["fro", "nuc"])
+def test_a_solution_prints_a_summary_without_its_tensors(norm):
+    found = max_margin(draw(6, 5, 8), norm=norm)
+    assert "tensor" not in repr(found)
+    assert len(str(found).splitlines()) <= 5
+    assert f"margin {found.margin:.4g}" in str(found)
+    assert f"{int(found.support.sum())} of {int(found.rivals.sum())} rivals" in str(found)
+    assert found.ended in str(found)
+
+
+def test_the_summary_of_infeasible_data_says_that_no_weights_separate_them():
+    tokens = torch.tensor([[[1.0, 0.0], [-1.0, 0.0]], [[-1.0, 0.0], [1.0, 0.0]]], dtype=torch.float64)
+    problem = TokenSelection(
+        tokens, torch.ones(2, 1, dtype=torch.float64), scores=torch.tensor([[1.0, 0.0]] * 2).double()
+    )
+    found = max_margin(problem)
+    assert not found.feasible
+    assert found.ended in str(found)
+    assert "margin" in str(found)
+    assert "least norm" not in str(found)

@@ -311,3 +311,59 @@ def test_a_single_pattern_is_exact_and_every_bound_says_so():
         fixed_point_bound(found),
     ]
     assert [(bound.value.tolist(), bound.vacuous.tolist()) for bound in bounds] == [([0.0], [False])] * 4
+
+
+def test_a_cue_is_covered_inside_of_a_radius_and_retrieved_to_the_fixed_point_there():
+    memory = Continuous(on_sphere(3, 12, 16), 1.5)
+    known = certificate(memory)
+    assert bool(known.certified.any())
+    direction = torch.nn.functional.normalize(randn(4, 12, 16), dim=-1)
+    inside = memory.patterns + 0.999 * known.radius[:, None] * direction
+    assert known.covers(inside).tolist() == known.certified.tolist()
+    found = memory.retrieve(inside[known.certified], tolerance=1e-10)
+    distance = (found.state - memory.patterns[known.certified]).norm(dim=-1)
+    assert bool((distance <= known.bound[known.certified] + 1e-9).all())
+    far = 3 * known.radius.max() + known.reach.max()
+    assert not bool(known.covers(memory.patterns.mean(0, keepdim=True) + far * direction[:1]).any())
+
+
+def test_covers_takes_batches_heads_and_more_cues_than_a_tile():
+    patterns, betas = on_sphere(0, 6, 8), torch.tensor([[0.01], [4.0]], dtype=torch.float64)
+    several = certificate(Continuous(patterns, betas))
+    assert several.radius.shape == (2, 6)
+    cue = patterns.expand(3, 2, 6, 8)
+    assert torch.equal(several.covers(cue), several.certified.expand(3, 2, 6))
+    assert several.covers(patterns[:1].expand(2, TILE + 5, 8)).shape == (2, TILE + 5)
+    with pytest.raises(ValueError, match=r"cue must have shape \(..., queries, 8\), got \(8,\); for one vector"):
+        certificate(Continuous(patterns, 1.0)).covers(patterns[0])
+    with pytest.raises(ValueError, match=r"cue must have shape \(..., 2, queries, 8\), got \(6, 8\)"):
+        several.covers(patterns)
+
+
+def test_a_minimum_need_not_be_the_right_pattern_and_a_certificate_does_not_cover_it():
+    memory = Continuous(torch.tensor([[3.0, 0.0], [0.0, 3.0]]), beta=2.0)
+    cue = torch.tensor([[1.0, 1.4]])  # meant: the first
+    found = memory.retrieve(cue)
+    assert found.kind.tolist() == ["minimum"]
+    assert found.index.tolist() == [1]
+    assert certificate(memory).covers(cue).tolist() == [False]
+
+
+def test_certificates_and_retrievals_print_a_summary_without_their_tensors():
+    memory = Continuous(on_sphere(3, 40, 16), 1.0)
+    known, found = certificate(memory), memory.retrieve(randn(1, 7, 16))
+    for shown in (str(known), repr(known), str(found), repr(found)):
+        assert "tensor" not in shown
+        assert len(shown.splitlines()) <= 5
+        assert max(map(len, shown.splitlines())) <= 120
+    assert f"40 patterns in 16 dimensions, {int(known.certified.sum())} certified" in str(known)
+    assert f"{known.radius[known.certified].median():.3g}" in str(known)
+    assert "covers(cue)" in str(known)
+    assert "a minimum need not be the right pattern" in str(known)
+    assert f"7 states in 16 dimensions: {int(found.converged.sum())} converged" in str(found)
+    for kind in set(found.kind.tolist()):
+        assert f"{found.kind.tolist().count(kind)} {kind}" in str(found)
+    none = certificate(Continuous(on_sphere(0, 30, 2), 1.0))
+    assert "30 patterns in 2 dimensions, 0 certified" in str(none)
+    assert "raise beta" in str(none)
+    assert "0 states" in str(memory.retrieve(torch.zeros(0, 16, dtype=torch.float64)))

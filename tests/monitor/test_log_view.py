@@ -194,6 +194,12 @@ def test_a_sparkline_keeps_the_last_value_of_each_share():
     assert sparkline([2.0, 2.0], 5) == "▁▁"
 
 
+@pytest.mark.parametrize("level", [2.5486, -2.5486, 1e300])
+def test_a_sparkline_of_values_that_hardly_differ_is_flat(level):
+    assert sparkline([level, level * (1 + 1e-6), level * (1 - 1e-6)], 3) == "▁▁▁"
+    assert len(set(sparkline([level, level * 1.1], 2))) == 2
+
+
 def test_json_is_one_object(tmp_path, capsys):
     assert cli.main(["watch", str(write(tmp_path / "run.jsonl", flags={2: [FLAG]})), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

@@ -567,7 +567,11 @@ def test_tensorboard_gets_a_short_set_of_curves_and_flags_as_sentences(tmp_path,
     assert scalars["massieu/flags/raised"] == [(0, 6.0)]
     ((tag, (words,)),) = texts.items()
     assert tag.startswith("massieu/flags")
-    assert words.split("\n\n") == [str(flag) for flag in reading.flags]
+    value = reading.flags[0].value
+    assert words == (
+        "low entropy raised in layer00 (heads 0, 1), layer01 (heads 0, 1), layer02 (heads 0, 1): it is made to be"
+        f" raised (it has entropy {value:.3g}, below 10) [nobody]"
+    )
 
 
 @pytest.mark.parametrize("options", [{"heads": True}, {"quantities": ("entropy",)}])

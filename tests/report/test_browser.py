@@ -1,6 +1,7 @@
 """The pages in a real browser, without a network."""
 
 import io
+import math
 import os
 import shutil
 
@@ -13,6 +14,7 @@ from report.verdicts import verdicts
 from massieu.inspection.findings import findings
 from massieu.report import compare, render
 from massieu.report.learning import render_learning
+from massieu.report.reference import reference
 from massieu.report.verdicts import render_verdicts
 
 PHONE = {"width": 390, "height": 844}
@@ -38,6 +40,20 @@ def _evil():
     return run
 
 
+def _clipped():
+    run = _sample(4, 2)
+    for row, symmetry in zip(run["layers"], (-9.0, 0.6, 0.7, 9.0), strict=True):
+        row |= {"field_symmetry": symmetry, "field_symmetry_control": 0.5}
+    return run
+
+
+def _nearly_alike():
+    run = _sample(2, 3)
+    for number, row in enumerate(run["heads"]):
+        row |= {"entropy": 3.5 + 0.01 * number, "normalized_entropy": (3.5 + 0.01 * number) / math.log(180)}
+    return run
+
+
 PAGES = {
     "6x12": lambda: render(_sample()),
     "12x12": lambda: render(_sample(12, 12)),
@@ -46,6 +62,8 @@ PAGES = {
     "40 heads": lambda: render(_sample(2, 40)),
     "without ascent": lambda: render(_without("ascent_cosine")),
     "evil": lambda: render(_evil()),
+    "clipped": lambda: render(_clipped()),
+    "nearly alike": lambda: render(_nearly_alike()),
     "heads only": lambda: render(_sample(2, 3) | {"layers": [], "experiments": []}),
     "checkpoints": lambda: compare(
         [_sample(3, 4, kind="decoder", name=f"step {i}", sharp=i, seed=3) for i in (1, 2, 3)]
@@ -371,3 +389,101 @@ def test_the_important_lines_of_a_chart_are_thicker_and_change_colour_with_the_p
     light = style(1, "stroke")
     page.click("#theme")
     assert style(1, "stroke") != light
+
+
+def test_dots_beyond_the_axis_are_marked_and_counted_and_the_axis_is_explained(visit):
+    page = visit("clipped")
+    ruler = page.locator(".ruler:has(a[href='#q-field_symmetry'])")
+    assert ruler.locator("i.clip.low").count() == ruler.locator("i.clip.high").count() == 1
+    assert ruler.locator("i:not(.clip)").count() == 2
+    assert ruler.locator(".beyond").all_text_contents() == ["1", "1"]
+    assert "−9.00" in ruler.locator("i.clip.low").get_attribute("title")
+    assert "beyond the axis" in ruler.locator("i.clip.low").get_attribute("title")
+    assert page.locator(".ruler.axis b").all_text_contents() == ["control 0 %", "50 %", "theory 100 %"]
+    assert "(value − control) / (theory − control)" in " ".join(page.text_content("#theory > p").split())
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        ".ruler a[href='#q-ascent_cosine']",
+        "#card a[href='#q-sink_mass']",
+        "#profile-expansion a",
+        "[data-table=heads] th[data-key=peak] button",
+        "#chips button[value=score_variance]",
+        "#profiles a[href='#w-control']",
+        ".findings .about a",
+    ],
+)
+def test_labels_explain_themselves_to_pointer_and_keyboard(visit, label):
+    page = visit("6x12")
+    target = page.locator(label).first
+    entry = page.eval_on_selector(label, "label => label.dataset.term || label.getAttribute('href').slice(1)")
+    title, meaning = page.text_content(f"#{entry} dt"), page.text_content(f"#{entry} dd.meaning")
+    for show, hide in (("hover", lambda: page.mouse.move(2, 2)), ("focus", lambda: page.keyboard.press("Escape"))):
+        getattr(target, show)()
+        assert page.is_visible("#tip")
+        shown = page.text_content("#tip")
+        assert title.split(" ")[0] in shown
+        assert meaning.split(".")[0] in shown
+        assert target.get_attribute("aria-describedby") == "tip"
+        hide()
+        assert not page.is_visible("#tip")
+
+
+def test_every_label_leads_to_an_entry_of_the_glossary(visit):
+    page = visit("6x12")
+    missing = """() => [...document.querySelectorAll('a.term, a.help')].map(link => link.getAttribute('href').slice(1))
+        .filter(id => !document.getElementById(id))"""
+    assert page.locator("a.term").count() > 60
+    assert page.evaluate(missing) == []
+    page.click("[data-table=heads] th[data-key=peak] .help")
+    assert page.evaluate("location.hash") == "#q-peak"
+    assert page.locator("#q-peak").is_visible()
+
+
+def test_the_classes_are_defined_beside_their_colors_with_the_length_of_the_rows(visit):
+    page = visit("6x12")
+    page.click("#chips button[value=head_class]")
+    words = page.text_content("#legend")
+    assert "90 % of the attention, on rows of about 180 tokens" in words  # the length of which the sample is made
+    for label, share in (("I", "more than 1/2"), ("II", "1/8 to 1/2"), ("III", "1/32 to 1/8"), ("IV", "at most 1/32")):
+        assert f" {label} {share}" in words
+
+
+def test_the_navigation_stays_on_a_phone(visit):
+    page = visit("6x12", viewport=PHONE)
+    links = page.locator("nav a")
+    assert links.count() >= 5
+    page.evaluate("scrollTo(0, document.body.scrollHeight)")
+    for number in range(links.count()):
+        link = links.nth(number)
+        link.scroll_into_view_if_needed()
+        box = link.bounding_box()
+        assert box["y"] >= 0
+        assert box["y"] + box["height"] < 80
+        assert box["height"] >= 36
+    bottom = page.eval_on_selector("nav", "nav => nav.getBoundingClientRect().bottom")
+    page.emulate_media(reduced_motion="reduce")
+    page.click("nav a[href='#tables']")
+    top = page.eval_on_selector("#tables h2", "heading => heading.getBoundingClientRect().top")
+    assert bottom <= top < PHONE["height"] / 2
+
+
+def test_colors_start_from_what_a_quantity_can_be(visit):
+    page = visit("nearly alike")
+    brightness = [sum(map(int, fill[4:-1].split(","))) for fill in fills(page)]
+    assert max(brightness) - min(brightness) < 40  # a hundredth of the scale, not all of it
+    assert page.locator("#legend span").first.text_content() == "0.00"
+    page.select_option("#quantity", "sink_mass")
+    assert page.locator("#legend span").first.text_content() == "0.00"
+    assert "1.00" in page.text_content("#legend")
+
+
+def test_usual_values_stand_below_the_map_and_in_the_tips(visit):
+    page = visit("6x12")
+    median = f"MiniLM-L6 {reference()['models'][1]['values']['entropy'][0]:.3g}"
+    assert median in page.text_content("#caption .usual")
+    page.hover("#card a[href='#q-entropy']")
+    assert median in page.text_content("#tip")
+    assert "this model" in page.text_content("#caption .usual")

@@ -68,6 +68,18 @@ def test_no_change_is_divided_by_a_spread_near_zero(value):
     assert math.isfinite(size)
 
 
+def test_a_change_is_not_called_a_multiple_of_a_spread_that_is_not_there():
+    first, last = inspection(2, 2), inspection(2, 2)
+    for rows, value in ((first["heads"], 0.5), (last["heads"], 0.9)):
+        for row in rows:
+            row |= {"sink_mass": value, "sink_mass_se": 0.0}
+    assert change_of("sink_mass", [first, last]).unit == "a hundredth of the values"
+    sentence = changes.overall([first, last])
+    assert "Mass on the first token: 0.40 on average over the heads, 57.1 times a hundredth of the values" in sentence
+    assert "spread" not in sentence
+    assert change_of("entropy", [inspection(2, 4), inspection(2, 4, seed=1)]).unit == "the spread among the heads"
+
+
 def test_a_single_layer_is_compared_in_units_of_its_own_size():
     first, last = inspection(1, 1), inspection(1, 1)
     last["layers"][0]["effective_rank"] = 1.5 * first["layers"][0]["effective_rank"]

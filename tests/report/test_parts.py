@@ -1,12 +1,14 @@
 """The parts of a page that can be told without one: colours, formulas, rulers and changes."""
 
 import itertools
+import math
 
 import pytest
 from report.sample import inspection
 
 from massieu.report import changes, colours, theory
 from massieu.report.formula import typeset
+from massieu.report.scales import color_limits, row_length
 
 
 def lightness(colour: str) -> float:
@@ -55,7 +57,7 @@ def test_a_ruler_runs_from_the_control_to_the_theory():
     for row, symmetry in zip(run["layers"], (0.5, 0.75), strict=True):
         row |= {"field_symmetry": symmetry, "field_symmetry_control": 0.5}
     (ruler,) = (ruler for ruler in theory.rulers(run) if ruler.quantity == "field_symmetry")
-    assert [share for share, _ in ruler.points] == [0.0, 0.5]
+    assert [point.share for point in ruler.points] == [0.0, 0.5]
     assert ruler.share == 0.25
     assert theory.place(0.0) == 20
     assert theory.place(1.0) == 85
@@ -70,7 +72,7 @@ def test_experiments_give_rulers_of_their_own_and_constructed_heads_do_not():
         {**row, "quantity": "whitened_trace", "value": 32.0, "experiment": "X2 constructed"},
     ]
     (ruler,) = (ruler for ruler in theory.rulers(run) if ruler.quantity == "whitened_trace")
-    assert ruler.points == [(0.25, "encoder layer 0, head 0")]
+    assert ruler.points == [(0.25, "layer 0, head 0", 8.0)]
     assert [found["count"] for found in theory.summary(run)] == [1, 1]
 
 
@@ -80,6 +82,44 @@ def test_a_figure_without_value_or_control_has_no_ruler():
     names = {ruler.quantity for ruler in theory.rulers(run)}
     assert "corollary_r2" in names
     assert not names & {"field_symmetry", "ascent_cosine", "kurtosis"}
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "ends"),
+    [
+        (
+            [3.44, 3.58],
+            {"scale": "sequential", "least": 0.0, "most": "log length", "length": 100.0},
+            (0, math.log(100)),
+        ),
+        ([3.44, 4.8], {"scale": "sequential", "least": 0.0, "most": "log length", "length": 100.0}, (0, 4.8)),
+        ([2.0, 3.0], {"scale": "sequential"}, (0, 3)),
+        ([-2.0, 3.0, None, math.nan], {"scale": "sequential"}, (-2, 3)),
+        ([4.0, 5.0], {"scale": "logarithmic", "least": 1.0, "most": "length", "length": 64.0}, (1, 64)),
+        ([4.0, 5.0], {"scale": "logarithmic", "least": 1.0, "most": "length"}, (1, 10)),
+        ([4.0, 9.0], {"scale": "logarithmic"}, (6 / math.sqrt(10), 6 * math.sqrt(10))),
+        ([1.0, 1000.0], {"scale": "logarithmic"}, (1, 1000)),
+        ([0.1, 0.2], {"scale": "diverging", "least": -1.0, "most": 1.0, "neutral": 0.0}, (-1, 1)),
+        ([2.0, 5.0], {"scale": "diverging", "neutral": 1.0}, (-3, 5)),
+        ([], {"scale": "sequential"}, (0, 1)),
+    ],
+)
+def test_a_scale_ends_where_the_quantity_ends_or_the_values_do(values, options, ends):
+    assert color_limits(values, **options) == pytest.approx(ends)
+
+
+def test_the_length_of_a_row_is_its_column_or_follows_from_the_entropies():
+    heads = {"entropy": [math.log(50) / 2, None], "normalized_entropy": [0.5, 0.1]}
+    assert row_length(heads) == pytest.approx(50)
+    assert row_length(heads | {"class_length": [None, 64.0]}) == 64
+    assert row_length({}) is None
+
+
+def test_a_control_that_does_worse_than_chance_counts_as_chance():
+    run = inspection(1, 1)
+    run["layers"][0] |= {"corollary_r2": 0.25, "corollary_control": -3.0}
+    (ruler,) = (ruler for ruler in theory.rulers(run) if ruler.quantity == "corollary_r2")
+    assert ruler.share == 0.25
 
 
 def checkpoints():

@@ -12,6 +12,7 @@
     "head_class", "gradient_cosine", "qk_norm", "expansion", "monotone_share", "mlp_expansion", "norm_contraction", "effective_rank",
     "token_cosine", "kurtosis", "fc_linear_r2", "field_symmetry", "ascent_cosine"];
   const CLASSES = ["I", "II", "III", "IV"];
+  const CLASS_MEANING = ["more than 1/2", "1/8 to 1/2", "1/32 to 1/8", "at most 1/32"];
   const FEW_ROWS = 60;
   const byId = (id) => document.getElementById(id);
   const isDark = () => document.documentElement.dataset.theme === "dark" && !printing;
@@ -77,14 +78,9 @@
     if (kind === "class") {
       return { kind, colours: DATA.colours.classes, at: (value) => CLASSES.indexOf(value) / (CLASSES.length - 1), ends: [] };
     }
-    let low = Math.min(...numbers), high = Math.max(...numbers);
-    let curve = (value) => value;
-    if (kind === "logarithmic" && low > 0) curve = Math.log;
-    if (kind === "diverging") {
-      const middle = difference ? 0 : QUANTITIES[name].neutral || 0;
-      const reach = Math.max(high - middle, middle - low) || 1;
-      [low, high] = [middle - reach, middle + reach];
-    }
+    const reach = Math.max(...numbers.map(Math.abs)) || 1;
+    const [low, high] = difference ? [-reach, reach] : DATA.limits[name];
+    const curve = kind === "logarithmic" && low > 0 ? Math.log : (value) => value;
     const at = (value) => (high > low ? (curve(value) - curve(low)) / (curve(high) - curve(low)) : 0.5);
     const middle = kind === "diverging" ? (low + high) / 2 : curve === Math.log ? Math.sqrt(low * high) : null;
     return { kind, colours: DATA.colours[kind === "diverging" ? "diverging" : "sequential"], at, ends: [low, middle, high] };
@@ -102,6 +98,7 @@
   // ---- tooltip ----
   const tip = byId("tip");
   function showTip(event, title, text) {
+    event.target.setAttribute("aria-describedby", "tip");
     tip.replaceChildren(html("b", {}, title), document.createTextNode(text));
     tip.hidden = false;
     const box = event.target.getBoundingClientRect();
@@ -110,6 +107,33 @@
     tip.style.top = (y + 18 + tip.offsetHeight > innerHeight ? y - tip.offsetHeight - 12 : y + 18) + "px";
   }
   const hideTip = () => { tip.hidden = true; };
+
+  // ---- labels that explain themselves: a label shows the entry of the glossary that it leads to ----
+  function termOf(event) {
+    const label = event.target.closest ? event.target.closest(".term") : null;
+    const entry = label ? byId(label.dataset.term || label.getAttribute("href").slice(1)) : null;
+    return entry && entry.matches(".glossary > div") ? [label, entry] : null;
+  }
+  function explain(event) {
+    const found = termOf(event);
+    if (!found) return;
+    const [label, entry] = found;
+    const unit = entry.querySelector(".unit");
+    showTip({ target: label, clientX: event.clientX, clientY: event.clientY },
+      entry.querySelector("dt").firstChild.textContent.trim() + (unit ? " " + unit.textContent : ""), [entry.querySelector(".meaning").textContent.trim(), usualOf(entry.id.slice(2))].join(" ").trim());
+  }
+  // The medians of the models in the table of usual values, as a sentence.
+  function usualOf(name) {
+    const row = byId("u-" + name);
+    if (!row) return "";
+    const models = [...byId("reference").tHead.rows[0].cells].map((cell) => cell.textContent.trim());
+    const medians = [...row.cells].map((cell, number) => `${models[number]} ${cell.firstChild ? cell.firstChild.textContent.trim() : ""}`);
+    return `Usual medians: ${medians.slice(1, -1).filter((words) => !words.endsWith("–")).join(", ")}.`;
+  }
+  for (const kind of ["pointerover", "focusin"]) document.addEventListener(kind, explain);
+  for (const kind of ["pointerout", "focusout"]) document.addEventListener(kind, (event) => { if (termOf(event)) hideTip(); });
+  document.addEventListener("keydown", (event) => { if (event.key === "Escape") hideTip(); });
+  const term = (name, title) => html("a", { class: "term", href: "#q-" + name }, title || QUANTITIES[name].title);
 
   // ---- maps of the heads ----
   const state = { quantity: null, run: 0, head: 0, named: [] };
@@ -138,7 +162,7 @@
     const missing = RUNS.some((run) => column(run, "heads", name).some((value) => !known(value)));
     byId("legend").replaceChildren(...legendOf(scale, name, missing));
     const entry = byId("q-" + name);
-    byId("caption").replaceChildren(...(entry ? [...entry.cloneNode(true).childNodes] : []));
+    byId("caption").replaceChildren(...(entry ? [...entry.cloneNode(true).childNodes] : []), html("p", { class: "usual" }, usualOf(name)));
     drawHeadProfile(name);
   }
   function titleOf(run, stack) {
@@ -233,8 +257,10 @@
   function legendOf(scale, name, missing) {
     const gone = missing ? [html("span", {}, "– does not apply or cannot be told")] : [];
     if (scale.kind === "class") {
-      const swatches = CLASSES.map((label) => html("span", {}, html("i", { class: "swatch", style: paint(scale, label) }), " " + label));
-      return [...swatches, ...gone];
+      const swatches = CLASSES.map((label, number) => html("span", {}, html("i", { class: "swatch", style: paint(scale, label) }), html("b", {}, " " + label), " " + CLASS_MEANING[number]));
+      const lengths = [...new Set(RUNS.map((run) => run.row_length).filter(known))];
+      const at = lengths.length ? `, on rows of about ${lengths.join(" and ")} tokens` : "";
+      return [html("span", {}, `Share of the tokens in sight that takes 90 % of the attention${at}; classes change with this length:`), ...swatches, ...gone];
     }
     const ramp = (colours) => `linear-gradient(90deg, ${colours.join(", ")})`;
     const [low, middle, high] = scale.ends.map((value) => (known(value) ? show(name, value) : null));
@@ -251,7 +277,7 @@
     const lines = measured("heads").map((name) => {
       const value = column(run, "heads", name)[row];
       const error = showError(name, column(run, "heads", name + "_se")[row]);
-      return html("tr", { class: name === state.quantity ? "now" : null }, html("td", {}, QUANTITIES[name].title),
+      return html("tr", { class: name === state.quantity ? "now" : null }, html("td", {}, term(name)),
         html("td", known(value) ? {} : { title: reason(name) }, show(name, value), error ? html("small", {}, " " + error) : null));
     });
     const rows = column(run, "heads", "rows")[row];
@@ -283,7 +309,7 @@
   function addChart(parent, spec) {
     const readout = html("p", { class: "readout" });
     const canvas = html("div", { role: "img", "aria-label": `${spec.title}: ${spec.series.map((line) => `${line.label} ${line.values.map((value) => show(spec.name, value)).join(", ")}`).join("; ")}` });
-    const box = html("div", { class: "profile", id: spec.id || null }, html("h4", {}, spec.title), readout, canvas);
+    const box = html("div", { class: "profile", id: spec.id || null }, html("h4", {}, term(spec.name, spec.title)), readout, canvas);
     parent.append(box);
     const rest = () => { readout.textContent = spec.rest; };
     const chart = { plot: null, draw() {
@@ -431,8 +457,9 @@
     const kind = (key) => [QUANTITIES[key] ? "n" : "", PRINTED.includes(key) ? "" : "screen"].join(" ").trim() || null;
     const headings = keys.map((key) => {
       const quantity = QUANTITIES[key];
-      return html("th", { scope: "col", class: kind(key), "data-key": key, title: quantity ? quantity.explanation : null },
-        html("button", { type: "button", onclick: () => { sorting.up = sorting.key === key ? !sorting.up : true; sorting.key = key; draw(); } }, quantity ? quantity.title : capital(key)),
+      return html("th", { scope: "col", class: kind(key), "data-key": key },
+        html("button", { type: "button", class: quantity ? "term" : null, "data-term": "q-" + key, onclick: () => { sorting.up = sorting.key === key ? !sorting.up : true; sorting.key = key; draw(); } }, quantity ? quantity.title : capital(key)),
+        quantity ? html("a", { class: "help", href: "#q-" + key, "aria-label": `Meaning of ${quantity.title}` }, "?") : null,
         quantity && quantity.unit ? html("small", {}, quantity.unit) : null);
     });
     function line(row) {
@@ -524,7 +551,7 @@
   const names = measured("heads");
   if (names.length) {
     byId("chips").append(...FAVOURITES.filter((name) => names.includes(name)).map((name) =>
-      html("button", { type: "button", value: name, "aria-pressed": "false", onclick: () => choose(name) }, QUANTITIES[name].title)));
+      html("button", { type: "button", class: "term", "data-term": "q-" + name, value: name, "aria-pressed": "false", onclick: () => choose(name) }, QUANTITIES[name].title)));
     byId("quantity").querySelectorAll("option").forEach((option) => { if (!names.includes(option.value)) option.remove(); });
     byId("quantity").querySelectorAll("optgroup").forEach((group) => { if (!group.children.length) group.remove(); });
     byId("quantity").addEventListener("change", (event) => choose(event.target.value));
