@@ -55,6 +55,7 @@ class Listening:
     ) -> None:
         self.tallies: dict[tuple[str, int], Tally] = {}
         self.failure = ""
+        self._open = True
         self._wanted, self._vectors, self._places = wanted, vectors, {place.name: place for place in places}
         self._seen: dict[nn.Module, list[Seen]] = {}
         self._ended: dict[nn.Module, list[tuple[Tally, Tensor]]] = {}
@@ -82,8 +83,9 @@ class Listening:
         self.tap.begin(model, args, kwargs)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Listen no more, nor in copies of the model that keep the hooks."""
         self._stack.close()
+        self._open = False
         self._seen.clear()
         self._ended.clear()
 
@@ -92,7 +94,8 @@ class Listening:
 
         def careful(*args: Any) -> None:
             try:
-                call(*args)
+                if self._open:
+                    call(*args)
             except Exception as error:
                 # In words: an exception keeps the tensors of its frames.
                 self.failure = self.failure or cause(error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -66,7 +66,7 @@ def tap(
     """
     found = Tap(model, receive, fallback, gradients, this_thread)
     with contextlib.ExitStack() as stack:
-        stack.callback(found._leave)
+        stack.callback(found._close)
         # FlexAttention is compiled by itself and hardly runs otherwise.
         flex = "flex" in str(getattr(getattr(model, "config", None), "_attn_implementation", ""))
         ears.open_(found, uncompiled=not flex)
@@ -108,6 +108,7 @@ class Tap:
         self._stacks: dict[str, str] = {}
         self._layers: dict[str, dict[tuple[str, int], int]] = {}
         self._ran: set[str] = set()
+        self._open = True
         self._pass = Pass()
         self._fallback = ears.Fallback(self) if fallback else None
 
@@ -144,6 +145,10 @@ class Tap:
     def __repr__(self) -> str:
         return f"<{self.sentence}>"
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return this tap: deep copies of the model keep its hooks, which do nothing once it is closed."""
+        return self
+
     def hear(self, module: nn.Module | None, translate: ears.Translate, place: str) -> None:
         """Hand a call to the receiver, if the module is one of this model and the call is not a recomputation."""
         if recomputes() or self._elsewhere():
@@ -161,7 +166,8 @@ class Tap:
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Say that a module runs already with these arguments: a tap that its own hook opens is too late to see it."""
-        call_eagerly(self._push, module, args, kwargs, torch.compiler.is_compiling())
+        if self._open:
+            call_eagerly(self._push, module, args, kwargs, torch.compiler.is_compiling())
 
     def _elsewhere(self) -> bool:
         """Whether this is a thread whose passes are not observed."""
@@ -216,7 +222,8 @@ class Tap:
                 stack.callback(after.remove)
 
     def _end(self, module: nn.Module, args: Any, result: Any) -> None:
-        call_eagerly(self._pop, module)
+        if self._open:
+            call_eagerly(self._pop, module)
 
     def _push(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], compiling: bool) -> None:
         if recomputes() or self._elsewhere():
@@ -233,6 +240,10 @@ class Tap:
             self._pass.end(module)
             if not self._pass.frames:
                 self._leave()
+
+    def _close(self) -> None:
+        self._open = False
+        self._leave()
 
     def _leave(self) -> None:
         self._pass.frames.clear()

@@ -85,7 +85,7 @@ class Copies(nn.Module):
         return self.how(self.inner)(ids)
 
 
-@pytest.mark.parametrize("how", [copy.copy, lambda module: module._replicate_for_data_parallel()])
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, lambda module: module._replicate_for_data_parallel()])
 def test_copies_that_are_made_in_the_forward_pass_switch_the_watch_off(how, caplog):
     torch.manual_seed(0)
     model, twin = Copies(how), Copies(how)
@@ -102,6 +102,23 @@ def test_copies_that_are_made_in_the_forward_pass_switch_the_watch_off(how, capl
         optimizer.step()
         optimizer.zero_grad()
     assert all(torch.equal(one, two) for one, two in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+def test_a_deep_copy_that_the_forward_pass_keeps_runs_later_as_an_unwatched_model_does(caplog):
+    kept = []
+
+    class Keeps(Copies):
+        def forward(self, ids):
+            kept.append(self.how(self.inner))
+            return self.inner(ids)
+
+    model = Keeps(copy.deepcopy)
+    with massieu.watch(model, every=1) as watched:
+        expected = model(WORDS)
+        assert torch.equal(kept[0](WORDS), expected)
+    assert torch.equal(kept[0](WORDS), expected)
+    assert len(watched.readings) == 1
+    assert said(caplog) == []
 
 
 def test_a_copy_that_runs_beside_the_model_is_not_read(caplog):
