@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TOKENS_PER_DIMENSION", "Prediction", "predictions", "tokens_per_dimension"]
 
-TOKENS_PER_DIMENSION = 10  # fewer tokens give no verdict on whether they form a Gaussian cloud
+TOKENS_PER_DIMENSION = 10  # fewer tokens give no verdict on their cloud and its covariance
 NEAR, FAR = 0.8, 0.2  # of the way from the control to the theory
 
 
@@ -81,7 +81,7 @@ def predictions(heads: pandas.DataFrame, layers: pandas.DataFrame | None, facts:
     """
     tables = {"heads": heads, "layers": layers}
     found = [prediction for tested in TESTED for prediction in _between(tables[tested.table], tested)]
-    return [*found, *_whitened(heads, facts), *_gaussian(layers, facts)]
+    return [*found, *_whitened(heads, layers, facts), *_gaussian(layers, facts)]
 
 
 def tokens_per_dimension(layers: pandas.DataFrame | None, facts: dict[str, Any]) -> float:
@@ -109,13 +109,24 @@ def _between(table: pandas.DataFrame | None, tested: _Tested) -> Iterator[Predic
     yield _judged(tested.statement, tested.column, rows, values, control, 1.0, shares)
 
 
-def _whitened(heads: pandas.DataFrame, facts: dict[str, Any]) -> Iterator[Prediction]:
+def _whitened(heads: pandas.DataFrame, layers: pandas.DataFrame | None, facts: dict[str, Any]) -> Iterator[Prediction]:
+    statement = "Query-key forms are inverse covariances"
     rows, width = known(heads, "whitened_trace"), facts.get("model", {}).get("head_width")
     if rows.empty or not isinstance(width, int):
         return
+    enough = tokens_per_dimension(layers, facts)
+    if enough < TOKENS_PER_DIMENSION:  # the covariances are those of the tokens, and few tokens lack directions
+        yield _undecided(statement, "whitened_trace", float(width), enough)
+        return
     values = rows["whitened_trace"]
     shares = 1 - (values / width - 1).abs()
-    yield _judged("Query-key forms are inverse covariances", "whitened_trace", rows, values, 0.0, float(width), shares)
+    yield _judged(statement, "whitened_trace", rows, values, 0.0, float(width), shares)
+
+
+def _undecided(statement: str, column: str, predicted: float, enough: float) -> Prediction:
+    """A prediction about which a text with ``enough`` tokens per dimension says nothing."""
+    sentence = f"too few tokens to tell: {enough:.1f} per dimension, {TOKENS_PER_DIMENSION} are needed"
+    return Prediction(statement, column, None, None, None, None, predicted, "undecided", sentence)
 
 
 def _judged(
@@ -149,8 +160,7 @@ def _gaussian(layers: pandas.DataFrame | None, facts: dict[str, Any]) -> Iterato
         return
     enough = tokens_per_dimension(rows, facts)
     if enough < TOKENS_PER_DIMENSION:
-        sentence = f"too few tokens to tell: {enough:.1f} per dimension, {TOKENS_PER_DIMENSION} are needed"
-        yield Prediction(statement, "kurtosis", None, None, None, None, 1.0, "undecided", sentence)
+        yield _undecided(statement, "kurtosis", 1.0, enough)
         return
     inside = rows["kurtosis"].abs() <= rows["kurtosis_band"].abs()
     share = float(inside.mean())

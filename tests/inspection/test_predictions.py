@@ -71,6 +71,13 @@ def test_few_tokens_give_no_verdict_on_a_gaussian_cloud(tokens):
     assert found.sentence.endswith(f"per dimension, {TOKENS_PER_DIMENSION} are needed")
 
 
+def test_few_tokens_give_no_verdict_on_inverse_covariances():
+    measured, enough = heads(whitened_trace=[0.1]), 384 * TOKENS_PER_DIMENSION
+    assert only(measured, layers(tokens=[enough])).verdict == "fails"
+    found = only(measured, layers(tokens=[enough - 1]))
+    assert (found.verdict, found.measured, found.predicted) == ("undecided", None, 32)
+
+
 def test_different_models_get_different_tables():
     first = predictions(heads(entropy=[1.0]), layers(ascent_cosine=[0.9, 0.9], ascent_control=[0.0, 0.0]), FACTS)
     second = predictions(heads(entropy=[1.0]), layers(ascent_cosine=[0.9, 0.1], ascent_control=[0.0, 0.0]), FACTS)
