@@ -138,7 +138,7 @@ def _notes(part: Part, model: nn.Module) -> list[str]:
     if part.by_passage:
         found.append(
             f"There are fewer than {FEWEST_DOCUMENTS} documents, so standard errors treat each passage as one draw;"
-            " neighbouring passages resemble each other, so the errors may be too small."
+            " neighboring passages resemble each other, so the errors may be too small."
         )
     if part.identity.options["reads"] == "text" and reads_shifted(model):
         found.append("The decoder reads the same text as the encoder, shifted by one token.")
