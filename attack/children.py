@@ -9,11 +9,12 @@ import signal
 import sys
 import time
 import traceback
+import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Ended", "complaint", "run", "warm_up"]
+__all__ = ["Ended", "complaint", "is_control", "run", "warm_up"]
 
 SECONDS = 60.0
 MEGABYTES = 2500
@@ -103,6 +104,11 @@ def _waited(child: int, seconds: float) -> tuple[int | None, float]:
         time.sleep(0.02)
 
 
+def is_control(sign: str) -> bool:
+    """Whether a character is neither printable nor a space, such as the narrow one before a percent sign."""
+    return not sign.isprintable() and unicodedata.category(sign) != "Zs"
+
+
 def complaint(ended: Ended) -> str | None:
     """What no command may do, whatever its input: hang, crash, take all memory, or write control characters."""
     return next(_complaints(ended), None)
@@ -123,6 +129,6 @@ def _complaints(ended: Ended) -> Iterator[str]:
     if ended.megabytes > MEGABYTES:
         yield f"took {ended.megabytes:.0f} MB"
     for stream in (ended.out, ended.err):
-        odd = [sign for sign in stream if not sign.isprintable() and sign not in "\n\r\t"]
+        odd = [sign for sign in stream if is_control(sign) and sign not in "\n\r\t"]
         if odd:
             yield f"wrote the control character {odd[0]!r}"

@@ -23,6 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from attack.children import is_control
 from massieu import assets, cli
 
 __all__ = ["COUNT", "attack"]
@@ -244,7 +245,7 @@ def _wrong(arguments: Sequence[str], surroundings: Mapping[str, str] | None) -> 
         return f"exit code {ended.code}, {ended.err[-300:]!r}"
     if "Traceback (most recent call last)" in ended.err and "--debug" not in arguments:
         return f"a traceback, {ended.err[-300:]!r}"
-    if strange := {sign for sign in ended.out + ended.err if not sign.isprintable() and sign != "\n"}:
+    if strange := {sign for sign in ended.out + ended.err if is_control(sign) and sign != "\n"}:
         return f"control characters {strange!r} are printed"
     if ended.code >= 2:
         gone = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
