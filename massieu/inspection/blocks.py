@@ -11,7 +11,7 @@ from torch import Tensor
 
 from massieu.checks import UserError
 from massieu.inspection.clouds import (
-    centred,
+    centered,
     distance_ratio,
     effective_rank,
     gaussian_band,
@@ -345,7 +345,7 @@ class LayerStatistics:
         """
         training = tokens.halves[0][tokens.halves[0] < tokens.num_content].to(x.device)
         sequence, permutation = tokens.sequence.to(x.device), tokens.permutation.to(x.device)
-        inputs, targets = (centred(own.double(), sequence, tokens.num_sequences) for own in (x, y))
+        inputs, targets = (centered(own.double(), sequence, tokens.num_sequences) for own in (x, y))
         self.shuffled.update(inputs[training], targets[permutation[training]])
 
     def _fits(self) -> dict[str, float]:

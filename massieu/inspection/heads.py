@@ -34,6 +34,7 @@ MEANS = (
     "sink_mass",
     "self_mass",
     "previous_mass",
+    "next_mass",
 )
 EXTREMES = ("score_max", "entropy", "peak")
 FEWEST_ATOMS = 32  # a row with fewer cannot reach class IV, so it says nothing about classes

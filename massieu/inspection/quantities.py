@@ -268,6 +268,19 @@ def _places() -> Iterator[Quantity]:
         most=1.0,
     )
     yield Quantity(
+        "next_mass",
+        "heads",
+        group,
+        "Mass on the next token",
+        "p_{i+1}",
+        "mean over rows i before the last of p_{i,i+1}",
+        "",
+        "The share of attention on the token just after, in encoders. Rows of a decoder do not see it, so there it is"
+        " empty.",
+        least=0.0,
+        most=1.0,
+    )
+    yield Quantity(
         "mass90",
         "heads",
         group,
@@ -690,7 +703,7 @@ def _massive() -> Iterator[Quantity]:
         "P(i = 1)",
         "share of the massive tokens that are the first counted token of their passage",
         "",
-        "One if only first tokens are massive: then attention uses them as a place to rest.",
+        "One if only first tokens are massive, as in most decoders: see the mass on the first token of the heads.",
     )
 
 

@@ -171,4 +171,8 @@ def _start_token(model: nn.Module) -> int | None:
     start = getattr(config, "decoder_start_token_id", None)
     if start is None:
         start = getattr(config, "bos_token_id", None)
-    return start if start is not None else (getattr(config, "pad_token_id", None) or 0)
+    if start is None:
+        start = getattr(config, "pad_token_id", None) or 0
+    if not isinstance(start, int):
+        raise UserError(f"decoder_start_token_id of the model must be a token, got {start!r:.80}; correct config.json")
+    return start

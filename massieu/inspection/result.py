@@ -156,8 +156,11 @@ class Inspection:
 
         return compare_heads([self, *others])
 
-    def plot(self, quantity: str = "entropy") -> Any:
-        """A matplotlib figure of one quantity: a map of all heads, or a profile over the layers with its control."""
+    def plot(self, quantity: str = "entropy", *, ax: Any = None) -> Any:
+        """A matplotlib figure of one quantity: a map of all heads, or a profile over the layers with its control.
+
+        It shows itself in a notebook. With ``ax`` it is drawn into these axes, one for each stack of the model.
+        """
         from massieu import figures
 
         if quantity not in QUANTITIES:
@@ -165,7 +168,7 @@ class Inspection:
             raise UserError(f"quantity must be one of {', '.join(QUANTITIES)}, got {quantity}{near}; try entropy")
         meant = QUANTITIES[quantity]
         draw = figures.head_map if meant.table == "heads" else figures.layer_profile
-        return draw(getattr(self, meant.table), meant)
+        return draw(getattr(self, meant.table), meant, ax=ax)
 
     def summary(self) -> str:
         """What was heard and found, as plain text."""

@@ -48,6 +48,28 @@ def test_doubt_has_a_reason(evidence, words):
     assert words in found.reason
 
 
+def test_results_print_a_line_each_and_are_a_table_in_a_notebook():
+    def broken(trial):
+        raise ArithmeticError("<no> number")
+
+    found = claims.verify([made(lambda trial: GOOD), made(broken, "T2")], workers=1)
+    assert isinstance(found, list)
+    lines = repr(found).splitlines()
+    assert len(lines) == 2
+    for line, result in zip(lines, found, strict=True):
+        assert line == repr(result) == str(result)
+        assert line.startswith(f"{result.claim.key}: {result.verdict}")
+        assert result.claim.statement in line
+    assert "<no> number" in lines[1]
+    shown = found._repr_html_()
+    assert shown.count("<tr") == 3
+    assert "&lt;no&gt; number" in shown
+    assert "<no>" not in shown
+    for result in found:
+        assert result.claim.key in shown
+        assert str(result.verdict) in shown
+
+
 def test_every_trial_has_a_seed_of_its_own():
     seeds = []
 
@@ -148,6 +170,24 @@ def test_the_command_prints_verdicts_and_writes_the_page(tmp_path, capsys):
     assert {"key", "expected", "statement", "source"} == set(json.loads(capsys.readouterr().out)["claims"][0])
     assert cli.main(["verify", "--list", "C14"]) == 0
     assert "fails" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_the_terminal_shows_what_each_claim_says(width, monkeypatch, capsys):
+    from massieu import claims
+
+    chosen = claims.select(["C14", "C15"])
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert cli.main(["verify", *(claim.key for claim in chosen), "--workers", "1"]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= width
+    words = out.split()
+    for claim in chosen:
+        line = next(line for line in out.splitlines() if line.startswith(f"{claim.key} "))
+        if width < 150:  # below its numbers, whole
+            assert " ".join(claim.statement.split()) in " ".join(words)
+        else:  # beside them
+            assert " ".join(claim.statement.split()[:4]) in line
 
 
 def test_a_verdict_that_is_not_expected_makes_exit_code_one(monkeypatch, capsys):

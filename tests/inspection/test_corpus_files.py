@@ -18,7 +18,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from massieu.checks import pip_install
+from massieu.checks import UserError, pip_install
 from massieu.inspection.corpus import Corpus, Faults
 
 
@@ -335,6 +335,34 @@ def test_standard_input_is_read_once_and_its_splits_hold_it(monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\xff")))
     with pytest.raises(ValueError, match="- must be a text file in UTF-8, and document 1 is not; convert it"):
         texts(Corpus("-", strict=True))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no named pipes")
+def test_a_pipe_that_nobody_writes_is_refused_after_a_while(tmp_path, monkeypatch):
+    from massieu.inspection.corpus import opening
+
+    monkeypatch.setattr(opening, "PATIENCE", 0.2)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(UserError, match="pipe cannot be read: nothing has opened it for writing within 0.2 seconds"):
+        list(Corpus(pipe).splits())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no named pipes")
+def test_a_pipe_whose_writer_comes_late_is_read(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Timer(0.5, pipe.write_text, args=("one\n\ntwo",))
+    writer.start()
+    assert [document.text for split in Corpus(pipe).splits() for document in split.read()] == ["one", "two"]
+    writer.join()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="no such device")
+def test_a_device_is_refused(tmp_path):
+    """An endless one would never be read to its end."""
+    with pytest.raises(UserError, match="/dev/zero must be a file, or a pipe of plain text, got a device"):
+        Corpus("/dev/zero")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no named pipes")

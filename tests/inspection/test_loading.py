@@ -543,6 +543,17 @@ def test_a_tokenizer_that_fails_at_a_word_is_one_sentence(folder):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("start", ["x", [0], 1.5])
+def test_a_decoder_that_starts_with_no_token_is_one_sentence(start, folder):
+    edited(
+        folder, "config.json", lambda config: {**config, "is_encoder_decoder": True, "decoder_start_token_id": start}
+    )
+    from massieu.inspection import inspect_model
+
+    with pytest.raises(UserError, match=r"decoder_start_token_id|cannot be loaded"):
+        inspect_model(str(folder), ["Call me Ishmael."], experiments="heads")
+
+
 def test_tokens_beyond_the_vocabulary_of_the_model_are_named_so(folder):
     def shifted(rules):
         vocabulary = rules["model"]["vocab"]

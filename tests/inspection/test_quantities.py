@@ -11,7 +11,7 @@ from massieu.inspection.tokens import ORDERS
 HEADS = {
     "rows", "broken_rows", "log_normalizer", "entropy", "normalized_entropy", "perplexity", "effective_atoms", "peak", "score_mean",
     "score_variance", "score_max", "score_range", "mass90", "mass90_share", "head_class", "class_length", "sink_mass", "self_mass",
-    "previous_mass", "gradient_cosine", "symmetric_fraction", "qk_rank", "ov_rank", "qk_norm", "ov_norm",
+    "previous_mass", "next_mass", "gradient_cosine", "symmetric_fraction", "qk_rank", "ov_rank", "qk_norm", "ov_norm",
     "whitened_trace", "whitened_cosine", "entropy_min", "peak_max",
 }  # fmt: skip
 LAYERS = {

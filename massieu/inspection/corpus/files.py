@@ -7,6 +7,7 @@ import fnmatch
 import itertools
 import os
 import re
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -143,6 +144,12 @@ def _is_pipe(system: Any, name: str) -> bool:
     return is_local(system) and not os.path.isfile(name)
 
 
+def _is_device(name: str) -> bool:
+    """Whether a path is a device other than the terminal of standard input, such as one without end."""
+    mode = os.stat(name).st_mode
+    return stat.S_ISBLK(mode) or (stat.S_ISCHR(mode) and os.path.realpath(name) != os.path.realpath("/dev/stdin"))
+
+
 def _file(system: Any, info: dict[str, Any], path: str, place: str) -> File:
     """A file of a file system, found as or below a place there that the path names."""
     name = info["name"]
@@ -153,6 +160,8 @@ def _file(system: Any, info: dict[str, Any], path: str, place: str) -> File:
         raise UserError(f"{path} must have an extension that says what it holds, got {got}; {KNOWN}")
     if is_local(system):
         pipe = _is_pipe(system, name)
+        if pipe and _is_device(name):
+            raise UserError(f"{path} must be a file, or a pipe of plain text, got a device; write it to a file first")
         if pipe and (format != "text" or compression):
             got = f"a pipe of {extension}{compression}"
             raise UserError(f"{path} must be a file, or a pipe of plain text, got {got}; write it to a file first")

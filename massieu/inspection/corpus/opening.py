@@ -8,6 +8,9 @@ import gzip
 import importlib
 import io
 import lzma
+import os
+import stat
+import threading
 import zlib
 from collections.abc import Callable, Iterator
 from typing import IO, Any, NamedTuple, cast
@@ -16,6 +19,7 @@ from massieu.checks import UserError, pip_install
 
 __all__ = ["BLOCK", "COMPRESSIONS", "Elsewhere", "damage", "file_system", "is_local", "needed", "opened", "unreadable"]
 
+PATIENCE = 30.0  # seconds for a process to open the other end of a pipe
 BLOCK = 1 << 18  # bytes that are asked for at once from a file that is not on this machine
 
 
@@ -102,10 +106,24 @@ def _stored(path: str, elsewhere: Elsewhere | None) -> IO[bytes]:
     """A file as it is stored."""
     try:
         if elsewhere is None:
-            return open(path, "rb")
+            return _pipe(path) if stat.S_ISFIFO(os.stat(path).st_mode) else open(path, "rb")
         file = elsewhere.system.open(elsewhere.path, "rb", block_size=0 if elsewhere.stream else BLOCK)
     except Exception as error:  # whatever the place raises
         raise unreadable(path, error) from error
     if isinstance(file, io.BytesIO):  # in memory, where all who open it share one position
         return io.BytesIO(file.getvalue())
     return cast(IO[bytes], io.BufferedReader(file, BLOCK))  # its own lines are slow
+
+
+def _pipe(path: str) -> IO[bytes]:
+    """A named pipe, once another process has opened it for writing; without one, opening it would never end."""
+    found: list[IO[bytes]] = []
+    waiting = threading.Thread(target=lambda: found.append(open(path, "rb")), daemon=True)  # noqa: SIM115
+    waiting.start()
+    waiting.join(PATIENCE)
+    if found:
+        return found[0]
+    os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))  # the thread waits no longer
+    waiting.join()
+    found[0].close()
+    raise TimeoutError(f"nothing has opened it for writing within {PATIENCE:g} seconds")
