@@ -26,7 +26,6 @@ def render_learning(document: Mapping[str, Any]) -> str:
     ends = {name: rows[-1] for name, rows in curves.items()}
     best = next((name for name in curves if name.endswith("(Bayes)")), None)
     cosines = {row["predictor"]: row for row in document["sensitivities"] if row["examples"] == last}
-    nearest = max(cosines, key=lambda name: cosines[name]["cosine"]) if cosines else None
     values = {
         "errors": _errors(curves, best),
         "training": _training(document["history"]),
@@ -39,7 +38,7 @@ def render_learning(document: Mapping[str, Any]) -> str:
         "over": _over,
         "few": [name for name, row in ends.items() if row["tasks"] < ends["model"]["tasks"]],
         "best": best,
-        "nearest": nearest,
+        "nearest": _nearest(list(cosines.values())),
         "cosines": cosines,
         "curves": curves,
         "shifts": _by_shift(document.get("shifts", [])),
@@ -48,6 +47,24 @@ def render_learning(document: Mapping[str, Any]) -> str:
         "task": {name: _written(value) for name, value in document["facts"]["task"].items() if value is not None},
     }
     return page("learning.html", **{**document, **values})
+
+
+def _nearest(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Which predictor the model is nearest to, and whether that can be told from the next one."""
+    if not rows:
+        return ""
+    best, *others = sorted(rows, key=lambda row: -row["cosine"])
+    said = (
+        f"Its sensitivities are nearest to those of {best['predictor']}:"
+        f" mean cosine {best['cosine']:.4f} ± {brief(best['standard_error'])}."
+    )
+    for row in others[:1]:
+        gap = f"behind by {brief(row['behind'])} ± {brief(row['behind_error'])}"
+        if row["behind"] > 2 * (row["behind_error"] or 0):
+            said += f" The next, {row['predictor']}, is {gap}."
+        else:
+            said += f" It cannot be told from {row['predictor']}, which is {gap}."
+    return said
 
 
 def _over(error: float | None, other: float | None) -> str:
