@@ -12,6 +12,7 @@ __all__ = ["render_learning"]
 
 STRONG = ("model", "gradient step", "best linear layer")
 ROUNDING = 1e-9
+SAME_COSINE = 1e-6  # cosines of sensitivities in float32 differ by this much without reason
 ROOM = 30  # the axis of errors ends this far below the least error of the model, where others have none
 
 
@@ -58,13 +59,17 @@ def _nearest(rows: Sequence[Mapping[str, Any]]) -> str:
         f"Its sensitivities are nearest to those of {best['predictor']}:"
         f" mean cosine {best['cosine']:.4f} ± {brief(best['standard_error'])}."
     )
-    for row in others[:1]:
-        gap = f"behind by {brief(row['behind'])} ± {brief(row['behind_error'])}"
-        if row["behind"] > 2 * (row["behind_error"] or 0):
-            said += f" The next, {row['predictor']}, is {gap}."
-        else:
-            said += f" It cannot be told from {row['predictor']}, which is {gap}."
+    same = [row for row in others if row["behind"] <= max(2 * (row["behind_error"] or 0), SAME_COSINE)]
+    behind = [row for row in others if row not in same]
+    if same:
+        said += f" It cannot be told from {', '.join(map(_behind, same))}."
+    if behind:
+        said += f" The next is {_behind(behind[0])}."
     return said
+
+
+def _behind(row: Mapping[str, Any]) -> str:
+    return f"{row['predictor']} (behind by {brief(row['behind'])} ± {brief(row['behind_error'])})"
 
 
 def _over(error: float | None, other: float | None) -> str:

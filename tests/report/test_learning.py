@@ -32,14 +32,25 @@ def test_the_head_says_how_far_the_model_is_from_the_best_predictor_and_what_it_
 def test_the_nearest_predictor_has_an_interval_and_its_distance_to_the_next():
     page = render_learning(learned())
     assert "nearest to those of ridge (Bayes): mean cosine 0.9000 ± 0.002." in page
-    assert "The next, least squares, is behind by 0.05 ± 0.003." in page
+    assert "The next is least squares (behind by 0.05 ± 0.003)." in page
 
 
 def test_predictors_that_cannot_be_told_apart_are_both_named():
     document = learned()
     for row in document["sensitivities"]:
         row["behind_error"] = 0.04
-    assert "It cannot be told from least squares, which is behind by 0.05 ± 0.04." in render_learning(document)
+    page = render_learning(document)
+    assert "It cannot be told from least squares (behind by 0.05 ± 0.04)." in page
+    assert "The next is gradient step (behind by 0.1 ± 0.04)." in page
+
+
+def test_differences_of_cosines_by_rounding_are_none():
+    document = learned()
+    for row in document["sensitivities"]:
+        row |= {"behind": row["behind"] * 1e-7, "behind_error": 1e-12}
+    page = render_learning(document)
+    assert "It cannot be told from least squares" in page
+    assert "The next is" not in page
 
 
 def test_a_run_that_was_too_short_is_said_in_its_head():
