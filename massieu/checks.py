@@ -41,14 +41,14 @@ def visible(text: str) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the nearest known word as part of a sentence; empty if none is near.
+    """Return the nearest known word as part of a sentence; empty if none is near, or if it is that word.
 
     Example:
         >>> did_you_mean("entropi", ["entropy", "peak"])
         ' (did you mean entropy?)'
     """
     near = difflib.get_close_matches(word, list(known), 1)
-    return f" (did you mean {near[0]}?)" if near else ""
+    return f" (did you mean {near[0]}?)" if near and near[0] != word else ""
 
 
 def pip_install(extra: str) -> str:

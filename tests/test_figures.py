@@ -1,11 +1,14 @@
 import importlib.util
+import io
 import math
 import re
 import sys
 
+import matplotlib.image as plt_image
 import pandas
 import pytest
 import torch
+from matplotlib.figure import Figure
 from report.sample import inspection
 
 from massieu import cli
@@ -280,3 +283,44 @@ def test_without_matplotlib_one_sentence_names_the_extra_that_brings_it(draw, no
 def test_without_matplotlib_a_report_is_refused_before_anything_is_computed(no_matplotlib, tmp_path, capsys):
     assert cli.main(["inspect", "--heads-only", "--limit", "2", "--out", str(tmp_path / "report")]) == 2
     assert capsys.readouterr().err == f"massieu: this command needs {no_matplotlib}\n"
+
+
+def shown(figure):
+    """The size in pixels of what a notebook without a backend for figures shows."""
+    data = figure._repr_png_()
+    assert data.startswith(b"\x89PNG\r\n")
+    height, width, _ = plt_image.imread(io.BytesIO(data), format="png").shape
+    return width, height
+
+
+def test_a_figure_shows_itself_in_a_notebook():
+    heads, layers = tables(2, 3)
+    for figure in (head_map(heads, QUANTITIES["entropy"]), layer_profile(layers, QUANTITIES["expansion"])):
+        width, height = shown(figure)
+        assert width > 100
+        assert height > 100
+        assert figure.figure is figure
+    assert shown(capacity_curve(measure_capacity("classical", 8, [1, 2], criterion="most_fixed", trials=3)))
+
+
+def test_figures_are_drawn_into_given_axes():
+    heads, layers = tables(2, 3)
+    whole = Figure()
+    left, right = whole.subplots(1, 2)
+    assert head_map(heads, QUANTITIES["entropy"], ax=left) is whole
+    assert layer_profile(layers, QUANTITIES["expansion"], ax=right) is whole
+    assert left.get_title(loc="left") == QUANTITIES["entropy"].title
+    assert left.images[0].get_array().shape == (2, 3)
+    assert right.get_title(loc="left") == QUANTITIES["expansion"].title
+    assert right.lines
+
+
+def test_as_many_axes_are_needed_as_there_are_stacks():
+    heads, layers = tables(2, 3, kind="both")
+    axes = Figure().subplots(3)
+    head_map(heads, QUANTITIES["entropy"], ax=axes)
+    assert [axis.get_title(loc="left") for axis in axes] == ["Entropy, encoder", "Entropy, decoder", "Entropy, cross"]
+    with pytest.raises(ValueError, match=r"ax must be 3 axes, one for each of encoder, decoder, cross, got 1; pass a"):
+        head_map(heads, QUANTITIES["entropy"], ax=axes[0])
+    with pytest.raises(ValueError, match="ax must be matplotlib axes, got str; make some with plt.subplots"):
+        layer_profile(layers, QUANTITIES["expansion"], ax="here")

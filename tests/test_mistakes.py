@@ -36,6 +36,7 @@ def places(tmp_path_factory):
         (root / f"no-{name}" / "inspection.json").write_text(json.dumps({**whole, **gone}))
     (root / "nested").mkdir()
     (root / "nested" / "inspection.json").write_text("[" * 100_000)
+    (root / "loop").symlink_to("loop")
     return root
 
 
@@ -65,6 +66,14 @@ LONG = "a" * 300
         (["compare", "{root}/no-facts", "{root}/no-facts"], "and facts is missing or not as expected"),
         (["compare", "{root}/no-model", "{root}/no-model"], "and facts.model is missing or not as expected"),
         (["compare", "{root}/no-heads", "{root}/no-heads"], "and heads is missing or not as expected"),
+        (["verify", "--list", "--out", "{root}/verdicts"], "--list runs nothing, so nothing can be written to"),
+        (["merge", "{root}/whole", "{root}/no-heads", "--out", "{root}/loop"], "loop cannot be written to: "),
+        (
+            ["inspect", "--out", "{root}/report", "--checkpoint", "{root}/report/", *FAST],
+            "--checkpoint must be a file, got the folder of --out; leave it out",
+        ),
+        (["watch", "--", "a.csv", "--once"], "unrecognized arguments: --once; see massieu watch --help"),
+        (["learn", "linear", "--target", ""], "argument --target: expected a number, got an empty text"),
         (
             ["learn", "linear", "--noise", "1e300"],
             "noise must have at most the variance of the signal, 5, got 1e+300^2",

@@ -83,6 +83,7 @@ def changed(document, path, value):
         (("facts", "text", "tokens"), "many", "facts.text.tokens"),
         (("facts", "heard"), [], "facts.heard"),
         (("facts", "text", "sha256"), [], "facts.text.sha256"),
+        (("facts", "text", "max_length"), None, "facts.text.max_length"),
         (("facts", "model", "hidden"), "wide", "facts.model.hidden"),
         (("heads", 0, "entropy_se"), "low", "heads.entropy_se"),
         (("heads", 0, "head_class"), [], "heads.head_class"),

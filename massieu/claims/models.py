@@ -29,7 +29,7 @@ DIFFUSE = 0.85  # of the largest entropy, on average over the heads of a layer
 @functools.lru_cache(maxsize=2)
 def inspection(model: str | None) -> Inspection:
     """The model on the embedded text; all experiments of one process share it."""
-    return inspect_model(model, max_length=128 if model is not None else None)
+    return inspect_model(model, max_length=128 if model is not None else None, progress=False)
 
 
 @functools.lru_cache(maxsize=8)
@@ -39,7 +39,7 @@ def synthetic(seed: int, attention: Literal["tied", "free"]) -> Inspection:
     options: dict[str, Any] = {"attention": attention, "causal": False, "positions": None, "norm": None}
     model = Transformer(32, 3, 2, vocabulary=64, **options, generator=generator)
     tokens = torch.stack([torch.randperm(64, generator=generator)[:48] for _ in range(16)])  # no token twice
-    return inspect_model(model, inputs=[{"inputs": part} for part in tokens.split(4)])
+    return inspect_model(model, inputs=[{"inputs": part} for part in tokens.split(4)], progress=False)
 
 
 def profile(found: Inspection, *columns: str) -> Curve:

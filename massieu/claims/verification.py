@@ -23,12 +23,12 @@ from massieu.claims.registry import all_claims
 if TYPE_CHECKING:
     from massieu.engine import Engine
 
-__all__ = ["Result", "examine", "figures_of", "verify"]
+__all__ = ["Result", "Results", "examine", "figures_of", "verify"]
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """What a claim came to.
 
@@ -59,6 +59,11 @@ class Result:
         """Whether the verdict is not the expected one."""
         return self.expected is not None and self.verdict is not self.expected
 
+    def __repr__(self) -> str:
+        expected = f", expected {self.expected}" if self.surprises else ""
+        reason = f" ({self.reason})" if self.reason else ""
+        return f"{self.claim.key}: {self.verdict}{expected}{reason}: {self.claim.statement}"
+
     def to_dict(self) -> dict[str, Any]:
         """As ``massieu verify --json`` prints it."""
         claim, evidence = self.claim, self.evidence
@@ -80,6 +85,22 @@ class Result:
             "reason": self.reason,
             "code": f"{file}:{line}",
         }
+
+
+class Results(list[Result]):
+    """Results that print a line each, and are a table in a notebook."""
+
+    def __repr__(self) -> str:
+        return "\n".join(map(repr, self))
+
+    def _repr_html_(self) -> str:
+        import pandas
+
+        names = ("key", "statement", "source", "verdict", "expected", "reason")
+        rows = [{name: result.to_dict()[name] for name in names} for result in self]
+        with pandas.option_context("display.max_colwidth", None):
+            shown: str = pandas.DataFrame(rows, columns=names).fillna("").to_html(index=False, border=0)
+        return shown
 
 
 def figures_of(gap: Gap | None) -> dict[str, float | None] | None:
@@ -113,7 +134,7 @@ def verify(
     workers: int | None = None,
     engine: Engine | None = None,
     progress: Callable[[str, int, int], object] | None = None,
-) -> list[Result]:
+) -> Results:
     """Run claims side by side, each in one thread, and return their results in the order of the claims.
 
     Args:
@@ -167,7 +188,7 @@ def verify(
     else:
         for claim in (claim for part in parts for claim in part):
             done([examine(claim, **options)])
-    return [found[claim.key] for claim in claims]
+    return Results(found[claim.key] for claim in claims)
 
 
 def _side_by_side(parts: Sequence[Sequence[Claim]], options: dict[str, Any], workers: int) -> Iterator[list[Result]]:

@@ -108,7 +108,7 @@ def number(text: str) -> float:
     try:
         found = float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a number, got {text}") from None
+        raise argparse.ArgumentTypeError(f"expected a number, got {text or 'an empty text'}") from None
     if not math.isfinite(found):
         raise argparse.ArgumentTypeError(f"expected a finite number, got {text}")
     return found
@@ -117,7 +117,7 @@ def number(text: str) -> float:
 def _whole(text: str, expected: str, least: int, most: int = LARGEST) -> int:
     found = int(text) if WHOLE.fullmatch(text) else None
     if found is None or found < least:
-        raise argparse.ArgumentTypeError(f"expected {expected}, got {text}")
+        raise argparse.ArgumentTypeError(f"expected {expected}, got {text or 'an empty text'}")
     if found > most:
         raise argparse.ArgumentTypeError(f"expected {expected} of at most {most}, got {text}")
     return found

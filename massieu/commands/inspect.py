@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -148,7 +149,7 @@ def run(options: argparse.Namespace) -> int:
             rows=options.rows,
             special_tokens=options.special_tokens,
             long_documents=options.long_documents,
-            progress=progress,
+            progress=progress or False,
             engine=chosen,
             checkpoint=checkpoint,
             **loading(options),
@@ -203,6 +204,8 @@ def _checkpoint(options: argparse.Namespace) -> Checkpoint | None:
     path = options.checkpoint or (Path(options.out) / CHECKPOINT if options.out else None)
     if path is None and options.resume:
         raise UserError("--resume goes on from a checkpoint, got no place; pass --out or --checkpoint as before")
+    if options.out and path is not None and os.path.realpath(path) == os.path.realpath(options.out):
+        raise UserError(f"--checkpoint must be a file, got the folder of --out; leave it out for {CHECKPOINT} in there")
     return None if path is None else Checkpoint(Path(path), options.resume, options.checkpoint_every)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 from massieu.checks import UserError, visible
@@ -38,8 +39,8 @@ def run(options: argparse.Namespace) -> int:
     from massieu.inspection import merging, result
 
     if options.out:
-        runs = [Path(run).resolve() for run in options.runs]
-        if Path(options.out).resolve() in (run.parent if run.is_file() else run for run in runs):
+        runs = [Path(os.path.realpath(run)) for run in options.runs]  # Path.resolve raises at a loop of links
+        if Path(os.path.realpath(options.out)) in (run.parent if run.is_file() else run for run in runs):
             raise UserError(f"--out must be another folder than those of the runs, got {options.out}; name a new one")
         result.check_writable(Path(options.out))
         tell_replaced(Path(options.out), "inspection", quiet=options.quiet)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from massieu.checks import visible
+from massieu.checks import UserError, visible
 from massieu.commands import Command
 from massieu.commands.arguments import add_engine, engine, path, positive, seed
 from massieu.commands.packages import need
@@ -48,6 +48,8 @@ def run(options: argparse.Namespace) -> int:
     from massieu.inspection import result
 
     chosen = claims.select(options.keys)
+    if options.list and options.out:
+        raise UserError(f"--list runs nothing, so nothing can be written to {options.out}; leave out --list or --out")
     if options.list:
         return _list_claims(chosen, options.json)
     notes: list[str] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from massieu.checks import MissingPackageError, UserError, pip_install
@@ -19,6 +20,7 @@ __all__ = [
     "add_legend",
     "check_columns",
     "finish",
+    "given_axes",
     "mark",
     "need_matplotlib",
     "new_figure",
@@ -38,9 +40,24 @@ def need_matplotlib() -> None:
 
 def new_figure(width: float, height: float) -> Figure:
     need_matplotlib()
-    from matplotlib.figure import Figure
+    from massieu.figures.shown import ShownFigure
 
-    return Figure(figsize=(width, height), layout="constrained", facecolor="white")
+    return ShownFigure(figsize=(width, height), layout="constrained", facecolor="white")
+
+
+def given_axes(ax: Any, stacks: Sequence[str]) -> list[Axes]:
+    """The axes of the caller, one for each stack, or one sentence."""
+    need_matplotlib()
+    from matplotlib.axes import Axes
+
+    axes = list(getattr(ax, "flat", ax)) if isinstance(ax, Iterable) else [ax]
+    if not axes or not all(isinstance(axis, Axes) for axis in axes):
+        raise UserError(f"ax must be matplotlib axes, got {type(ax).__name__}; make some with plt.subplots()")
+    if len(axes) != len(stacks):
+        raise UserError(
+            f"ax must be {len(stacks)} axes, one for each of {', '.join(stacks)}, got {len(axes)}; pass a list of them"
+        )
+    return axes
 
 
 def finish(axis: Axes, title: str, across: str, up: str) -> None:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from massieu.checks import UserError
-from massieu.figures.axes import INK, MARK, SOFT, add_legend, finish, need_matplotlib, new_figure
+from massieu.figures.axes import INK, MARK, SOFT, add_legend, finish, given_axes, need_matplotlib, new_figure
 from massieu.report import colours
 from massieu.report.scales import color_limits, row_length
 
@@ -51,12 +51,16 @@ class Described(Protocol):
     def digits(self) -> int: ...
 
 
-def head_map(heads: pandas.DataFrame, quantity: Described) -> Figure:
+def head_map(heads: pandas.DataFrame, quantity: Described, *, ax: Any = None) -> Figure:
     """A quantity of every head as colours, layers by heads; encoder, decoder and cross-attention apart.
 
     Args:
         heads: the heads table of an inspection.
         quantity: one of its columns, such as ``QUANTITIES["entropy"]``.
+        ax: axes to draw into, one for each stack; None for a new figure.
+
+    Returns:
+        The figure, that of ``ax`` if they are given.
 
     Example:
         >>> import pandas
@@ -74,10 +78,7 @@ def head_map(heads: pandas.DataFrame, quantity: Described) -> Figure:
     colour_map, norm = _scale(quantity, [value for value in values if value == value], row_length(heads))
     stacks = [(stack, heads[heads["stack"] == stack]) for stack in heads["stack"].unique()]
     sizes = [(table["layer"].nunique(), int(table["head"].max()) + 1) for _, table in stacks]
-    figure = new_figure(1.6 + 0.42 * max(width for _, width in sizes), sum(0.9 + 0.42 * height for height, _ in sizes))
-    axes = figure.subplots(len(stacks), squeeze=False, gridspec_kw={"height_ratios": [height for height, _ in sizes]})[
-        :, 0
-    ]
+    figure, axes = _map_axes(sizes) if ax is None else _given(ax, [stack for stack, _ in stacks])
     for axis, (stack, table) in zip(axes, stacks, strict=True):
         _draw_cells(axis, table, values.loc[table.index], quantity, colour_map, norm)
         axis.set_title(quantity.title + (f", {stack}" if len(stacks) > 1 else ""), loc="left", fontsize=10, color=INK)
@@ -92,19 +93,27 @@ def head_map(heads: pandas.DataFrame, quantity: Described) -> Figure:
     return figure
 
 
-def layer_profile(layers: pandas.DataFrame, quantity: Described) -> Figure:
+def layer_profile(layers: pandas.DataFrame, quantity: Described, *, ax: Any = None) -> Figure:
     """A quantity over the layers, its control dashed, what the theory predicts dotted; one panel for each stack.
 
     Args:
         layers: the layers table of an inspection.
         quantity: one of its columns, such as ``QUANTITIES["entropy"]``.
+        ax: axes to draw into, one for each stack; None for a new figure.
+
+    Returns:
+        The figure, that of ``ax`` if they are given.
     """
     _check(layers, quantity, "layers")
     import pandas
 
     stacks = list(layers["stack"].unique())
-    figure = new_figure(1.2 + 3.6 * len(stacks), 2.7)
-    for axis, stack in zip(figure.subplots(1, len(stacks), squeeze=False)[0], stacks, strict=True):
+    if ax is None:
+        figure = new_figure(1.2 + 3.6 * len(stacks), 2.7)
+        axes = list(figure.subplots(1, len(stacks), squeeze=False)[0])
+    else:
+        figure, axes = _given(ax, stacks)
+    for axis, stack in zip(axes, stacks, strict=True):
         table = layers[layers["stack"] == stack].sort_values("layer")
         x, values = table["layer"], _numbers(table, quantity)
         axis.plot(x, values, marker="o", markersize=3.5, color=colours.lines()[0], label="measured")
@@ -195,6 +204,19 @@ def save_figures(inspection: Mapping[str, Any], folder: str | Path) -> list[Path
                     figure.set_layout_engine("none")  # it is laid out now, and that takes half of the time
                     written.append(path)
     return written
+
+
+def _map_axes(sizes: list[tuple[int, int]]) -> tuple[Figure, list[Axes]]:
+    """A new figure with axes for maps of so many layers and heads."""
+    figure = new_figure(1.6 + 0.42 * max(width for _, width in sizes), sum(0.9 + 0.42 * height for height, _ in sizes))
+    ratios = {"height_ratios": [height for height, _ in sizes]}
+    return figure, list(figure.subplots(len(sizes), squeeze=False, gridspec_kw=ratios)[:, 0])
+
+
+def _given(ax: Any, stacks: list[str]) -> tuple[Figure, list[Axes]]:
+    """The axes of the caller with the figure that they belong to."""
+    axes = given_axes(ax, stacks)
+    return cast("Figure", axes[0].figure), axes
 
 
 def _check(table: pandas.DataFrame, quantity: Described, which: str) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from massieu.checks import UserError
 from massieu.inspection.clouds import (
-    centred,
+    centered,
     distance_ratio,
     effective_rank,
     gaussian_band,
@@ -337,10 +337,15 @@ class LayerStatistics:
         self._shuffle(tokens, x[:count], y[:count])
 
     def _shuffle(self, tokens: Tokens, x: Tensor, y: Tensor) -> None:
-        """The control: targets permuted within their passage, whose mean is taken away because it would survive."""
+        """Add the control of the linear fit.
+
+        Targets of other documents are not at hand, and choosing them would depend on the order of reading. So the means
+        of passages, which a permutation over documents would scatter, are taken away, and the rest is permuted within
+        the passage: the expected cross moments are zero, as for a permutation over all documents.
+        """
         training = tokens.halves[0][tokens.halves[0] < tokens.num_content].to(x.device)
         sequence, permutation = tokens.sequence.to(x.device), tokens.permutation.to(x.device)
-        inputs, targets = (centred(own.double(), sequence, tokens.num_sequences) for own in (x, y))
+        inputs, targets = (centered(own.double(), sequence, tokens.num_sequences) for own in (x, y))
         self.shuffled.update(inputs[training], targets[permutation[training]])
 
     def _fits(self) -> dict[str, float]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 __all__ = [
     "FLOOR",
-    "centred",
+    "centered",
     "distance_ratio",
     "effective_rank",
     "gaussian_band",
@@ -118,7 +118,7 @@ def mean_cosine(x: Tensor, sequence: Tensor, num_sequences: int) -> Tensor:
     return torch.where(pairs > 0, (total.square().sum(-1) - squares) / pairs, torch.nan)
 
 
-def centred(x: Tensor, sequence: Tensor, num_sequences: int) -> Tensor:
+def centered(x: Tensor, sequence: Tensor, num_sequences: int) -> Tensor:
     """Tokens minus the mean of their sequence.
 
     Args:
@@ -127,7 +127,7 @@ def centred(x: Tensor, sequence: Tensor, num_sequences: int) -> Tensor:
         num_sequences: how many there are.
 
     Example:
-        >>> centred(torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([0, 0, 1]), 2)
+        >>> centered(torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([0, 0, 1]), 2)
         tensor([[-1.],
                 [ 1.],
                 [ 0.]])

@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from massieu import kernels
 from massieu.checks import UserError
 from massieu.inspection.blocks import LayerSums
-from massieu.inspection.evaluation import evaluating
+from massieu.inspection.evaluation import evaluating, moved
 from massieu.inspection.fingerprint import model_fingerprint
 from massieu.inspection.head_geometry import head_geometry
 from massieu.inspection.layers import LayerObserver
@@ -60,6 +61,8 @@ def finish(part: Part, model: nn.Module, *, check: bool = True) -> Inspection:
         )
     check_known(counts.unknown, counts.counted, "the text")
     with evaluating(model):
+        if check:
+            _check_passages(part, model)
         found, weights = _tables(part, model)
     widths = {each.query.shape[1] for each in weights if each.query is not None}
     found.facts = {
@@ -76,6 +79,19 @@ def finish(part: Part, model: nn.Module, *, check: bool = True) -> Inspection:
     }
     found.part = part
     return found
+
+
+def _check_passages(part: Part, model: nn.Module) -> None:
+    """Refuse passages that the model cannot read, such as those of a damaged file with tokens that it does not have."""
+    for passage in part.passages.kept:
+        try:
+            with torch.no_grad():
+                model(**{name: moved(value, model) for name, value in passage.inputs.items()})
+        except (IndexError, RuntimeError, TypeError, ValueError) as error:
+            raise UserError(
+                f"the model must read the passages that the part keeps, and it cannot"
+                f" ({' '.join(str(error).split())[:80]}); the part is damaged, inspect again"
+            ) from None
 
 
 def _tables(part: Part, model: nn.Module) -> tuple[Inspection, list[HeadWeights]]:

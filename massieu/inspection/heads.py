@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from massieu.checks import UserError
 from massieu.inspection.batches import Batch
-from massieu.inspection.rows import broken_rows, exact_rows, sampled_positions, sampled_rows
+from massieu.inspection.rows import broken_rows, exact_rows, rows_stood_for, sampled_positions, sampled_rows
 from massieu.inspection.streams import Extremes, Means, Shares
 from massieu.taps import AttentionCall
 
@@ -33,6 +34,7 @@ MEANS = (
     "sink_mass",
     "self_mass",
     "previous_mass",
+    "next_mass",
 )
 EXTREMES = ("score_max", "entropy", "peak")
 FEWEST_ATOMS = 32  # a row with fewer cannot reach class IV, so it says nothing about classes
@@ -46,7 +48,8 @@ class LayerOfHeads:
         name: path of the attention module.
         means: of :data:`MEANS`, ``(statistics, heads)``.
         extremes: of :data:`EXTREMES`.
-        shares: of the keys that hold nine tenths of the mass.
+        shares: of the keys that hold nine tenths of the mass, in rows with enough keys to tell a class.
+        keys: of each head, the sum over those rows of the number of keys that they see.
         empty: rows of each head that see no key.
         broken: rows of each head that see keys and have statistics that are not finite.
         rows: rows that count, those included.
@@ -58,6 +61,7 @@ class LayerOfHeads:
     means: Means
     extremes: Extremes
     shares: Shares
+    keys: Tensor
     empty: Tensor
     broken: Tensor
     rows: int = 0
@@ -67,7 +71,8 @@ class LayerOfHeads:
     @classmethod
     def of(cls, name: str, heads: int, by_passage: bool) -> LayerOfHeads:
         shape, none = (len(MEANS), heads), torch.zeros(heads, dtype=torch.long)
-        found = cls(name, Means(shape), Extremes.none((len(EXTREMES), heads)), Shares((heads,)), none, none)
+        extremes = Extremes.none((len(EXTREMES), heads))
+        found = cls(name, Means(shape), extremes, Shares((heads,)), none.double(), none, none)
         found.by_passage = Means(shape) if by_passage else None
         return found
 
@@ -75,10 +80,28 @@ class LayerOfHeads:
     def heads(self) -> int:
         return self.means.sum.shape[-1]
 
+    def add_shares(self, whole: Mapping[str, Tensor], taken: Tensor, weight: Tensor) -> None:
+        """Add sampled rows, each with the number of rows that it stands for."""
+        keys = whole["atoms"].cpu().double()
+        shares = whole["mass90_share"].cpu().masked_fill(~taken | (keys < FEWEST_ATOMS), torch.nan)
+        weight = weight.expand(shares.shape)
+        self.keys = self.keys + (weight * keys).masked_fill(shares.isnan(), 0.0).sum((0, 2))
+        self.shares.add(shares.transpose(0, 1).flatten(1), weight.transpose(0, 1).flatten(1))
+
+    def add_extremes(self, exact: Mapping[str, Tensor], used: Tensor) -> None:
+        """Add the extremes of the rows that count."""
+        # A row with a single atom, such as the first one of a causal model, has no choice: it is no extreme.
+        alone = exact["normalized_entropy"].isnan()
+        left_out = ~used.to(alone.device)
+        hidden = {name: left_out if name == "score_max" else left_out | alone for name in EXTREMES}
+        extremes = [exact[name].masked_fill(hidden[name], torch.nan).cpu() for name in EXTREMES]
+        self.extremes.add(torch.stack([values.transpose(0, 1).flatten(1) for values in extremes]))
+
     def merge(self, other: LayerOfHeads) -> None:
         self.means.merge(other.means)
         self.extremes.merge(other.extremes)
         self.shares.merge(other.shares)
+        self.keys = self.keys + other.keys
         self.rows += other.rows
         self.empty = self.empty + other.empty
         self.broken = self.broken + other.broken
@@ -93,8 +116,8 @@ class HeadStatistics:
     """Receives attention calls of a tapped model and keeps sums that give the heads table.
 
     Args:
-        rows: how many rows of each passage are looked at whole, for the 90% mass and the range of the scores; None for
-            all of them. Everything else counts every row.
+        rows: number of rows of each passage that are looked at whole, for the 90% mass and the range of the scores;
+            each weighs as much as the rows that it stands for. None for all of them. Everything else counts every row.
         by_passage: whether to keep what is needed for standard errors that treat a passage as one draw.
     """
 
@@ -115,43 +138,12 @@ class HeadStatistics:
 
     def _add(self, layer: LayerOfHeads, call: AttentionCall, batch: Batch) -> None:
         exact = exact_rows(call)
-        log_z = exact["log_normalizer"]
-        sequences, queries = len(log_z), log_z.shape[-1]
-        counted = batch.counted(call.stack, sequences, queries)
-        if call.present is not None:
-            counted = counted & call.present.cpu()
-        broken = broken_rows(call, exact).cpu()
-        empty = log_z.isnan().cpu() & ~broken
-        layer.rows += int(counted.sum())
-        layer.empty = layer.empty + (counted[:, None] & empty).sum((0, 2))
-        layer.broken = layer.broken + (counted[:, None] & broken).sum((0, 2))
-        used = counted[:, None] & ~broken  # (batch, heads, queries)
-
-        begin, lengths = batch.extent(call.stack, sequences, queries)
-        position = sampled_positions(lengths, self.sampled)
-        taken, position = position >= 0, (begin[:, None] + position).clamp_min(0)
-        taken = taken[:, None] & used.gather(-1, position[:, None].expand(-1, used.shape[1], -1))
-        whole = sampled_rows(call, position)
-        shares = whole["mass90_share"].cpu().masked_fill(~taken, torch.nan)
-        layer.shares.add(shares.masked_fill(whole["atoms"].cpu() < FEWEST_ATOMS, torch.nan).transpose(0, 1).flatten(1))
-
-        # A row with a single atom, such as the first one of a causal model, has no choice: it is no extreme.
-        alone = exact["normalized_entropy"].isnan()
-        left_out = ~used.to(log_z.device)
-        hidden = {name: left_out if name == "score_max" else left_out | alone for name in EXTREMES}
-        extremes = [exact[name].masked_fill(hidden[name], torch.nan).cpu() for name in EXTREMES]
-        layer.extremes.add(torch.stack([values.transpose(0, 1).flatten(1) for values in extremes]))
-
-        totals, counts = [], []
-        for name in MEANS:
-            values, mask = (exact.get(name), used) if name not in whole else (whole[name], taken)
-            if values is None:
-                values = torch.full_like(log_z, torch.nan)
-            values = values.double().cpu()
-            there = mask & ~values.isnan()
-            totals.append(values.masked_fill(~there, 0.0).sum(-1))
-            counts.append(there.sum(-1))
-        total, count = torch.stack(totals, 1), torch.stack(counts, 1)  # (batch, statistics, heads)
+        used = _used(layer, call, batch, exact)
+        position, taken = self._sample(call, batch, used)
+        whole, weight = sampled_rows(call, position), rows_stood_for(used, taken)
+        layer.add_shares(whole, taken, weight)
+        layer.add_extremes(exact, used)
+        total, count = _sums(exact, used, whole, taken, weight)
         # Models of images may cut each into windows, one after the other.
         windows = (len(batch.documents), -1)
         total, count = (x.unflatten(0, windows).sum(1) for x in (total, count))
@@ -159,6 +151,13 @@ class HeadStatistics:
             layer.means.add(document, total[entry], count[entry], parts=parts)
             if layer.by_passage is not None:
                 layer.by_passage.add(0, total[entry], count[entry])
+
+    def _sample(self, call: AttentionCall, batch: Batch, used: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows to look at whole, ``(batch, rows)``, and which of them count, ``(batch, heads, rows)``."""
+        begin, lengths = batch.extent(call.stack, len(used), used.shape[-1])
+        position = sampled_positions(lengths, self.sampled)
+        there, position = position >= 0, (begin[:, None] + position).clamp_min(0)
+        return position, there[:, None] & used.gather(-1, position[:, None].expand(-1, used.shape[1], -1))
 
     def merge(self, other: HeadStatistics) -> None:
         """Add what was found on other documents; the other stays as it is."""
@@ -204,6 +203,7 @@ class HeadStatistics:
             mean, error = means.mean(), means.standard_error()
             largest, smallest = layer.extremes.largest, layer.extremes.smallest
             median, classes = layer.shares.median(), head_class(layer.shares)
+            length = layer.keys / layer.shares.counts.sum(-1)
             for head in range(mean.shape[-1]):
                 record: dict[str, object] = {"stack": stack, "layer": number, "name": layer.name, "head": head}
                 record["rows"] = layer.rows - int(layer.empty[head] + layer.broken[head])
@@ -215,8 +215,38 @@ class HeadStatistics:
                 record["peak_max"] = _finite(largest[EXTREMES.index("peak"), head])
                 record["mass90_share"] = median[head].item()
                 record["head_class"] = classes[head]
+                record["class_length"] = length[head].item()
                 records.append(record)
         return pandas.DataFrame.from_records(records)
+
+
+def _used(layer: LayerOfHeads, call: AttentionCall, batch: Batch, exact: Mapping[str, Tensor]) -> Tensor:
+    """Rows that count and have statistics, boolean ``(batch, heads, queries)``; the others are counted."""
+    log_z = exact["log_normalizer"]
+    counted = batch.counted(call.stack, len(log_z), log_z.shape[-1])
+    if call.present is not None:
+        counted = counted & call.present.cpu()
+    broken = broken_rows(call, exact).cpu()
+    empty = log_z.isnan().cpu() & ~broken
+    layer.rows += int(counted.sum())
+    layer.empty = layer.empty + (counted[:, None] & empty).sum((0, 2))
+    layer.broken = layer.broken + (counted[:, None] & broken).sum((0, 2))
+    return counted[:, None] & ~broken & ~empty
+
+
+def _sums(
+    exact: Mapping[str, Tensor], used: Tensor, whole: Mapping[str, Tensor], taken: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Sums of :data:`MEANS` over rows and the numbers of rows in them, each ``(batch, statistics, heads)``."""
+    totals, counts, absent = [], [], torch.full(used.shape, torch.nan)
+    for name in MEANS:
+        values, mask = (whole[name], taken) if name in whole else (exact.get(name, absent), used)
+        values = values.double().cpu()
+        there = mask & ~values.isnan()
+        total, count = values.masked_fill(~there, 0.0).sum(-1), there.sum(-1)
+        totals.append(total * weight[..., 0] if name in whole else total)
+        counts.append(count * weight[..., 0] if name in whole else count)
+    return torch.stack(totals, 1), torch.stack(counts, 1)
 
 
 def head_class(shares: Shares) -> list[str | None]:

@@ -112,11 +112,13 @@ class LayerObserver:
         notes = [*self.anatomy.notes, *sorted(self.sums.notes)]
         found = self.statistics.values()
         wide = {statistics.dim for statistics in found if statistics.dim > WIDEST}
-        notes += [
-            f"tokens have {dim} dimensions, more than {WIDEST}: volumes, rank and kurtosis are those of {NARROW} fixed"
-            " random directions; the linear fit of the MLP, whitened_trace and whitened_cosine are empty"
-            for dim in sorted(wide)
-        ]
+        for dim in sorted(wide):
+            notes += [
+                f"tokens have {dim} dimensions: volumes, rank and kurtosis are those of {NARROW} fixed random"
+                " directions, and the linear fit of the MLP is left out",
+                "whitened_trace and whitened_cosine are empty: they need the whole covariance of the tokens, which is"
+                f" kept up to {WIDEST} dimensions, and these tokens have {dim}",
+            ]
         notes += self._massive()
         seen = max((statistics.tokens for statistics in found), default=0)
         width = max((statistics.width for statistics in found), default=0)

@@ -22,8 +22,8 @@ class TokenFilter:
 
     A token whose norm exceeds the median of its passage by more than the factor ``MASSIVE`` is set apart from the block
     on in which this is first seen, because later blocks take a massive activation away step by step. The decision
-    depends on the passage alone: neither the batch nor the rest of the corpus has a say. The only token of a passage
-    has nothing to be compared with, so it is never massive.
+    depends on the passage alone, not on the batch or the rest of the corpus. The only token of a passage has nothing to
+    be compared with, so it is never massive.
 
     Args:
         tokens: the tokens of a stack by document.

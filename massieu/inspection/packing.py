@@ -26,7 +26,7 @@ STATE: dict[type, tuple[str, ...]] = {
     Means: ("documents", "sum", "count", "sum_squared", "sum_count", "count_squared", "shift", "_open"),
     Extremes: ("largest", "smallest"),
     Shares: ("counts",),
-    LayerOfHeads: ("name", "means", "extremes", "shares", "empty", "broken", "rows", "notes", "by_passage"),
+    LayerOfHeads: ("name", "means", "extremes", "shares", "keys", "empty", "broken", "rows", "notes", "by_passage"),
     HeadStatistics: ("sampled", "by_passage", "layers"),
     Mean: ("totals", "counts"),
     Moments: ("count", "mean", "other_mean", "rows", "other_rows", "_scatter"),
@@ -148,6 +148,8 @@ def _occurs(x: Tensor, tensors: Mapping[str, Tensor]) -> bool:
 
 def _larger(x: Tensor, how: str = "", length: int = 0, begin: int = 0) -> Tensor:
     """What :func:`_smaller` was given; sizes are checked first, since a file may claim any."""
+    if type(length) is not int or type(begin) is not int:
+        raise ValueError("the size of a tensor")
     if how == "symmetric":
         if x.shape != (length * (length + 1) // 2,):
             raise ValueError("a symmetric tensor")

@@ -198,7 +198,8 @@ def _scores() -> Iterator[Quantity]:
         "max s − min s",
         "mean over sampled rows of max_j s_j − min_j s_j",
         "nats",
-        "How far the best token stands above the worst one. A difference of one means e times the attention.",
+        "How far the best token stands above the worst one. A difference of one means e times the attention. A sampled"
+        " row weighs as much as the rows that it stands for.",
         least=0.0,
     )
 
@@ -267,6 +268,19 @@ def _places() -> Iterator[Quantity]:
         most=1.0,
     )
     yield Quantity(
+        "next_mass",
+        "heads",
+        group,
+        "Mass on the next token",
+        "p_{i+1}",
+        "mean over rows i before the last of p_{i,i+1}",
+        "",
+        "The share of attention on the token just after, in encoders. Rows of a decoder do not see it, so there it is"
+        " empty.",
+        least=0.0,
+        most=1.0,
+    )
+    yield Quantity(
         "mass90",
         "heads",
         group,
@@ -274,7 +288,8 @@ def _places() -> Iterator[Quantity]:
         "k_{90}",
         "mean over sampled rows of the smallest k whose k largest p_j sum to 0.9",
         "tokens",
-        "How many of its tokens a row needs to collect nine tenths of its attention.",
+        "How many of its tokens a row needs to collect nine tenths of its attention. A sampled row weighs as much as"
+        " the rows that it stands for, so that long passages count by their length, as in all other means.",
         scale="logarithmic",
         digits=1,
         least=1.0,
@@ -288,7 +303,8 @@ def _places() -> Iterator[Quantity]:
         "k_{90} / N",
         "median over sampled rows of k_{90} / N",
         "",
-        "The same count as a share of the N tokens that the row can see, over rows that see at least 32.",
+        "The same count as a share of the N tokens that the row can see, over rows that see at least 32. The median is"
+        " taken from a histogram, which rounds it up by at most 1.1 %; the class does not depend on the rounding.",
         least=0.0,
         most=1.0,
     )
@@ -301,8 +317,22 @@ def _places() -> Iterator[Quantity]:
         "I: k_{90}/N > 1/2;  II: > 1/8;  III: > 1/32;  IV: at most 1/32",
         "",
         "Ramsauer's classes: I averages over nearly everything, II over large, III over small groups of tokens, IV"
-        " picks single ones. No class is given where the rows are too short to tell the classes apart.",
+        " picks single ones. A head that reads about as many tokens at every length moves towards class IV as texts get"
+        " longer, so compare classes only at a similar length (class_length). No class is given where the rows are too"
+        " short to tell the classes apart.",
         scale="class",
+    )
+    yield Quantity(
+        "class_length",
+        "heads",
+        group,
+        "Length behind the class",
+        "N",
+        "mean over sampled rows with N ≥ 32 of N",
+        "tokens",
+        "The mean number of keys that the rows behind the class of the head see. Classes follow length: those of two"
+        " texts can be compared where this number is similar.",
+        digits=0,
     )
     yield Quantity(
         "rows",
@@ -418,7 +448,8 @@ def _weights() -> Iterator[Quantity]:
         "tr M,  M = Λ^{1/2} A Λ^{1/2},  Λ = covariance of the inputs",
         "",
         "If the query-key form were an inverse covariance on its own subspace, as for a Gaussian memory, the"
-        " whitened trace would be the width of the head.",
+        " whitened trace would be the width of the head. Empty for models of more than 768 dimensions, whose whole"
+        " covariance is not kept.",
         scale="diverging",
         neutral=0.0,
     )
@@ -431,7 +462,7 @@ def _weights() -> Iterator[Quantity]:
         "tr M / (|M| √d)",
         "",
         "How near the whitened query-key form is to the identity. The theory asks for √(head width / model width);"
-        " random weights give zero.",
+        " random weights give zero. Empty for models of more than 768 dimensions.",
         scale="diverging",
         neutral=0.0,
         digits=3,
@@ -593,9 +624,10 @@ def _linearity() -> Iterator[Quantity]:
         "R²",
         "held-out R² of a ridge map from MLP input to output",
         "",
-        "How much of the feed-forward sublayer a single matrix explains on tokens it was not fitted to. In models wider"
-        " than 384, outputs are projected on 384 fixed random directions first. The control fits targets that are"
-        " permuted within their passage, both inputs and targets without the mean of the passage.",
+        "How much of the feed-forward sublayer a single matrix explains on tokens it was not fitted to. In models of"
+        " more than 384 dimensions the targets are the outputs along 384 fixed random directions; above 768 there is no"
+        " fit. The control takes from inputs and targets the means of their passage, which a permutation over documents"
+        " would scatter, and permutes the rest of the targets.",
         control="fc_linear_control",
         digits=3,
     )
@@ -671,7 +703,7 @@ def _massive() -> Iterator[Quantity]:
         "P(i = 1)",
         "share of the massive tokens that are the first counted token of their passage",
         "",
-        "One if only first tokens are massive: then attention uses them as a place to rest.",
+        "One if only first tokens are massive, as in most decoders: see the mass on the first token of the heads.",
     )
 
 
@@ -770,8 +802,8 @@ def _theory() -> Iterator[Quantity]:
         "",
         "For diffuse attention the output should be the mean value plus a covariance times the query, without any"
         " fit. The sums run over the tokens of up to 32 passages of at most 128 tokens, and ō is the mean output over"
-        " all of them; a prediction that is worse than ō gives a negative value. The standard error leaves out one"
-        " document at a time. The control has shuffled keys.",
+        " all of them: a prediction that is worse than ō gives a negative value. The standard error leaves out one"
+        " document at a time, and the control has shuffled keys.",
         control="corollary_control",
         predicted=1.0,
         neutral=0.0,

@@ -28,10 +28,14 @@ PART = "part.safetensors"
 PART_BYTES = 32 << 20
 """A part up to this size is written without being asked for."""
 
-FACTS: dict[str, dict[str, type]] = {
-    "model": {"name": str},
-    "text": {"sha256": str, "documents": int, "tokens": int, "counted_tokens": int},
-    "heard": {"sentence": str},
+NONE = type(None)
+FACTS: dict[str, dict[str, tuple[type, ...]]] = {
+    "model": {"name": (str,)},
+    "text": {
+        **{"sha256": (str,), "documents": (int,), "tokens": (int,), "counted_tokens": (int,)},
+        **{"source": (str, NONE), "excluded": (str, NONE), "unit": (str, NONE), "max_length": (int, NONE)},
+    },
+    "heard": {"sentence": (str,), "heard": (int,), "expected": (int,), "missing": (list,)},
     "versions": {},
     "options": {},
 }
@@ -152,8 +156,11 @@ class Inspection:
 
         return compare_heads([self, *others])
 
-    def plot(self, quantity: str = "entropy") -> Any:
-        """A matplotlib figure of one quantity: a map of all heads, or a profile over the layers with its control."""
+    def plot(self, quantity: str = "entropy", *, ax: Any = None) -> Any:
+        """A matplotlib figure of one quantity: a map of all heads, or a profile over the layers with its control.
+
+        It shows itself in a notebook. With ``ax`` it is drawn into these axes, one for each stack of the model.
+        """
         from massieu import figures
 
         if quantity not in QUANTITIES:
@@ -161,7 +168,7 @@ class Inspection:
             raise UserError(f"quantity must be one of {', '.join(QUANTITIES)}, got {quantity}{near}; try entropy")
         meant = QUANTITIES[quantity]
         draw = figures.head_map if meant.table == "heads" else figures.layer_profile
-        return draw(getattr(self, meant.table), meant)
+        return draw(getattr(self, meant.table), meant, ax=ax)
 
     def summary(self) -> str:
         """What was heard and found, as plain text."""
@@ -225,11 +232,11 @@ def _odd_content(content: dict[str, Any]) -> str | None:
     for group, names in FACTS.items():
         if not isinstance(facts.get(group), dict):
             return f"facts.{group}"
-        for name, kind in names.items():
-            if type(facts[group].get(name)) is not kind:
+        for name, kinds in names.items():
+            if name not in facts[group] or type(facts[group][name]) not in kinds:
                 return f"facts.{group}.{name}"
         for name in OPTIONAL_FACTS.get(group, ()):
-            if type(facts[group].get(name)) not in (int, type(None)):
+            if type(facts[group].get(name)) not in (int, NONE):
                 return f"facts.{group}.{name}"
     if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
         return "notes"

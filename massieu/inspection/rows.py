@@ -15,6 +15,7 @@ __all__ = [
     "call_statistics",
     "exact_rows",
     "num_atoms",
+    "rows_stood_for",
     "sampled_positions",
     "sampled_rows",
     "scores_at",
@@ -28,9 +29,9 @@ def exact_rows(call: AttentionCall) -> dict[str, Tensor]:
     r"""What every row of a call is, without a matrix of weights; each ``(batch, heads, queries)``, nan where undefined.
 
     Beside the row statistics: ``score_max`` :math:`= \log Z + \log \max_j p_j`, ``normalized_entropy``
-    :math:`= H / \log N` with N the row's own number of atoms, and the mass on three named atoms,
-    :math:`p_j = e^{s_j - \log Z}`: the first one of the sequence (for rows behind it), the row's own and the one
-    before.
+    :math:`= H / \log N` with N the row's own number of atoms, and the mass on named atoms,
+    :math:`p_j = e^{s_j - \log Z}`: the first one of the sequence (for rows behind it), the row's own, the one before
+    and, in an encoder, the one after.
     """
     statistics = call_statistics(call)
     log_z, entropy = statistics.log_normalizer, statistics.entropy
@@ -158,6 +159,24 @@ def sampled_positions(lengths: Tensor, rows: int | None) -> Tensor:
     return torch.where(number < taken, position, -1)
 
 
+def rows_stood_for(counted: Tensor, taken: Tensor) -> Tensor:
+    """The number of rows that each sampled row stands for, ``(..., 1)``; zero where none was sampled.
+
+    With these weights sampled rows weigh a passage as all of its rows do, whatever its length.
+
+    Args:
+        counted: rows that count, boolean ``(..., queries)``.
+        taken: sampled rows that count, boolean ``(..., rows)``.
+
+    Example:
+        >>> rows_stood_for(torch.ones(2, 6).bool(), torch.tensor([[True, True, True], [True, False, False]]))
+        tensor([[2.],
+                [6.]], dtype=torch.float64)
+    """
+    some = taken.sum(-1, keepdim=True)
+    return torch.where(some > 0, counted.sum(-1, keepdim=True).double() / some, 0.0)
+
+
 def num_atoms(call: AttentionCall) -> Tensor:
     """The number of atoms that each row sees, a sink included, broadcasting to ``(batch, heads, queries)``."""
     *_, queries, atoms = call.shape
@@ -265,42 +284,53 @@ def _rows_of(log_weight: Tensor, position: Tensor) -> Tensor:
 
 
 def _named_scores(call: AttentionCall) -> dict[str, Tensor]:
-    """Scores of the first atom, the row's own and the one before, ``(batch, heads, queries)``, nan where it is not."""
-    batch, _, queries, atoms = call.shape
-    behind = atoms - queries  # atoms that were there before the first query
-    first = torch.zeros(batch, dtype=torch.long, device=call.device)
-    if call.present is not None and behind == 0:
-        first = call.present.to(torch.uint8).argmax(-1).to(call.device)
+    """Scores of the first key, the own one and its neighbors, ``(batch, heads, queries)``, nan where there is none."""
+    _, _, queries, atoms = call.shape
+    behind = atoms - queries  # keys that were there before the first query
+    first, last = _ends(call)
     own = torch.arange(queries, device=call.device) + behind
     later = own > first[:, None]
-    mine = _diagonal(call, behind)
     before = _diagonal(call, behind - 1)
     found = {
         "sink_mass": (_score_of_first(call, first), later),
-        "self_mass": (mine, own >= first[:, None]),
+        "self_mass": (_diagonal(call, behind), own >= first[:, None]),
         "previous_mass": (torch.nn.functional.pad(before, (queries - before.shape[-1], 0)), later),
     }
+    if call.stack == "encoder":  # the rows of a decoder do not see the next token
+        after = _diagonal(call, behind + 1)
+        found["next_mass"] = (torch.nn.functional.pad(after, (0, queries - after.shape[-1])), own < last[:, None])
     return {name: score.masked_fill(~there[:, None], torch.nan) for name, (score, there) in found.items()}
+
+
+def _ends(call: AttentionCall) -> tuple[Tensor, Tensor]:
+    """Places of the first and the last key of each sequence, ``(batch,)``; padding is outside, where it is known."""
+    batch, _, queries, atoms = call.shape
+    if call.present is None or atoms != queries:
+        first = torch.zeros(batch, dtype=torch.long, device=call.device)
+        return first, first + atoms - 1
+    present = call.present.to(call.device, torch.uint8)
+    return present.argmax(-1), atoms - 1 - present.flip(-1).argmax(-1)
 
 
 def _diagonal(call: AttentionCall, offset: int) -> Tensor:
     """Scores of query ``i`` for atom ``i + offset``, for the queries that have one, ``(batch, heads, those)``."""
-    rows = slice(max(0, -offset), None)
+    *_, queries, atoms = call.shape
+    begin = max(0, -offset)
+    count = min(queries - begin, atoms - begin - offset)
     if call.scores is not None:
-        return _read(call.scores).diagonal(offset, -2, -1)[..., : call.scores.shape[-2] - max(0, -offset)]
+        return _read(call.scores).diagonal(offset, -2, -1)[..., :count]
     assert call.query is not None
     assert call.key is not None
-    query = call.query[..., rows, :]
-    begin = max(0, offset)
-    key = call.key[..., begin : begin + query.shape[-2], :]
+    query = call.query[..., begin : begin + count, :]
+    key = call.key[..., begin + offset : begin + offset + count, :]
     score = _products(query, key, call)
-    if offset < call.key.shape[-2] - call.query.shape[-2] and call.window == 1:
+    if offset != atoms - queries and call.window == 1:
         score = torch.full_like(score, -torch.inf)
     if call.log_weight is None:
         return score
     weight = _four_axes(call.log_weight)
-    weight = weight.expand(*weight.shape[:2], call.query.shape[-2], call.key.shape[-2]).diagonal(offset, -2, -1)
-    return _weighted(score, weight[..., : score.shape[-1]])
+    weight = weight.expand(*weight.shape[:2], queries, atoms).diagonal(offset, -2, -1)
+    return _weighted(score, weight[..., :count])
 
 
 def _score_of_first(call: AttentionCall, first: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch import nn
 
 from massieu.checks import UserError
 from massieu.engine import Checkpoint, Engine, Origin, engine_named
+from massieu.inspection.bars import Progress, progress_bar
 from massieu.inspection.corpus import Corpus, Document
 from massieu.inspection.finishing import finish
 from massieu.inspection.loading import load
@@ -58,7 +59,7 @@ def inspect_model(
     padding: Literal["right", "left"] = "right",
     long_documents: Literal["error", "cut", "skip"] | None = None,
     source: str | None = None,
-    progress: Callable[[str, int, int], object] | None = None,
+    progress: Progress | bool | None = None,
     engine: Engine | Literal["local", "dask"] | None = None,
     checkpoint: Checkpoint | str | Path | None = None,
     resume: bool = False,
@@ -85,8 +86,9 @@ def inspect_model(
         long_documents: what to do with documents of more tokens than a passage: "cut" them into passages, "skip" and
             count them, or "error" to refuse them; None cuts if ``max_length`` is given, and refuses otherwise.
         source: what the text is called in the report.
-        progress: called with what is being done, how much of it is done, and of how much (0 if that is not known):
-            "reading" counts documents, "tokens" the tokens in them, "experiments" comes last.
+        progress: None draws a bar in a terminal or a notebook after two seconds, True anywhere and at once, False
+            never. A function is called with what is being done, how much of it is done, and of how much (0 if that is
+            not known): "reading" counts documents, "tokens" the tokens in them, "experiments" comes last.
         engine: where the text is read: None or "local" in this process, "dask" by processes of this machine, or such as
             a :class:`massieu.engine.Dask`, which joins a cluster. Others than this process need a model by its name.
         checkpoint: a file that says how far the reading has come while it lasts; None for no such file. A
@@ -139,33 +141,34 @@ def inspect_model(
         kept = dataclasses.replace(checkpoint, resume=True)
     if resume and kept is None:
         raise UserError("resume goes on from a checkpoint, got none; pass checkpoint=, or --out or --checkpoint")
-    if inputs is not None:
-        if engine is not None or kept is not None:
-            raise UserError("an engine or a checkpoint needs texts, got inputs; leave it out, or pass texts")
-        part = reader.read_tensors(inputs, progress=_teller(progress, None))
-        if not part.counts.documents:
-            raise UserError("inputs must hold at least one batch, got none; pass [{name of an argument: tensor}]")
-    else:
-        assert texts is not None
-        report = _teller(progress, len(texts) if isinstance(texts, Sized) else None)
-        splits, many = _splits(texts, fine=engine not in (None, "local") or kept is not None)
-        chosen = engine_named(engine or "local") if engine is None or isinstance(engine, str) else engine
-        if not callable(getattr(chosen, "read", None)):
-            raise UserError(f"engine must be local, dask or an engine, got {type(engine).__name__}; pass Dask(...)")
-        try:
-            reader.reading.check_lengths(_cheap(texts))
-            reader.reading.check_vocabulary(_some_texts(texts, splits))
-            part = chosen.read(reader, splits, many=many, origin=origin, checkpoint=kept, progress=report)
-        finally:
-            if chosen is not engine:
-                chosen.close()
-        if isinstance(texts, Corpus):
-            texts.check(part.counts.documents + part.counts.long, part.faults)
-            source = source or texts.name
-    part.sources = {source} if source else set()
-    if progress is not None and experiments == "default":
-        progress("experiments", 0, 0)
-    found = finish(part, model, check=False)
+    with progress_bar(progress) as tell:
+        if inputs is not None:
+            if engine is not None or kept is not None:
+                raise UserError("an engine or a checkpoint needs texts, got inputs; leave it out, or pass texts")
+            part = reader.read_tensors(inputs, progress=_teller(tell, None))
+            if not part.counts.documents:
+                raise UserError("inputs must hold at least one batch, got none; pass [{name of an argument: tensor}]")
+        else:
+            assert texts is not None
+            report = _teller(tell, len(texts) if isinstance(texts, Sized) else None)
+            splits, many = _splits(texts, fine=engine not in (None, "local") or kept is not None)
+            chosen = engine_named(engine or "local") if engine is None or isinstance(engine, str) else engine
+            if not callable(getattr(chosen, "read", None)):
+                raise UserError(f"engine must be local, dask or an engine, got {type(engine).__name__}; pass Dask(...)")
+            try:
+                reader.reading.check_lengths(_cheap(texts))
+                reader.reading.check_vocabulary(_some_texts(texts, splits))
+                part = chosen.read(reader, splits, many=many, origin=origin, checkpoint=kept, progress=report)
+            finally:
+                if chosen is not engine:
+                    chosen.close()
+            if isinstance(texts, Corpus):
+                texts.check(part.counts.documents + part.counts.long, part.faults)
+                source = source or texts.name
+        part.sources = {source} if source else set()
+        if tell is not None and experiments == "default":
+            tell("experiments", 0, 0)
+        found = finish(part, model, check=False)
     found.notes = [*notes, *found.notes]
     found.facts |= {
         "options": {**options.of_figures(), "batch_size": batch_size, "padding": padding},
@@ -177,7 +180,7 @@ def inspect_model(
     return found
 
 
-def _teller(progress: Callable[[str, int, int], object] | None, total: int | None) -> Callable[..., None] | None:
+def _teller(progress: Progress | None, total: int | None) -> Callable[..., None] | None:
     """Tells how far the reading is: documents of how many, or of about how many, and tokens."""
     if progress is None:
         return None

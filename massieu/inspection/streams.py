@@ -127,7 +127,7 @@ class Shares:
     r"""The median of numbers in (0, 1], from counts in bins whose edges are :math:`2^{-i/64}`.
 
     The edges hold 1/2, 1/8 and 1/32, so whether the median exceeds one of them is known exactly; the median itself is
-    known to one part in a hundred.
+    rounded up to the next edge, by at most 1.1 %.
 
     Example:
         >>> shares = Shares((1,))
@@ -137,16 +137,19 @@ class Shares:
     """
 
     BINS, PER_HALVING = 1536, 64
+    UNITS = 2**16
 
     def __init__(self, shape: Sequence[int]) -> None:
         self.counts = torch.zeros(*shape, self.BINS, dtype=torch.float64)
 
-    def add(self, values: Tensor) -> None:
-        """Take in values ``(*shape, rows)``; nan counts as absent."""
+    def add(self, values: Tensor, weight: Tensor | float = 1.0) -> None:
+        """Take in values ``(*shape, rows)``, each with a weight that broadcasts to them; nan counts as absent."""
         # Bin i holds what lies in (2^-((i + 1) / 64), 2^-(i / 64)]; rounding must not push a power of two over.
         steps = (-self.PER_HALVING * values.double().clamp_min(1e-300).log2() + 1e-9).floor()
         index = steps.nan_to_num(0.0).clamp(0, self.BINS - 1).long()
-        self.counts.scatter_add_(-1, index, (~values.isnan()).double())
+        # Multiples of a power of two: sums of weights are exact, so that the order of additions does not matter.
+        weight = (torch.as_tensor(weight, dtype=torch.float64) * self.UNITS).round() / self.UNITS
+        self.counts.scatter_add_(-1, index, weight * ~values.isnan())
 
     def merge(self, other: Shares) -> None:
         """Add the counts of another stream."""
@@ -158,7 +161,7 @@ class Shares:
         return self.counts[..., :bins].sum(-1) > self.counts.sum(-1) / 2
 
     def median(self) -> Tensor:
-        """The median, to one part in a hundred; nan before anything was seen."""
+        """The median, rounded up to the next edge; nan before anything was seen."""
         total = self.counts.sum(-1)
         below = self.counts.flip(-1).cumsum(-1).flip(-1)  # how many values lie in this bin or lower
         index = ((below >= total[..., None] / 2).sum(-1) - 1).clamp_min(0)

@@ -49,7 +49,7 @@ ELEMENTS: dict[tuple[type, str], type] = {
 FIXED = {(HeadStatistics, "sampled"), (PassageSample, "count"), (HashSample, "size"), (LayerStatistics, "width")}
 """Numbers that follow from the options or from other fields."""
 
-NOT_NEGATIVE = {"count", "counts", "count_squared", "hashes", "empty", "broken"}
+NOT_NEGATIVE = {"count", "counts", "count_squared", "hashes", "keys", "empty", "broken"}
 """Tensors without negative entries, by the names of their fields."""
 
 OPTIONAL = {(Part, "layers_by_passage")}
@@ -80,6 +80,9 @@ def check_part(part: Any, *, finite: bool = True) -> None:
     like = Part.empty(part.identity)
     _expect((part.layers is None) == (like.layers is None), "layers is not as expected")
     _Check(finite).compare(part, like, "")
+    if part.identity.options.get("reads") == "text":
+        for passage in part.passages.kept:
+            _check_words(passage)
 
 
 def is_finite(tensors: Mapping[str, Tensor]) -> bool:
@@ -235,13 +238,31 @@ def _check_sample(value: HashSample, path: str) -> None:
 def _check_passages(value: PassageSample, path: str) -> None:
     _expect(len(value._kept) <= value.count, f"{path} has too many passages")
     for hashed, passage in value._kept.items():
-        _expect(hashed == document_hash(passage.key), f"{path} has a passage under another name")
         _expect(type(passage.inputs) is dict, f"{path}.inputs is not as expected")
+        _expect(hashed == document_hash(passage.key), f"{path} has a passage under another name")
         for name, own in passage.inputs.items():
             words = str(name).endswith("input_ids") and isinstance(own, Tensor)
             _expect(not words or (not own.is_floating_point() and not bool((own < 0).any())), f"{path}.{name} is odd")
-        masks = passage.content.values()
-        _expect(all(mask.dtype == torch.bool for mask in masks), f"{path}.content is not as expected")
+        for mask in passage.content.values():
+            sound = mask.dtype == torch.bool and mask.dim() == 2 and len(mask) == 1
+            _expect(sound, f"{path}.content is not as expected")
+
+
+def _check_words(passage: KeptPassage) -> None:
+    """Check the arguments of a forward pass over a text: one row each, of the same tokens, without padding."""
+    widths: dict[bool, int] = {}
+    for name, own in passage.inputs.items():
+        if isinstance(own, Tensor):
+            width = widths.setdefault(name.startswith("decoder_"), own.shape[-1] if own.dim() else 0)
+            whole = not name.endswith("attention_mask") or bool((own == 1).all())
+            _expect(own.shape == (1, width) and width > 0 and whole, f"passages.{name} is not as expected")
+
+
+def _check_rows(layers: Mapping[Any, Any], path: str) -> None:
+    """Check the names of the rows of a table: a stack and the number of a layer."""
+    for row in layers:
+        sound = type(row) is tuple and [type(each) for each in row] == [str, int]
+        _expect(sound, f"{path} has a row that is not as expected")
 
 
 def _check_counts(value: Counts, path: str) -> None:
@@ -254,12 +275,21 @@ def _check_counts(value: Counts, path: str) -> None:
     _expect(ascending and fits, f"{path}.sketch is not as expected")
 
 
+def _check_identity(value: Identity, path: str) -> None:
+    plain = (bool, int, str, type(None))
+    sound = all(type(name) is str and type(own) in plain for name, own in value.options.items())
+    _expect(sound, f"{path}.options is not as expected")
+
+
 def _check_fault(value: Fault, path: str) -> None:
     kinds = [type(each) for each in value]
     _expect(kinds == [str, int, str, str, str], f"{path} is not as expected")
 
 
 RULES: dict[type, Callable[[Any, str], None]] = {
+    HeadStatistics: lambda value, path: _check_rows(value.layers, path),
+    LayerSums: lambda value, path: _check_rows(value.statistics, path),
+    Identity: _check_identity,
     Means: _check_means,
     Moments: _check_moments,
     MassiveSums: _check_massive,

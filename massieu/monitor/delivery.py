@@ -95,4 +95,4 @@ def _scalar(name: str, value: Any) -> float | Tensor:
     if isinstance(value, Real):
         return float(value)
     got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-    raise UserError(f"{name} must be a number or a tensor with one, got {got}; record its mean, or its .item()")
+    raise UserError(f"{name} must be a number or a tensor with one, got {got}; write record({name}={name}.mean())")

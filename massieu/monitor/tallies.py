@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from massieu.inspection.clouds import effective_rank, mean_cosine
-from massieu.inspection.rows import broken_rows, exact_rows, sampled_positions, sampled_rows, scores_at
+from massieu.inspection.rows import (
+    broken_rows,
+    exact_rows,
+    rows_stood_for,
+    sampled_positions,
+    sampled_rows,
+    scores_at,
+)
 from massieu.monitor.reading import Place
 from massieu.statistics import probabilities
 from massieu.taps import AttentionCall
@@ -93,7 +100,8 @@ def add_call(tally: Tally, call: AttentionCall, wanted: frozenset[str]) -> None:
         if "score_range" in wanted:
             rows = sampled_rows(call, position)
             broken = rows["score_range"].isnan() & (rows["atoms"] > int(call.sink is not None))
-            _add_rows(tally, "score_range", rows["score_range"], taken, broken)
+            weight = rows_stood_for(present, taken)
+            _add_rows(tally, "score_range", rows["score_range"], taken, broken, weight)
         if "likeness" in wanted:
             _add_departures(tally, call, position, taken, present)
 
@@ -118,10 +126,17 @@ def add_tokens(tally: Tally, tokens: Tensor, present: Tensor, wanted: frozenset[
                 tally.add("effective_rank", torch.tensor(rank), torch.tensor(1))
 
 
-def _add_rows(tally: Tally, name: str, values: Tensor, counted: Tensor, broken: Tensor) -> None:
-    """Add ``(batch, heads, rows)`` where ``counted`` ``(batch, rows)``, nan left out except in rows that are broken."""
+def _add_rows(
+    tally: Tally, name: str, values: Tensor, counted: Tensor, broken: Tensor, weight: Tensor | None = None
+) -> None:
+    """Add ``(batch, heads, rows)`` where ``counted`` ``(batch, rows)``, nan left out except in rows that are broken.
+
+    A ``weight`` ``(batch, 1)`` says how many rows each row of a sequence stands for; without it, one.
+    """
     there = counted[:, None].to(values.device) & (broken | ~values.isnan())
-    tally.add(name, values.double().masked_fill(~there, 0.0).sum((0, 2)), there.sum((0, 2)))
+    total, count = values.double().masked_fill(~there, 0.0).sum(-1), there.sum(-1)
+    weight = total.new_ones(1, 1) if weight is None else weight.to(total)
+    tally.add(name, (total * weight).sum(0), (count * weight).sum(0))
 
 
 def _add_departures(tally: Tally, call: AttentionCall, position: Tensor, taken: Tensor, present: Tensor) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
@@ -14,12 +15,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from massieu.checks import UserError
 from massieu.report import changes, colours, theory
 from massieu.report.formula import typeset
+from massieu.report.reference import reference, usual
 from massieu.report.scales import color_limits, row_length
 from massieu.report.words import WORDS
 
 __all__ = ["brief", "compare", "distinct_names", "inline_json", "page", "render"]
 
 SCHEMA = "massieu.inspection/1"
+PROSE = {"name", "formula", "explanation", "symbol", "least", "most"}
+"""What the scripts of a page do not read of a quantity: the glossary has it."""
 Document = Mapping[str, Any]
 
 
@@ -34,6 +38,7 @@ def render(inspection: Document) -> str:
     """
     _check(inspection)
     values = {"rulers": theory.rulers(inspection), "experiments": theory.summary(inspection)}
+    values |= {"usual": usual(inspection), "reference": reference()}
     return _page("inspection.html", [inspection], run={"predictions": [], **inspection}, **values)
 
 
@@ -67,7 +72,7 @@ def _page(template: str, inspections: Sequence[Document], **values: Any) -> str:
     runs = [_run(name, run) for name, run in zip(names, inspections, strict=True)]
     data = {
         "runs": runs,
-        "quantities": quantities,
+        "quantities": {name: _for_scripts(facts) for name, facts in quantities.items()},
         "limits": {name: _limits(name, facts, runs) for name, facts in quantities.items() if facts["table"] == "heads"},
         "findings": [dict(found) for run in inspections[:1] for found in run.get("findings", [])],
         "colours": {
@@ -80,7 +85,9 @@ def _page(template: str, inspections: Sequence[Document], **values: Any) -> str:
         if not any(run[quantity["table"]] for run in inspections):
             continue  # what was not measured need not be explained
         groups.setdefault(quantity.get("group") or quantity["table"], []).append({**quantity, "name": name})
-    return page(template, runs=inspections, names=names, groups=groups, data=inline_json(data), **values)
+    values |= {"groups": groups, "data": inline_json(data), "row_length": runs[0]["row_length"]}
+    text = page(template, runs=inspections, names=names, **values)
+    return re.sub(r"\n[ \t]+", "\n", text)  # indentation is of use in the sources only
 
 
 def _run(name: str, run: Document) -> dict[str, Any]:
@@ -88,6 +95,10 @@ def _run(name: str, run: Document) -> dict[str, Any]:
     length = row_length(heads)
     rounded = None if length is None else round(length)
     return {"name": name, "heads": heads, "layers": _columns(run["layers"]), "row_length": rounded}
+
+
+def _for_scripts(quantity: Document) -> dict[str, Any]:
+    return {key: value for key, value in quantity.items() if key not in PROSE and value not in (None, "")}
 
 
 def _limits(name: str, quantity: Document, runs: Sequence[Document]) -> list[float]:
@@ -114,14 +125,14 @@ def distinct_names(inspections: Sequence[Document]) -> list[str]:
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """A table by columns, with six significant digits: less than half as long as rows of objects."""
+    """A table by columns, with six significant digits, errors with three: less than half as long as rows of objects."""
     names = {name: None for row in rows for name in row}
-    return {name: [_plain(row.get(name)) for row in rows] for name in names}
+    return {name: [_plain(row.get(name), 3 if name.endswith("_se") else 6) for row in rows] for name in names}
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, digits: int) -> Any:
     if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
     return value
 
 

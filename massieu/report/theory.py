@@ -56,11 +56,12 @@ class Ruler:
 def rulers(inspection: Mapping[str, Any]) -> list[Ruler]:
     """A ruler for every quantity with a control and a prediction, from the tables and then from the experiments."""
     found = []
+    stacks = {row.get("stack") for row in inspection["heads"]}
     for name, quantity in inspection["quantities"].items():
         if quantity.get("predicted") is None or name == "kurtosis":  # Gaussianity is a band, not a way to go
             continue
         rows = [
-            (row.get(name), _control(row, quantity), quantity["predicted"], _label(row))
+            (row.get(name), _control(row, quantity), quantity["predicted"], _label(row, stacks))
             for row in inspection[quantity["table"]]
         ]
         found.append(_ruler(name, rows))
@@ -68,7 +69,7 @@ def rulers(inspection: Mapping[str, Any]) -> list[Ruler]:
     for name in dict.fromkeys(row["quantity"] for row in inspection["experiments"]):
         # Heads that were built to fulfil the theory are a check of the test and say nothing about the model.
         rows = [
-            (row["value"], row["control"], row["predicted"], _label(row))
+            (row["value"], row["control"], row["predicted"], _label(row, stacks))
             for row in inspection["experiments"]
             if row["quantity"] == name and row["experiment"] != CONSTRUCTED
         ]
@@ -91,7 +92,7 @@ def summary(inspection: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def place(share: float) -> float:
     """Return where a share stands on its track, in per cent of its length; the ends catch what lies beyond."""
-    return round(min(max(CONTROL + (THEORY - CONTROL) * share, EDGE), 100 - EDGE), 2)
+    return round(min(max(CONTROL + (THEORY - CONTROL) * share, EDGE), 100 - EDGE), 1)
 
 
 def beyond(share: float) -> str:
@@ -134,6 +135,7 @@ def _known(value: Any) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
-def _label(row: Mapping[str, Any]) -> str:
+def _label(row: Mapping[str, Any], stacks: set[Any]) -> str:
+    """Name a layer or head; its stack only where there are several."""
     head = f", head {row['head']}" if row.get("head") is not None else ""
-    return f"{row.get('stack', '')} layer {row.get('layer')}{head}".strip()
+    return f"{row.get('stack', '') if len(stacks) > 1 else ''} layer {row.get('layer')}{head}".strip()

@@ -48,6 +48,28 @@ def test_doubt_has_a_reason(evidence, words):
     assert words in found.reason
 
 
+def test_results_print_a_line_each_and_are_a_table_in_a_notebook():
+    def broken(trial):
+        raise ArithmeticError("<no> number")
+
+    found = claims.verify([made(lambda trial: GOOD), made(broken, "T2")], workers=1)
+    assert isinstance(found, list)
+    lines = repr(found).splitlines()
+    assert len(lines) == 2
+    for line, result in zip(lines, found, strict=True):
+        assert line == repr(result) == str(result)
+        assert line.startswith(f"{result.claim.key}: {result.verdict}")
+        assert result.claim.statement in line
+    assert "<no> number" in lines[1]
+    shown = found._repr_html_()
+    assert shown.count("<tr") == 3
+    assert "&lt;no&gt; number" in shown
+    assert "<no>" not in shown
+    for result in found:
+        assert result.claim.key in shown
+        assert str(result.verdict) in shown
+
+
 def test_every_trial_has_a_seed_of_its_own():
     seeds = []
 

@@ -205,7 +205,7 @@ def test_broken_rows_can_end_a_command_with_an_exit_code(broken, loaded, tmp_pat
     text.write_text("".join(json.dumps({"text": each}) + "\n" for each in TEXTS))
     common = ["inspect", str(tmp_path / "model"), "--text", str(text), "--heads-only", "-q"]
     assert main([*common, "--fail-on", "broken_rows>0"]) == 1
-    assert "broken_rows>0: decoder layer 0 head 0 has" in "".join(capsys.readouterr())
+    assert "broken_rows > 0: decoder layer 0 head 0 has" in "".join(capsys.readouterr())
     assert main([*common, "--fail-on", "broken_rows>1000000"]) == 0
 
 

@@ -29,6 +29,7 @@ from massieu.inspection.files import (
     save_checkpoint,
     save_part,
 )
+from massieu.inspection.finishing import finish
 from massieu.inspection.loading import load
 from massieu.inspection.packing import STATE, Unpackable, pack, unpack
 from massieu.inspection.parts import SCHEMA, Part
@@ -243,6 +244,36 @@ def tensor(name: str, changed):
     return change
 
 
+def row(*path: str):
+    def change(packed, tensors):
+        for name in path:
+            packed = packed[name]
+        packed["dict"][0][0]["tuple"][1] = 0.5
+
+    return change
+
+
+def size(name: str):
+    def change(packed, tensors):
+        found = next(own for own in _sizes(packed) if own[0].endswith(name) and own[1:2] == ["padded"])
+        found[3] = True
+
+    return change
+
+
+def _sizes(packed):
+    """The entries of all tensors: their names and how they are kept."""
+    for key, own in packed.items() if isinstance(packed, dict) else enumerate(packed):
+        if key == "tensor":
+            yield own
+        elif isinstance(own, (dict, list)):
+            yield from _sizes(own)
+
+
+def option(packed, tensors):
+    packed["identity"]["Identity"]["options"]["dict"][0][0] = 0.5
+
+
 def count(name: str, value):
     def change(packed, tensors):
         packed["counts"]["Counts"][name] = value
@@ -264,6 +295,15 @@ def count(name: str, value):
         (tensor(".shift", lambda x: x[0]), "shift has the shape"),
         (tensor("clouds.before.mean", lambda x: x[1:]), "is damaged"),
         (tensor("inputs.input_ids", lambda x: -x), "input_ids is odd"),
+        (tensor("inputs.input_ids", lambda x: x[None]), "input_ids is not as expected"),
+        (tensor("inputs.input_ids", lambda x: torch.cat([x, x])), "input_ids is not as expected"),
+        (tensor("inputs.input_ids", lambda x: x[:, 1:]), "is not as expected"),
+        (tensor("inputs.attention_mask", lambda x: x + 1), "attention_mask is not as expected"),
+        (size("ratios.expansion.counts"), "the size of a tensor"),
+        (option, "identity.options is not as expected"),
+        (tensor("content.decoder", lambda x: x[:0]), "content is not as expected"),
+        (row("heads", "HeadStatistics", "layers"), "heads has a row that is not as expected"),
+        (row("layers", "LayerSums", "statistics"), "layers has a row that is not as expected"),
         (count("documents", -1), "counts.documents is -1"),
         (count("documents", 1.5), "documents is not as expected"),
         (count("documents", True), "documents is not as expected"),
@@ -286,6 +326,13 @@ def test_a_part_that_no_reading_makes_is_refused_whatever_its_digest(part, chang
     with pytest.raises(UserError, match=message) as caught:
         load_part(tmp_path / "p")
     assert "\n" not in str(caught.value)
+
+
+def test_a_passage_with_tokens_that_the_model_does_not_have_is_refused_in_one_sentence(part, tmp_path):
+    model = load(str(assets.MODEL)).model
+    written_anew(tmp_path / "p", part, entry("inputs.input_ids", 1 << 40))
+    with pytest.raises(UserError, match="must read the passages .* cannot .*; the part is damaged, inspect again"):
+        finish(load_part(tmp_path / "p"), model)
 
 
 def test_sums_that_are_not_finite_are_read_again_if_they_were_written_so(part, tmp_path):

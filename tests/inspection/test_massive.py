@@ -6,9 +6,11 @@ import torch
 from taps.families import build
 from torch.testing import assert_close
 
+from massieu.inspection import inspect_model
 from massieu.inspection.blocks import LayerStatistics, States
 from massieu.inspection.layers import LayerObserver
 from massieu.inspection.massive import MASSIVE, TokenFilter, norm_ratio
+from massieu.inspection.merging import merge_runs
 from massieu.inspection.packing import pack, unpack
 from massieu.inspection.quantities import ALL_TOKENS
 from massieu.inspection.tokens import Tokens
@@ -145,3 +147,20 @@ def test_the_observer_says_which_tokens_it_leaves_out():
     assert table["massive_tokens"].tolist() == [marked] * len(table)
     assert table["tokens"].tolist() == [48 - marked] * len(table)
     assert any("layer values leave out tokens with massive activations" in note for note in observer.notes)
+
+
+def test_merged_runs_with_massive_tokens_say_what_one_run_says(tmp_path):
+    model, inputs = build("llama")
+    words = torch.randint(3, 60, (12, 24), generator=torch.Generator().manual_seed(5))
+    words[:, 0] = inputs["input_ids"][0, 0]
+    with torch.no_grad():
+        model.get_input_embeddings().weight[words[0, 0]] *= 1000
+    whole = inspect_model(model, inputs=[{"input_ids": words.flip(0)}])
+    for name, rows in (("first", words[:5]), ("second", words[5:])):
+        batches = [{"input_ids": row[None]} for row in rows]
+        inspect_model(model, inputs=batches, source=name).save(tmp_path / name, figures=False, part=True)
+    found = merge_runs([tmp_path / "second", tmp_path / "first"], model=model)
+    assert found.layers["massive_tokens"].ge(12).all()
+    pandas.testing.assert_frame_equal(found.layers, whole.layers, rtol=1e-4, atol=1e-5)  # float32
+    (finding,) = (own for own in found.findings if own.title == "Massive activations")
+    assert "The values of the layers leave these tokens out" in finding.sentence

@@ -2,12 +2,16 @@ from dataclasses import fields
 
 import pytest
 
+from massieu.inspection.blocks import TARGETS, WIDEST
+from massieu.inspection.massive import MASSIVE
 from massieu.inspection.quantities import QUANTITIES, Quantity, describe
+from massieu.inspection.sampling import KEPT, LONGEST
+from massieu.inspection.tokens import ORDERS
 
 HEADS = {
     "rows", "broken_rows", "log_normalizer", "entropy", "normalized_entropy", "perplexity", "effective_atoms", "peak", "score_mean",
-    "score_variance", "score_max", "score_range", "mass90", "mass90_share", "head_class", "sink_mass", "self_mass",
-    "previous_mass", "gradient_cosine", "symmetric_fraction", "qk_rank", "ov_rank", "qk_norm", "ov_norm",
+    "score_variance", "score_max", "score_range", "mass90", "mass90_share", "head_class", "class_length", "sink_mass", "self_mass",
+    "previous_mass", "next_mass", "gradient_cosine", "symmetric_fraction", "qk_rank", "ov_rank", "qk_norm", "ov_norm",
     "whitened_trace", "whitened_cosine", "entropy_min", "peak_max",
 }  # fmt: skip
 LAYERS = {
@@ -51,3 +55,16 @@ def test_the_description_holds_plain_values_only():
     assert all(
         isinstance(value, (str, float, int, type(None))) for facts in described.values() for value in facts.values()
     )
+
+
+def test_explanations_name_the_limits_that_the_measurements_have():
+    limits = {
+        "expansion": {2: "two random orders"}[ORDERS],
+        "fc_linear_r2": f"{TARGETS} fixed random directions",
+        "whitened_trace": f"{WIDEST} dimensions",
+        "whitened_cosine": f"{WIDEST} dimensions",
+        "corollary_r2": f"{KEPT} passages of at most {LONGEST} tokens",
+    }
+    for name, words in limits.items():
+        assert words in QUANTITIES[name].explanation, name
+    assert f"> {MASSIVE:g} median" in QUANTITIES["massive_tokens"].formula

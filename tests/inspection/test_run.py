@@ -327,6 +327,15 @@ def test_quantities_of_heads_and_layers_are_drawn(reference):
         reference.plot("entropi")
 
 
+def test_a_plot_shows_itself_and_can_be_drawn_into_given_axes(reference):
+    from matplotlib.figure import Figure
+
+    assert reference.plot("entropy")._repr_png_().startswith(b"\x89PNG")
+    axis = Figure().subplots()
+    assert reference.plot("entropy", ax=axis) is axis.figure
+    assert axis.images
+
+
 def test_in_a_notebook_it_shows_the_report(reference):
     shown = reference._repr_html_()
     assert shown.startswith("<iframe srcdoc=")

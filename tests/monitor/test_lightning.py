@@ -117,6 +117,21 @@ def test_loggers_of_the_trainer_get_the_figures(stub):
     assert seen[1][1]["massieu/entropy/layer01/median"] == series["entropy/layer01/median"]
 
 
+def test_a_logger_of_tensorboard_gets_flags_as_sentences_and_others_do_not_mind(stub):
+    texts = []
+    board = SimpleNamespace(add_text=lambda tag, words, step: texts.append((tag, step, words)))
+    loggers = [
+        SimpleNamespace(log_metrics=lambda numbers, step: None, experiment=board),
+        SimpleNamespace(log_metrics=lambda numbers, step: None),
+    ]
+    low = massieu.monitor.Rule("low entropy", "entropy", "<", 10.0, 11.0, "it is made to be raised", "nobody")
+    callback = module.WatchCallback(every=1, log="lightning", rules=[low], console=False)
+    fit(callback, Task(net=small()), 2, loggers=loggers)
+    ((tag, step, words),) = texts
+    assert (tag, step) == ("massieu/flags", 0)
+    assert words.startswith("low entropy raised in layer00 (heads 0, 1, 2, 3), layer01 (heads 0, 1, 2, 3): it is made")
+
+
 def test_a_training_that_fails_leaves_nothing_behind(stub):
     callback, task = module.WatchCallback(every=1), Task(net=small())
     fit(callback, task, 1, end=False)

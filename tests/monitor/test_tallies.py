@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from attention_calls import call_of
 from taps.families import build
 from torch.testing import assert_close
 
 import massieu
-from massieu.inspection.rows import scores_at
+from massieu.inspection.rows import sampled_rows, scores_at
 from massieu.monitor import Reading
+from massieu.monitor.reading import Place
+from massieu.monitor.tallies import ROWS, Tally, add_call
 
 WORDS = torch.randint(10, (2, 8), generator=torch.Generator().manual_seed(0))
 
@@ -94,3 +97,16 @@ def test_tokens_that_are_nearly_alike_tell_the_weights():
     model = massieu.nn.MeasureAttention(16, num_heads=2)
     far, near = torch.randn(2, 8, 16), torch.randn(16) + 0.01 * torch.randn(2, 8, 16)
     assert_close(read(model, near).heads["qk_norm"], read(model, far).heads["qk_norm"], rtol=1e-3, atol=1e-5)
+
+
+def test_sampled_rows_weigh_sequences_by_their_length():
+    query, key = torch.randn(2, 2, 1, 300, 4, generator=torch.Generator().manual_seed(0))
+    query[1] *= 5  # in the short sequence scores have a larger range
+    present = torch.arange(300) < torch.tensor([[300], [40]])
+    call = call_of(query, key, present=present)
+    tally = Tally(Place("decoder", 0, "a", 1))
+    add_call(tally, call, frozenset({"score_range"}))
+    ranges = sampled_rows(call, torch.arange(300).expand(2, -1))["score_range"][:, 0]
+    mean, error = ranges[present].mean().item(), ranges[present].std().item() / (2 * ROWS) ** 0.5
+    assert abs(tally.value("score_range").item() - mean) < 3 * error
+    assert abs(ranges[0].mean() + ranges[1, :40].mean() - 2 * mean) > 6 * error  # what equal weights would give

@@ -147,6 +147,7 @@ def _heads(generator, stack, layer, layers, heads, sharp):
             "sink_mass": sink,
             "self_mass": float(generator.beta(0.6, 9)),
             "previous_mass": 0.71 if head == 5 % heads and layer == 2 % layers else float(generator.beta(0.5, 12)),
+            "next_mass": 0.6 * (head + 1) / heads if stack == "encoder" else None,
             "gradient_cosine": float(generator.normal(0.03, 0.05)),
             "symmetric_fraction": float(np.clip(generator.normal(0.56, 0.06), 0, 1)),
             "qk_rank": float(generator.uniform(14, 30)),

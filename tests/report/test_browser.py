@@ -14,6 +14,7 @@ from report.verdicts import verdicts
 from massieu.inspection.findings import findings
 from massieu.report import compare, render
 from massieu.report.learning import render_learning
+from massieu.report.reference import reference
 from massieu.report.verdicts import render_verdicts
 
 PHONE = {"width": 390, "height": 844}
@@ -418,7 +419,7 @@ def test_labels_explain_themselves_to_pointer_and_keyboard(visit, label):
     page = visit("6x12")
     target = page.locator(label).first
     entry = page.eval_on_selector(label, "label => label.dataset.term || label.getAttribute('href').slice(1)")
-    title, meaning = page.text_content(f"#{entry} dt"), page.text_content(f"#{entry} dd:last-of-type")
+    title, meaning = page.text_content(f"#{entry} dt"), page.text_content(f"#{entry} dd.meaning")
     for show, hide in (("hover", lambda: page.mouse.move(2, 2)), ("focus", lambda: page.keyboard.press("Escape"))):
         getattr(target, show)()
         assert page.is_visible("#tip")
@@ -477,3 +478,12 @@ def test_colors_start_from_what_a_quantity_can_be(visit):
     page.select_option("#quantity", "sink_mass")
     assert page.locator("#legend span").first.text_content() == "0.00"
     assert "1.00" in page.text_content("#legend")
+
+
+def test_usual_values_stand_below_the_map_and_in_the_tips(visit):
+    page = visit("6x12")
+    median = f"MiniLM-L6 {reference()['models'][1]['values']['entropy'][0]:.3g}"
+    assert median in page.text_content("#caption .usual")
+    page.hover("#card a[href='#q-entropy']")
+    assert median in page.text_content("#tip")
+    assert "this model" in page.text_content("#caption .usual")

@@ -72,7 +72,7 @@ def test_experiments_give_rulers_of_their_own_and_constructed_heads_do_not():
         {**row, "quantity": "whitened_trace", "value": 32.0, "experiment": "X2 constructed"},
     ]
     (ruler,) = (ruler for ruler in theory.rulers(run) if ruler.quantity == "whitened_trace")
-    assert ruler.points == [(0.25, "encoder layer 0, head 0", 8.0)]
+    assert ruler.points == [(0.25, "layer 0, head 0", 8.0)]
     assert [found["count"] for found in theory.summary(run)] == [1, 1]
 
 

@@ -120,7 +120,15 @@
     const [label, entry] = found;
     const unit = entry.querySelector(".unit");
     showTip({ target: label, clientX: event.clientX, clientY: event.clientY },
-      entry.querySelector("dt").firstChild.textContent.trim() + (unit ? " " + unit.textContent : ""), entry.querySelector("dd:last-of-type").firstChild.textContent.trim());
+      entry.querySelector("dt").firstChild.textContent.trim() + (unit ? " " + unit.textContent : ""), [entry.querySelector(".meaning").textContent.trim(), usualOf(entry.id.slice(2))].join(" ").trim());
+  }
+  // The medians of the models in the table of usual values, as a sentence.
+  function usualOf(name) {
+    const row = byId("u-" + name);
+    if (!row) return "";
+    const models = [...byId("reference").tHead.rows[0].cells].map((cell) => cell.textContent.trim());
+    const medians = [...row.cells].map((cell, number) => `${models[number]} ${cell.firstChild ? cell.firstChild.textContent.trim() : ""}`);
+    return `Usual medians: ${medians.slice(1, -1).filter((words) => !words.endsWith("–")).join(", ")}.`;
   }
   for (const kind of ["pointerover", "focusin"]) document.addEventListener(kind, explain);
   for (const kind of ["pointerout", "focusout"]) document.addEventListener(kind, (event) => { if (termOf(event)) hideTip(); });
@@ -154,7 +162,7 @@
     const missing = RUNS.some((run) => column(run, "heads", name).some((value) => !known(value)));
     byId("legend").replaceChildren(...legendOf(scale, name, missing));
     const entry = byId("q-" + name);
-    byId("caption").replaceChildren(...(entry ? [...entry.cloneNode(true).childNodes] : []));
+    byId("caption").replaceChildren(...(entry ? [...entry.cloneNode(true).childNodes] : []), html("p", { class: "usual" }, usualOf(name)));
     drawHeadProfile(name);
   }
   function titleOf(run, stack) {

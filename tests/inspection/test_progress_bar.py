@@ -1,0 +1,77 @@
+"""The progress bar of an inspection: where somebody can see it, after two seconds, and nowhere else."""
+
+import io
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from massieu import inspect_model
+from massieu.inspection import bars
+from massieu.inspection.bars import progress_bar
+
+
+class Screen(io.StringIO):
+    """A stream that is, or is not, a terminal."""
+
+    def __init__(self, terminal):
+        super().__init__()
+        self.terminal = terminal
+
+    def isatty(self):
+        return self.terminal
+
+
+def drawn(monkeypatch, *, terminal=True, notebook=False, test=False, progress=None, delay=0.0):
+    """What an inspection of a few steps leaves on stderr."""
+    screen = Screen(terminal)
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr(bars, "DELAY", delay)
+    if test:
+        monkeypatch.setenv("PYTEST_CURRENT_TEST", "this one")
+    else:
+        monkeypatch.delenv("PYTEST_CURRENT_TEST", raising=False)
+    shell = SimpleNamespace(kernel=object()) if notebook else None
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    with progress_bar(progress) as tell:
+        if tell is None:
+            return ""
+        for done in range(1, 5):
+            tell("reading", done, 4)
+            tell("tokens", 100 * done, 0)
+        tell("experiments", 0, 0)
+    return screen.getvalue()
+
+
+def test_a_terminal_and_a_notebook_get_a_bar(monkeypatch):
+    for place in ({"terminal": True}, {"terminal": False, "notebook": True}):
+        text = drawn(monkeypatch, **place)
+        assert "reading" in text
+        assert "4/4" in text
+        assert "experiments" in text
+
+
+def test_nothing_is_drawn_within_the_first_two_seconds(monkeypatch):
+    assert bars.DELAY == 2.0
+    assert "reading" not in drawn(monkeypatch, delay=2.0)
+
+
+def test_pipes_tests_and_whoever_declines_get_none(monkeypatch):
+    assert drawn(monkeypatch, terminal=False) == ""
+    assert drawn(monkeypatch, test=True) == ""
+    assert drawn(monkeypatch, progress=False) == ""
+
+
+def test_a_bar_that_is_asked_for_is_drawn_anywhere_and_at_once(monkeypatch):
+    assert "reading" in drawn(monkeypatch, terminal=False, test=True, progress=True, delay=2.0)
+
+
+def test_a_function_is_called_and_anything_else_is_refused(capsys):
+    calls = []
+    inspect_model(texts=["Call me Ishmael."], experiments="heads", progress=lambda *step: calls.append(step))
+    assert ("reading", 1, 1) in calls
+    with pytest.raises(ValueError, match="progress must be True, False, None or a function, got str; leave it out"):
+        inspect_model(texts=["Call me Ishmael."], experiments="heads", progress="bar")
+    assert capsys.readouterr().err == ""
+    inspect_model(texts=["Call me Ishmael."], experiments="heads", progress=True)
+    assert "reading" in capsys.readouterr().err
