@@ -488,6 +488,15 @@ def test_tensors_of_zeros_without_memory_are_read_as_zeros(which):
     assert torch.equal(*counts)
 
 
+@pytest.mark.parametrize("which", ["query", "key", "value"])
+def test_a_functional_gradient_at_zeros_without_memory_is_that_at_zeros(which):
+    arguments = dict(zip(("query", "key", "value"), (x[:, :2].clone() for x in inputs(6)), strict=True))
+    zeros = torch.zeros_like(arguments[which])
+    nothing = torch._efficientzerotensor(zeros.shape, dtype=zeros.dtype)
+    gradient = torch.func.grad(lambda x: attend(**arguments | {which: x}).output.square().sum())
+    assert torch.equal(gradient(nothing), gradient(zeros))
+
+
 def test_incoming_gradients_of_zeros_without_memory_are_read_as_zeros():
     query, key, value = (x[:, :2].clone().requires_grad_() for x in inputs(6))
     found = attend(query, key, value)

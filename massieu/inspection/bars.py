@@ -75,4 +75,4 @@ def _is_watched() -> bool:
     if "PYTEST_CURRENT_TEST" in os.environ:
         return False
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return hasattr(shell, "kernel") or sys.stderr.isatty()
+    return sys.stderr is not None and (hasattr(shell, "kernel") or sys.stderr.isatty())

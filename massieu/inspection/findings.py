@@ -20,6 +20,7 @@ from massieu.inspection.wording import (
     head_name,
     known,
     layer_ranges,
+    number,
     percent,
     places,
     stacks,
@@ -384,7 +385,7 @@ def _linear(layers: pandas.DataFrame | None) -> Iterator[Finding]:
         return
     most = linear.loc[linear["fc_linear_r2"].idxmax()]
     control = known(linear, "fc_linear_control")
-    against = f"; shuffled control {control['fc_linear_control'].median():.2f}" if len(control) else ""
+    against = f"; shuffled control {number(control['fc_linear_control'].median())}" if len(control) else ""
     fit = f"R² {most['fc_linear_r2']:.2f}{against}"
     which = "every layer" if len(linear) == len(measured) > 1 else layer_ranges(linear)
     best = fit if len(linear) == 1 else f"most in layer {int(most['layer'])}, {fit}"

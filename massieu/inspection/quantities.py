@@ -277,6 +277,8 @@ def _places() -> Iterator[Quantity]:
         "",
         "The share of attention on the token just after, in encoders. Rows of a decoder do not see it, so there it is"
         " empty.",
+        least=0.0,
+        most=1.0,
     )
     yield Quantity(
         "mass90",

@@ -233,6 +233,8 @@ class _Call:
 
     def dense(self, tensor: Tensor) -> Tensor:
         """The tensor in a type that the library reads, its last axis dense."""
+        if tensor._is_zerotensor():  # hidden until here by a transform of torch.func; it has no memory
+            tensor = tensor.clone()
         if tensor.dtype != self.dtype or tensor.is_neg():
             tensor = tensor.to(self.dtype).resolve_neg()
         return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()

@@ -6,6 +6,7 @@ atoms and its result is not finite, the rows that see no such atom are computed 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
@@ -56,8 +57,7 @@ def hides_atoms(inputs: Inputs) -> bool:
 def all_finite(tensor: Tensor) -> bool:
     """Whether every entry is a finite number."""
     # The sum is fast, and not finite if any entry is not; of large entries it may overflow.
-    total = tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32))
-    return bool(torch.isfinite(total)) or bool(torch.isfinite(tensor).all())
+    return math.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all())
 
 
 def find_broken(inputs: Inputs, solve: Solve) -> Broken | None:

@@ -30,6 +30,10 @@ PRIORITY = (
 LAYERS = ("expansion", "expansion_control", "token_cosine", "effective_rank", "fc_linear_r2", "field_symmetry")
 
 
+ROOM_FOR_STATEMENTS = 150
+"""Columns of a terminal from which on the statements of claims have room beside their numbers."""
+
+
 def terminal() -> Any:
     """Return a rich console on standard output that takes text as it is: names are neither markup nor emoji."""
     from rich.console import Console
@@ -149,30 +153,46 @@ STYLES = {
 
 
 def show_verdicts(rows: Sequence[Mapping[str, Any]], seconds: float, console: Any) -> None:
-    """Print one line for every claim, and below what was not as expected."""
+    """Print every claim with its verdict and what it says: beside the numbers if there is room, otherwise below."""
     from rich.table import Table
     from rich.text import Text
 
     rows = made_visible(rows)
     table = Table(box=None, header_style="bold", pad_edge=False)
-    wide = console.width >= 110
+    wide = console.width >= ROOM_FOR_STATEMENTS
     for name in ("claim", "verdict", "expected"):
         table.add_column(name, no_wrap=True)
     for name in ("measured", "allowed", "control", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     if wide:
-        table.add_column("statement", overflow="ellipsis", no_wrap=True)
+        table.add_column("statement")
     for row in rows:
         verdict = Text(_words(row["verdict"]), style=STYLES[row["verdict"]])
         figures = [_brief(row[name]) for name in ("measured", "allowed", "control")]
         cells = [row["claim"], verdict, _words(row["expected"]), *figures, f"{row['seconds']:.1f}"]
         table.add_row(*cells, *([row["statement"]] if wide else []))
-    console.print(table)
+    if wide:
+        console.print(table)
+    else:
+        _print_with_statements(table, [row["statement"] for row in rows], console)
     known = [row for row in rows if row["expected"] != "-"]
     agree = f"{sum(row['expected'] == row['verdict'] for row in known)} of {len(known)} verdicts as expected"
     free = sum(row["expected"] == "-" and row["verdict"] != "UNDECIDED" for row in rows)
     words = [agree] * bool(known) + [f"{free} measured on your model"] * bool(free) + [f"{seconds:.0f} s"]
     console.print(Text(", ".join(words), style="dim"))
+
+
+def _print_with_statements(table: Any, statements: Sequence[str], console: Any) -> None:
+    """Print a table of one line for each row, and below each row what its claim says."""
+    from rich.padding import Padding
+    from rich.segment import Segment, Segments
+    from rich.text import Text
+
+    header, *lines = console.render_lines(table, pad=False)
+    console.print(Segments([*header, Segment.line()]), end="")
+    for line, statement in zip(lines, statements, strict=True):
+        console.print(Segments([*line, Segment.line()]), end="")
+        console.print(Padding(Text(statement, style="dim"), (0, 0, 0, 4)))
 
 
 def show_claims(rows: Sequence[Mapping[str, Any]], console: Any) -> None:
@@ -206,6 +226,8 @@ def show_learned(document: Mapping[str, Any], console: Any) -> None:
             figures = (row["error"], row["standard_error"], cosines.get(row["predictor"]))
             table.add_row(row["predictor"], *(_number(value, 4) for value in figures))
     console.print(table)
+    if facts.get("too_short"):
+        console.print(Text(facts["too_short"], style="yellow"))
     for row in document["hypotheses"]:
         if row["to_retrieval"] is not None:  # without a pool there is nothing to retrieve
             gaps = f"{row['to_learning']:.3g} from {row['learner']}, {row['to_retrieval']:.3g} from retrieval"

@@ -172,6 +172,24 @@ def test_the_command_prints_verdicts_and_writes_the_page(tmp_path, capsys):
     assert "fails" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("width", [80, 160])
+def test_the_terminal_shows_what_each_claim_says(width, monkeypatch, capsys):
+    from massieu import claims
+
+    chosen = claims.select(["C14", "C15"])
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert cli.main(["verify", *(claim.key for claim in chosen), "--workers", "1"]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= width
+    words = out.split()
+    for claim in chosen:
+        line = next(line for line in out.splitlines() if line.startswith(f"{claim.key} "))
+        if width < 150:  # below its numbers, whole
+            assert " ".join(claim.statement.split()) in " ".join(words)
+        else:  # beside them
+            assert " ".join(claim.statement.split()[:4]) in line
+
+
 def test_a_verdict_that_is_not_expected_makes_exit_code_one(monkeypatch, capsys):
     monkeypatch.setattr(verification, "judge", lambda evidence: Verdict.HOLDS)
     assert cli.main(["verify", "C14", "--workers", "1", "-q"]) == 1

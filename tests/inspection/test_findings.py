@@ -164,6 +164,8 @@ def test_nearly_linear_layers_are_counted():
         " control 0.01): there a matrix could replace most of the MLP."
     )
     assert titled("Nearly linear MLPs", table, layers(fc_linear_r2=[0.5, 0.7]), FACTS) is None
+    columns = {"fc_linear_r2": [0.9], "fc_linear_control": [-0.001]}
+    assert "control 0.00)" in titled("Nearly linear MLPs", table, layers(**columns), FACTS).sentence
 
 
 def test_stacks_are_told_apart():

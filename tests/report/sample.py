@@ -135,7 +135,6 @@ def _heads(generator, stack, layer, layers, heads, sharp):
             "score_range": 3.1 * math.sqrt(variance),
             "mass90": mass90,
             "mass90_share": portion,
-            "class_length": None if short else size,
             "head_class": None
             if short
             else "I"

@@ -8,6 +8,7 @@ from report.sample import inspection
 
 import massieu
 from benchmarks import reference as command
+from massieu import assets
 from massieu.inspection.quantities import QUANTITIES
 from massieu.report import compare, render
 from massieu.report.reference import FILE, reference, usual
@@ -28,7 +29,7 @@ def test_the_table_is_small_and_says_what_it_was_made_of():
 
 
 def test_the_table_agrees_with_an_inspection_of_today():
-    texts = massieu.assets.documents()[: reference()["text"]["documents"]]
+    texts = assets.documents()[: reference()["text"]["documents"]]
     heads = massieu.inspect_model(texts=texts, experiments="heads").heads
     stored = reference()["models"][0]["values"]
     for name in ("entropy", "peak", "sink_mass", "previous_mass"):
@@ -37,7 +38,7 @@ def test_the_table_agrees_with_an_inspection_of_today():
 
 
 def test_a_summary_has_median_and_range_over_heads():
-    found = massieu.inspect_model(texts=massieu.assets.documents()[:2], experiments="heads")
+    found = massieu.inspect_model(texts=assets.documents()[:2], experiments="heads")
     summary = command.summary(found)
     median, low, high = summary["values"]["entropy"]
     ordered = sorted(found.heads["entropy"])
