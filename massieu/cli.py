@@ -37,9 +37,7 @@ SPINS = {"GOMP_SPINCOUNT": "1000"}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code, one of :data:`EXIT_CODES`."""
     _wait_without_spinning()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a console may lack a sign that a sentence has
+    _open_streams()
     options = argparse.Namespace(debug=False)
     try:
         with interruptible():
@@ -60,9 +58,9 @@ def _run(arguments: Sequence[str] | None, options: argparse.Namespace) -> int:
         command_line().parse_args(arguments, options)
         code: int = options.run(options)
     except SystemExit:  # after help or bad usage
-        _flush()
+        sys.stdout.flush()
         raise
-    _flush()
+    sys.stdout.flush()
     return code
 
 
@@ -95,15 +93,20 @@ def _wait_without_spinning() -> None:
             os.environ.setdefault(name, value)
 
 
-def _flush() -> None:
-    if sys.stdout is not None:  # as where it was closed from the beginning
-        sys.stdout.flush()
+def _open_streams() -> None:
+    """Let output always have a place: nowhere for a stream that was closed from the beginning."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # as long as the process
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a console may lack a sign that a sentence has
 
 
 def _give_up_output_that_fails() -> None:
     """Send what is left to nowhere if it cannot be written: Python would complain of it once more at its end."""
     try:
-        _flush()
+        sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
