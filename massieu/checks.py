@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -31,13 +32,18 @@ class NotObservable(RuntimeError):  # noqa: N818  # a state of the model, not a 
 
 
 def visible(text: str) -> str:
-    r"""Return the text with everything that is not printable as an escape, fit for one line of a terminal.
+    r"""Return the text with everything that is neither printable nor a space as an escape, for one line of a terminal.
 
     Example:
         >>> print(visible("clear \x1b[2J and a new\nline"))
         clear \x1b[2J and a new\nline
     """
-    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+    return "".join(sign if _is_shown(sign) else sign.encode("unicode_escape").decode() for sign in text)
+
+
+def _is_shown(sign: str) -> bool:
+    """Whether a terminal shows a character as it is: a space of another width is one, as before a percent sign."""
+    return sign.isprintable() or unicodedata.category(sign) == "Zs"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -8,6 +8,7 @@ import torch
 
 pytest.importorskip("transformers")
 from massieu import cli
+from massieu.checks import visible
 from massieu.monitor import Flag, Place, Reading, open_sink
 
 CLEAR = "\x1b[2J"
@@ -79,3 +80,12 @@ def test_a_log_is_shown_without_control_characters(suffix, tmp_path, capsys):
     out, err = capsys.readouterr()
     assert "growth" in out
     assert CLEAR not in out + err
+
+
+def test_spaces_of_another_width_are_shown_as_spaces(capsys):
+    assert visible("30\u202f% of\u3000all\u00a0heads") == "30\u202f% of\u3000all\u00a0heads"
+    assert visible("\u202e\u200b\u2028") == r"\u202e\u200b\u2028"
+    assert cli.main(["inspect", "--heads-only", "--limit", "2"]) == 0
+    out, _ = capsys.readouterr()
+    assert "\u202f%" in out
+    assert "\\u" not in out
