@@ -153,13 +153,13 @@ def _run(folder: Path, text: str, out: Path, end: End | None = None, seconds: fl
 
 def _inspect(folder: Path, text: str, out: Path, end: End | None) -> None:
     """Run the command in this process, which was made for it."""
+    output = os.open(folder / "log", os.O_WRONLY | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(output, stream)
     import torch
 
     from massieu import figures
 
-    output = os.open(folder / "log", os.O_WRONLY | os.O_APPEND)
-    for stream in (1, 2):
-        os.dup2(output, stream)
     torch.set_num_threads(1)
     replace, done = os.replace, 0
 

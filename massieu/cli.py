@@ -30,16 +30,15 @@ EXIT_CODES = (
 )
 # Threads of OpenMP spin for milliseconds where a loop ends, and take the processor from each other and from other
 # programs: beside two busy ones an inspection took 9 to 20 times as long as alone. Spinning for some microseconds
-# costs 4 % on a quiet machine, not spinning at all 50 %; see benchmarks/busy.py.
-SPINS = {"GOMP_SPINCOUNT": "1000"}
+# costs 4 % on a quiet machine, not spinning at all 50 %. Where more runs than there are cores, not spinning took half
+# of the time of that; see benchmarks/busy.py.
+SPINS, LOADED_SPINS = {"GOMP_SPINCOUNT": "1000"}, {"GOMP_SPINCOUNT": "0"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code, one of :data:`EXIT_CODES`."""
     _wait_without_spinning()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a console may lack a sign that a sentence has
+    _open_streams()
     options = argparse.Namespace(debug=False)
     try:
         with interruptible():
@@ -60,9 +59,9 @@ def _run(arguments: Sequence[str] | None, options: argparse.Namespace) -> int:
         command_line().parse_args(arguments, options)
         code: int = options.run(options)
     except SystemExit:  # after help or bad usage
-        _flush()
+        sys.stdout.flush()
         raise
-    _flush()
+    sys.stdout.flush()
     return code
 
 
@@ -91,19 +90,32 @@ def _ending(error: BaseException) -> tuple[int, str]:
 def _wait_without_spinning() -> None:
     """Let threads of OpenMP sleep when they wait, unless it is too late or the user has chosen."""
     if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
-        for name, value in SPINS.items():
+        for name, value in (LOADED_SPINS if _is_loaded() else SPINS).items():
             os.environ.setdefault(name, value)
 
 
-def _flush() -> None:
-    if sys.stdout is not None:  # as where it was closed from the beginning
-        sys.stdout.flush()
+def _is_loaded() -> bool:
+    """Whether other programs have kept all cores busy in the last minute, as far as the system tells."""
+    try:
+        return os.getloadavg()[0] >= (os.cpu_count() or 1)
+    except (AttributeError, OSError):  # Windows, or a system that does not count
+        return False
+
+
+def _open_streams() -> None:
+    """Let output always have a place: nowhere for a stream that was closed from the beginning."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # as long as the process
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a console may lack a sign that a sentence has
 
 
 def _give_up_output_that_fails() -> None:
     """Send what is left to nowhere if it cannot be written: Python would complain of it once more at its end."""
     try:
-        _flush()
+        sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

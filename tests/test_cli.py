@@ -275,22 +275,35 @@ def test_standard_output_on_a_full_disk_is_one_sentence(arguments):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="closes a descriptor by the shell")
-def test_a_closed_standard_output_is_no_defect():
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ("doctor >&-", 0),
+        ("inspect -q --heads-only --limit 1 >&-", 0),
+        ("inspect --heads-only --limit 1 2>&-", 0),
+        ("inspct 2>&-", 2),
+        ("inspect --heads-only --text - <&-", 2),
+    ],
+)
+def test_a_closed_stream_is_no_defect(arguments, code):
     ended = subprocess.run(
-        ["sh", "-c", f"exec {shlex.quote(sys.executable)} -m massieu doctor >&-"], stderr=subprocess.PIPE, text=True
+        ["sh", "-c", f"exec {shlex.quote(sys.executable)} -m massieu {arguments}"], capture_output=True, text=True
     )
-    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.returncode == code, ended.stderr
+    assert "defect" not in ended.stderr
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("given", "load", "expected"),
     [
-        ({}, cli.SPINS["GOMP_SPINCOUNT"]),
-        ({"GOMP_SPINCOUNT": "7"}, "7"),
-        ({"OMP_WAIT_POLICY": "ACTIVE"}, None),
+        ({}, 0.0, cli.SPINS["GOMP_SPINCOUNT"]),
+        ({}, 1e6, cli.LOADED_SPINS["GOMP_SPINCOUNT"]),
+        ({"GOMP_SPINCOUNT": "7"}, 1e6, "7"),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, 1e6, None),
     ],
 )
-def test_threads_do_not_spin_for_long_unless_the_user_says_so(given, expected, monkeypatch, capsys):
+def test_threads_do_not_spin_for_long_unless_the_user_says_so(given, load, expected, monkeypatch, capsys):
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0), raising=False)
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.delenv(name, raising=False)
     for name, value in given.items():

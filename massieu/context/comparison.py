@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -43,7 +44,9 @@ class Comparison:
         curve: as of :func:`massieu.context.error_curve`, of the model, called "model", and of predictors, with the
             number of ``tasks`` that an error is the mean of.
         sensitivities: for each predictor that is linear in the query, and after several numbers of examples, the mean
-            and the least cosine of its sensitivity with that of the model, and the root mean square of the difference.
+            and the least cosine of its sensitivity with that of the model, the standard error of the mean over tasks,
+            how far the mean is ``behind`` that of the nearest predictor with the standard error of this paired
+            difference, and the root mean square of the difference of sensitivities.
         slopes: by name the sensitivities after all examples, for few tasks, as lists of rows: of the model, and of the
             predictors that it may have become.
         matrices: "learned" and "closed form" as lists of rows, with the losses of both; None unless linear.
@@ -164,16 +167,33 @@ def _compare_sensitivities(
         tell(done)
         posed = prompts.ask_after(length)
         own = sensitivities(model, posed)
-        slopes = {"model": own}
-        for name, predictor in others.items():
-            slopes[name] = other = sensitivities(predictor, posed)
-            cosines = torch.nn.functional.cosine_similarity(own, other, dim=-1)
-            gap = (own - other).square().mean().sqrt()
-            rows.append((name, length, float(cosines.mean()), float(cosines.min()), float(gap)))
-    columns = ["predictor", "examples", "cosine", "least_cosine", "difference"]
+        slopes = {"model": own, **{name: sensitivities(predictor, posed) for name, predictor in others.items()}}
+        cosines = {name: torch.nn.functional.cosine_similarity(own, slopes[name], dim=-1) for name in others}
+        nearest = max(cosines, key=lambda name: float(cosines[name].mean()), default="")
+        for name, each in cosines.items():
+            behind, gap = cosines[nearest] - each, (own - slopes[name]).square().mean().sqrt()
+            means = (*_mean(each), float(each.min()), *_mean(behind))
+            rows.append((name, length, *means, float(gap)))
+    columns = [
+        "predictor",
+        "examples",
+        "cosine",
+        "standard_error",
+        "least_cosine",
+        "behind",
+        "behind_error",
+        "difference",
+    ]
     table = imported("pandas", "compare").DataFrame(rows, columns=columns)
     chosen = ["model", *list(others)[:1], "gradient step", CLOSED_FORM]
     return table, {name: slopes[name][:SHOWN].tolist() for name in dict.fromkeys(chosen) if name in slopes}
+
+
+def _mean(values: Tensor) -> tuple[float, float]:
+    """Mean over tasks, and its standard error."""
+    values = values.double()
+    error = values.std() / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return float(values.mean()), float(error)
 
 
 class _Layer(Predictor):

@@ -54,8 +54,9 @@ def separate(
         ``learning_error`` and ``retrieval_error`` against the answers after all examples; mean squared distances
         ``to_learning`` and ``to_retrieval`` of the predictions of the model, and ``apart``, that of the two hypotheses;
         ``share``, the part :math:`s` of learning in the mixture
-        :math:`s \cdot \text{learning} + (1 - s) \cdot \text{retrieval}` that is nearest to the model; ``follows``, the
-        hypothesis to which the model is nearer than half the way between the two, "learning" or "retrieval", and
+        :math:`s \cdot \text{learning} + (1 - s) \cdot \text{retrieval}` that is nearest to the model;
+        ``share_error``, its standard error over tasks; ``follows``, the hypothesis to which the model is nearer than
+        half the way between the two, "learning" or "retrieval", and
         "neither" where it is near none; "undecided", without a share, where the learner cannot tell. Without a pool
         there is no row ``pool``, zero stands for retrieval in ``apart`` and ``share``, and the other columns of
         retrieval are NaN.
@@ -90,13 +91,14 @@ def separate(
         follows = next((name for name, gap in zip(names, gaps, strict=True) if gap < apart / 4), "neither")
         # |own - recalled - s (fitted - recalled)|^2 is least at this s.
         share = (gaps[1] - gaps[0] + apart) / (2 * apart) if apart else math.nan
+        share_error = _share_error(own - recalled, fitted - recalled, share)
         if not learner.best and errors[1] >= apart / 4:
-            follows, share = "undecided", math.nan
+            follows, share, share_error = "undecided", math.nan, math.nan
         if pool is None:
             errors[2] = gaps[1] = math.nan
-        rows.append((condition, learner.name, tasks, *errors, *gaps, apart, share, follows))
+        rows.append((condition, learner.name, tasks, *errors, *gaps, apart, share, share_error, follows))
     columns = ["condition", "learner", "tasks", "model_error", "learning_error", "retrieval_error"]
-    columns += ["to_learning", "to_retrieval", "apart", "share", "follows"]
+    columns += ["to_learning", "to_retrieval", "apart", "share", "share_error", "follows"]
     return imported("pandas", "separate").DataFrame(rows, columns=columns)
 
 
@@ -105,6 +107,13 @@ def _shuffled(prompts: Prompts, generator: torch.Generator) -> Prompts:
     order = torch.rand(prompts.tasks, prompts.examples - 1, generator=generator).argsort(-1)
     targets = torch.cat([prompts.targets[:, :-1].gather(1, order), prompts.targets[:, -1:]], 1)
     return replace(prompts, targets=targets)
+
+
+def _share_error(own: Tensor, apart: Tensor, share: float) -> float:
+    """Standard error of a ratio of sums over tasks, by the spread of what the share leaves over."""
+    left = (own - share * apart).double() * apart.double()
+    total = float(apart.double().square().sum())
+    return float(left.square().sum().sqrt()) / total if total else math.nan
 
 
 def _gap(first: Tensor, second: Tensor) -> float:

@@ -16,7 +16,8 @@ from torch import Tensor
 from massieu.checks import UserError
 from massieu.context import checkpoints
 from massieu.context.baselines import learner_for
-from massieu.context.comparison import Comparison, affordable, compare
+from massieu.context.comparison import CLOSED_FORM, Comparison, affordable, compare
+from massieu.context.duration import why_too_short
 from massieu.context.extras import imported
 from massieu.context.hypotheses import separate
 from massieu.context.models import ContextModel, LinearModel, SoftmaxModel
@@ -68,6 +69,16 @@ class Learned:
     ended: str
     facts: dict[str, Any] = field(repr=False)
 
+    @property
+    def too_short(self) -> str | None:
+        """Sentence on a run whose steps were used up while its error still fell; None if it was long enough."""
+        if self.ended != "steps":
+            return None
+        names = self.comparison.curve["predictor"].unique()
+        attainable = next((name for name in names if name == CLOSED_FORM), None)
+        pooled = self.facts["recipe"]["pool"] is not None
+        return why_too_short(self.history, self.comparison.curve, attainable=attainable, is_pooled=pooled)
+
     def to_dict(self) -> dict[str, Any]:
         """Everything but the weights, as JSON takes it; what is not finite is None."""
         tables = {
@@ -77,7 +88,11 @@ class Learned:
             **self.comparison.tables(),
         }
         rows = {name: [_finite(row) for row in table.to_dict("records")] for name, table in tables.items()}
-        return {"facts": {**self.facts, "ended": self.ended}, **rows, **self.comparison.figures()}
+        return {
+            "facts": {**self.facts, "ended": self.ended, "too_short": self.too_short},
+            **rows,
+            **self.comparison.figures(),
+        }
 
 
 def learn(

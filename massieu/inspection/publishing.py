@@ -181,14 +181,24 @@ def _staged(folder: Path) -> Iterator[Path]:
     """A hidden folder in another one, locked while this process uses it."""
     folder.mkdir(parents=True, exist_ok=True)
     settle(folder)
-    place = Path(tempfile.mkdtemp(prefix=PREFIX, dir=folder))
+    place, lock = _claimed(folder)
     try:
-        (place / "new").mkdir()
-        with open(place / LOCK, "wb") as lock:
-            _lock(lock)
+        with lock:
+            (place / "new").mkdir()
             yield place
     finally:
         shutil.rmtree(place, ignore_errors=True)
+
+
+def _claimed(folder: Path) -> tuple[Path, IO[bytes]]:
+    """A new hidden folder and its lock; until it is locked, another process may remove it as one that was left."""
+    while True:
+        place = Path(tempfile.mkdtemp(prefix=PREFIX, dir=folder))
+        with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as stack:
+            lock = stack.enter_context(open(place / LOCK, "ab"))
+            if _lock(lock) is not False and (place / LOCK).exists():
+                stack.pop_all()
+                return place, lock
 
 
 @contextlib.contextmanager
@@ -197,7 +207,7 @@ def _taken(place: Path, patience: float) -> Iterator[bool]:
     end = time.monotonic() + patience
     with contextlib.ExitStack() as stack:
         try:
-            lock = stack.enter_context(open(place / LOCK, "rb"))
+            lock = stack.enter_context(open(place / LOCK, "ab"))  # a kill may come before there is one
         except OSError:
             yield _is_old(place)
             return

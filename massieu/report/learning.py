@@ -12,6 +12,7 @@ __all__ = ["render_learning"]
 
 STRONG = ("model", "gradient step", "best linear layer")
 ROUNDING = 1e-9
+SAME_COSINE = 1e-6  # cosines of sensitivities in float32 differ by this much without reason
 ROOM = 30  # the axis of errors ends this far below the least error of the model, where others have none
 
 
@@ -26,7 +27,6 @@ def render_learning(document: Mapping[str, Any]) -> str:
     ends = {name: rows[-1] for name, rows in curves.items()}
     best = next((name for name in curves if name.endswith("(Bayes)")), None)
     cosines = {row["predictor"]: row for row in document["sensitivities"] if row["examples"] == last}
-    nearest = max(cosines, key=lambda name: cosines[name]["cosine"]) if cosines else None
     values = {
         "errors": _errors(curves, best),
         "training": _training(document["history"]),
@@ -39,7 +39,7 @@ def render_learning(document: Mapping[str, Any]) -> str:
         "over": _over,
         "few": [name for name, row in ends.items() if row["tasks"] < ends["model"]["tasks"]],
         "best": best,
-        "nearest": nearest,
+        "nearest": _nearest(list(cosines.values())),
         "cosines": cosines,
         "curves": curves,
         "shifts": _by_shift(document.get("shifts", [])),
@@ -48,6 +48,28 @@ def render_learning(document: Mapping[str, Any]) -> str:
         "task": {name: _written(value) for name, value in document["facts"]["task"].items() if value is not None},
     }
     return page("learning.html", **{**document, **values})
+
+
+def _nearest(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Which predictor the model is nearest to, and whether that can be told from the next one."""
+    if not rows:
+        return ""
+    best, *others = sorted(rows, key=lambda row: -row["cosine"])
+    said = (
+        f"Its sensitivities are nearest to those of {best['predictor']}:"
+        f" mean cosine {best['cosine']:.4f} ± {brief(best['standard_error'])}."
+    )
+    same = [row for row in others if row["behind"] <= max(2 * (row["behind_error"] or 0), SAME_COSINE)]
+    behind = [row for row in others if row not in same]
+    if same:
+        said += f" It cannot be told from {', '.join(map(_behind, same))}."
+    if behind:
+        said += f" The next is {_behind(behind[0])}."
+    return said
+
+
+def _behind(row: Mapping[str, Any]) -> str:
+    return f"{row['predictor']} (behind by {brief(row['behind'])} ± {brief(row['behind_error'])})"
 
 
 def _over(error: float | None, other: float | None) -> str:

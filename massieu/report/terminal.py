@@ -226,6 +226,8 @@ def show_learned(document: Mapping[str, Any], console: Any) -> None:
             figures = (row["error"], row["standard_error"], cosines.get(row["predictor"]))
             table.add_row(row["predictor"], *(_number(value, 4) for value in figures))
     console.print(table)
+    if facts.get("too_short"):
+        console.print(Text(facts["too_short"], style="yellow"))
     for row in document["hypotheses"]:
         if row["to_retrieval"] is not None:  # without a pool there is nothing to retrieve
             gaps = f"{row['to_learning']:.3g} from {row['learner']}, {row['to_retrieval']:.3g} from retrieval"

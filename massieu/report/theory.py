@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 __all__ = ["CONTROL", "THEORY", "Point", "Ruler", "beyond", "place", "rulers", "summary"]
 
-CONSTRUCTED = "X2 constructed"
+CONSTRUCTED, BAND = "X2 constructed", "kurtosis_band"
 CONTROL, THEORY = 20, 85  # per cent of the length of a track
 EDGE = 0.8
 
@@ -58,7 +58,7 @@ def rulers(inspection: Mapping[str, Any]) -> list[Ruler]:
     found = []
     stacks = {row.get("stack") for row in inspection["heads"]}
     for name, quantity in inspection["quantities"].items():
-        if quantity.get("predicted") is None or name == "kurtosis":  # Gaussianity is a band, not a way to go
+        if quantity.get("predicted") is None or quantity["control"] == BAND:  # Gaussianity is a band, not a way to go
             continue
         rows = [
             (row.get(name), _control(row, quantity), quantity["predicted"], _label(row, stacks))

@@ -102,7 +102,7 @@ def test_a_kill_at_any_step_leaves_the_whole_old_run_or_the_whole_new_one(tmp_pa
 
 
 def test_leftovers_of_a_killed_process_go_and_those_of_a_living_one_stay(tmp_path):
-    for name in ("killed", "older"):
+    for name in ("killed", "older", "unlocked"):
         (tmp_path / f".massieu-{name}" / "new").mkdir(parents=True)
     (tmp_path / ".massieu-killed" / "lock").touch()
     (tmp_path / ".massieu.mine").mkdir()
@@ -114,6 +114,22 @@ def test_leftovers_of_a_killed_process_go_and_those_of_a_living_one_stay(tmp_pat
         check_writable(tmp_path)
         assert place.exists()
     assert {path.name for path in tmp_path.iterdir()} == {"report.html", MANIFEST, ".massieu.mine"}
+
+
+def test_a_folder_that_another_process_takes_for_a_leftover_is_made_again(tmp_path, monkeypatch):
+    make, made = publishing.tempfile.mkdtemp, []
+
+    def taken_at_once(**arguments):
+        made.append(make(**arguments))
+        if len(made) == 1:
+            settle(tmp_path)  # as another process does
+            assert not Path(made[0]).exists()
+        return made[-1]
+
+    monkeypatch.setattr(publishing.tempfile, "mkdtemp", taken_at_once)
+    publish(tmp_path, NEW)
+    assert len(made) == 2
+    assert content(tmp_path) == NEW
 
 
 def test_what_is_replaced_is_told(tmp_path):

@@ -12,6 +12,7 @@ def learned(model: str = "softmax", pool: int | None = None, name: str = "tree")
             curve.append(_row(predictor, examples, error, 8192))
             if predictor != "model" and examples in (2, 4):
                 cosine = {"cosine": 1 - level / 10, "least_cosine": 0.25, "difference": 0.125}
+                cosine |= {"standard_error": 0.002, "behind": (level - 1) / 10, "behind_error": 0.003}
                 cosines.append({"predictor": predictor, "examples": examples, **cosine})
     curve += [_row(name, examples, 3.0, 64) for examples in (2, 4)]
     shared = {
@@ -25,7 +26,7 @@ def learned(model: str = "softmax", pool: int | None = None, name: str = "tree")
         {"retrieval_error": 2.5, "to_retrieval": 3.5} if pool else {"retrieval_error": None, "to_retrieval": None}
     )
     conditions = ["pool", "novel", "shuffled"] if pool else ["novel", "shuffled"]
-    end = {"apart": 4.0, "share": 0.875, "follows": "learning"}
+    end = {"apart": 4.0, "share": 0.875, "share_error": 0.0125, "follows": "learning"}
     return {
         "facts": {
             "task": {
@@ -36,7 +37,7 @@ def learned(model: str = "softmax", pool: int | None = None, name: str = "tree")
                 "outputs": None,
             },
             "recipe": {"model": model, "examples": 4, "pool": pool, "target": None},
-            **{"parameters": 1234, "seconds": 3.0, "cpu_seconds": 2.5, "ended": "steps"},
+            **{"parameters": 1234, "seconds": 3.0, "cpu_seconds": 2.5, "ended": "steps", "too_short": None},
         },
         "history": [{"step": step, "loss": 3.0, "rate": 0.01, "error": 100 / step} for step in (100, 200)],
         "shifts": [

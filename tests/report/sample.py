@@ -144,6 +144,7 @@ def _heads(generator, stack, layer, layers, heads, sharp):
             else "III"
             if portion > 1 / 32
             else "IV",
+            "class_length": None if short else size,
             "sink_mass": sink,
             "self_mass": float(generator.beta(0.6, 9)),
             "previous_mass": 0.71 if head == 5 % heads and layer == 2 % layers else float(generator.beta(0.5, 12)),

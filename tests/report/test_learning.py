@@ -29,6 +29,42 @@ def test_the_head_says_how_far_the_model_is_from_the_best_predictor_and_what_it_
     assert "nearest to those of ridge (Bayes): mean cosine 0.9000" in page
 
 
+def test_the_nearest_predictor_has_an_interval_and_its_distance_to_the_next():
+    page = render_learning(learned())
+    assert "nearest to those of ridge (Bayes): mean cosine 0.9000 ± 0.002." in page
+    assert "The next is least squares (behind by 0.05 ± 0.003)." in page
+
+
+def test_predictors_that_cannot_be_told_apart_are_both_named():
+    document = learned()
+    for row in document["sensitivities"]:
+        row["behind_error"] = 0.04
+    page = render_learning(document)
+    assert "It cannot be told from least squares (behind by 0.05 ± 0.04)." in page
+    assert "The next is gradient step (behind by 0.1 ± 0.04)." in page
+
+
+def test_differences_of_cosines_by_rounding_are_none():
+    document = learned()
+    for row in document["sensitivities"]:
+        row |= {"behind": row["behind"] * 1e-7, "behind_error": 1e-12}
+    page = render_learning(document)
+    assert "It cannot be told from least squares" in page
+    assert "The next is" not in page
+
+
+def test_a_run_that_was_too_short_is_said_in_its_head():
+    document = learned()
+    assert "too short" not in render_learning(document)
+    document["facts"]["too_short"] = "The run was too short: <b>."
+    assert "The run was too short: &lt;b&gt;." in render_learning(document).split('<section id="errors">')[0]
+
+
+def test_a_share_of_learning_has_its_standard_error():
+    document = learned(pool=4)
+    assert re.search(r"0\.8[78] ± 0\.01\d*</td>", render_learning(document))
+
+
 def test_what_was_measured_on_few_tasks_is_dashed_and_said():
     page = render_learning(learned())
     assert "on 64 tasks (tree)" in page

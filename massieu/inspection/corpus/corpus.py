@@ -225,6 +225,8 @@ def _strings(texts: Iterable[str | None]) -> Iterator[str | None]:
 
 def _raw_paragraphs(file: File) -> Iterator[bytes]:
     """Documents of what can be read only once, not yet decoded: who reads the split counts what is wrong with them."""
+    if file.path == "-" and sys.stdin is None:
+        raise UserError("- is standard input, which is closed; pass a file, or pipe a text into the command")
     with contextlib.nullcontext(sys.stdin.buffer) if file.path == "-" else opened(file.path) as source:
         for record in paragraphs(source, ""):
             yield record.content

@@ -385,7 +385,7 @@
       if (single && errors.some(known)) addBand(values, errors.map((error) => (known(error) ? 2 * error : null)));
       if (!quantity.control || !column(run, "layers", quantity.control).some(known)) continue;
       const control = along(run, rows, quantity.control);
-      if (name !== "kurtosis") {
+      if (quantity.control !== "kurtosis_band") {
         series.push({ label: "control", values: control, errors: along(run, rows, quantity.control + "_se"), kind: "control", run: number, silent: !single });
       } else if (single) addBand(x.map(() => 0), control);
     }
@@ -468,7 +468,7 @@
         if (!quantity) return html(number === 0 ? "th" : "td", number === 0 ? { scope: "row" } : {}, String(value));
         const error = showError(key, column(run, which, key + "_se")[row]);
         const control = quantity.control ? column(run, which, quantity.control)[row] : null;
-        const beside = error || (known(control) ? (key === "kurtosis" ? "± " : "ctrl ") + show(key, control) : "");
+        const beside = error || (known(control) ? (quantity.control === "kurtosis_band" ? "± " : "ctrl ") + show(key, control) : "");
         return html("td", { class: kind(key), "data-value": known(value) ? value : "", title: known(value) ? null : reason(key) }, show(key, value), beside ? html("small", {}, " " + beside) : null);
       }));
     }
