@@ -79,7 +79,7 @@ def findings(heads: pandas.DataFrame, layers: pandas.DataFrame | None, facts: di
     """
     fitted = layers if tokens_per_dimension(layers, facts) >= ENOUGH_FOR_FITS else None
     observed = [
-        *_broken(heads),
+        *_broken(heads, facts),
         *_sharp(heads),
         *_sinks(heads),
         *_massive(layers),
@@ -99,7 +99,7 @@ def findings(heads: pandas.DataFrame, layers: pandas.DataFrame | None, facts: di
     return observed[:MOST]
 
 
-def _broken(heads: pandas.DataFrame) -> Iterator[Finding]:
+def _broken(heads: pandas.DataFrame, facts: dict[str, Any]) -> Iterator[Finding]:
     measured = known(heads, "broken_rows", "rows")
     broken = measured[measured["broken_rows"] > 0]
     if broken.empty:
@@ -108,11 +108,16 @@ def _broken(heads: pandas.DataFrame) -> Iterator[Finding]:
     first = broken.assign(order=order).sort_values(["order", "layer", "broken_rows"], ascending=[True, True, False])
     row = first.iloc[0]
     lost, kept = int(row["broken_rows"]), int(row["rows"])
+    rounded = str(facts.get("model", {}).get("dtype")).endswith("float16")
+    cause = (
+        "Try --dtype float32; if the rows stay broken, weights or embeddings of the model are damaged."
+        if rounded
+        else "Weights or embeddings of the model are damaged, or its activations overflow."
+    )
     sentence = (
         f"{lost} of {lost + kept} attention rows of {head_name(row, heads)}, the first layer with such rows, have"
         f" scores that are nan or infinite. {capital(count(len(broken), len(measured), 'head'))} of the model"
-        f" {'is' if len(broken) == 1 else 'are'} affected; all other values describe the intact rows only. Try --dtype"
-        " float32; if the rows stay broken, weights or embeddings of the model are damaged."
+        f" {'is' if len(broken) == 1 else 'are'} affected; all other values describe the intact rows only. {cause}"
     )
     yield Finding("Broken attention rows", sentence, "broken_rows", places(broken))
 

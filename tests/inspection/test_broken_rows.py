@@ -87,12 +87,13 @@ def test_values_of_the_first_layer_are_those_of_the_rows_before_the_token(loaded
         assert mine[column].tolist() == pytest.approx(right[column].tolist(), rel=1e-4, abs=1e-5), column
 
 
-def test_the_first_finding_names_the_first_layer_and_what_to_try(found, loaded, word):
+def test_the_first_finding_names_the_first_layer_and_the_cause(found, loaded, word):
     first = found.findings[0]
     assert first.quantity == "broken_rows"
     assert "layer 0" in first.sentence
     assert f"{rows_from(loaded, word)} of " in first.sentence
-    assert "--dtype float32" in first.sentence
+    assert "are damaged" in first.sentence
+    assert "--dtype" not in first.sentence  # it was float32
     assert {place[1] for place in first.where} == set(found.heads.layer)
 
 
@@ -175,6 +176,7 @@ def test_overflow_of_half_precision_inside_of_a_corpus_is_counted_and_the_experi
         assert right > 0
         assert (found.heads[found.heads.layer == layer].broken_rows == right).all()
     assert found.findings[0].quantity == "broken_rows"
+    assert "Try --dtype float32" in found.findings[0].sentence
     assert not any("see no token" in note for note in found.notes)
     assert found.layers[["expansion", "effective_rank", "fc_linear_r2", "field_symmetry"]].notna().all(axis=None)
 
