@@ -41,7 +41,7 @@ def add_engine(parser: argparse.ArgumentParser) -> Any:
         "--scheduler-file",
         type=path,
         metavar="FILE",
-        help="what dask scheduler wrote, instead of an address (default: a cluster on this machine)",
+        help="file that dask scheduler wrote, instead of an address (default: a cluster on this machine)",
     )
     return group
 

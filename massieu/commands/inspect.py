@@ -82,17 +82,17 @@ def add(command: Command) -> None:
     add_loading(parser)
     where = add_engine(parser)
     where.add_argument(
-        "--workers", type=positive, metavar="N", help="of a cluster on this machine (default: one per core)"
+        "--workers", type=positive, metavar="N", help="processes of a cluster on this machine (default: one per core)"
     )
-    where.add_argument("--resume", action="store_true", help="go on where the same command was broken off")
+    where.add_argument("--resume", action="store_true", help="continue an interrupted run of the same command")
     where.add_argument(
-        "--checkpoint", type=path, metavar="FILE", help="how far the run has come (default: a file in --out)"
-    )
-    where.add_argument(
-        "--checkpoint-every", type=number, default=30, metavar="S", help="seconds between two of them (default: 30)"
+        "--checkpoint", type=path, metavar="FILE", help="file for the progress of the run (default: one in --out)"
     )
     where.add_argument(
-        "--split-bytes", type=positive, metavar="N", help="text that is read as one piece (default: up to 1 MB)"
+        "--checkpoint-every", type=number, default=30, metavar="S", help="seconds between two checkpoints (default: 30)"
+    )
+    where.add_argument(
+        "--split-bytes", type=positive, metavar="N", help="bytes of text in a shard (default: up to 1 MB)"
     )
     results = parser.add_argument_group("results")
     results.add_argument(
@@ -105,7 +105,7 @@ def add(command: Command) -> None:
         default=None,
         help="write the sums that massieu merge needs, whatever their size (default: up to 32 MB)",
     )
-    part.add_argument("--no-part", dest="part", action="store_false", help="do not write them")
+    part.add_argument("--no-part", dest="part", action="store_false", help="do not write these sums")
     results.add_argument(
         "--fail-on",
         action="append",

@@ -27,7 +27,7 @@ def add(command: Command) -> None:
         "--model",
         type=path,
         metavar="MODEL",
-        help="model of the runs (default: the embedded one, and no other only because a run names it)",
+        help="model of the runs; one that only the runs name is not loaded (default: the embedded model)",
     )
     parser.add_argument("-q", "--quiet", action="store_true", help="no table")
     add_loading(parser)

@@ -128,7 +128,7 @@ def _loaded(
     if model is None:
         shown = [visible(name) for name in names]
         raise UserError(
-            f"merge loads no model because a run names it; the model of these runs was {', '.join(shown)[:300]}; if you"
+            f"merge loads only a model that you name; the model of these runs was {', '.join(shown)[:300]}; if you"
             f" trust it, pass --model {shown[0][:200]}"
         )
     given = {name: value for name, value in loading.items() if value is not None and (name, value) != ("dtype", "auto")}
