@@ -39,7 +39,10 @@ def add(command: Command) -> None:
     )
     how.add_argument("--layout", help="tokens of the transformer: pairs or interleaved (default: pairs)")
     how.add_argument(
-        "--examples", type=positive, metavar="N", help="before the last query (default: twice the dimension)"
+        "--examples",
+        type=positive,
+        metavar="N",
+        help="number of examples before the last query (default: twice the dimension)",
     )
     how.add_argument(
         "--pool",
@@ -51,7 +54,7 @@ def add(command: Command) -> None:
         "--steps",
         type=positive,
         metavar="N",
-        help="of the optimizer (default: 9000, a minute or two; 3000 for a linear layer)",
+        help="steps of the optimizer (default: 9000, a minute or two; 3000 for a linear layer)",
     )
     how.add_argument("--seed", type=seed, default=0, metavar="N", help="other weights and data (default: 0)")
     how.add_argument(

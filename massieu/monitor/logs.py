@@ -166,8 +166,10 @@ def read_log(path: Path | str) -> Log:
     log = Log(path)
     log.update()
     if not log.steps:
-        what = f"in its {log.broken} line{'s' * (log.broken != 1)}" if log.broken else "so far"
-        raise UserError(f"{log.path} holds no reading {what}; the first one comes with the first training step")
+        if log.broken:
+            lines = f"its {log.broken} line{'s' * (log.broken != 1)}"
+            raise UserError(f"{log.path} holds no reading in {lines}; pass a file that massieu.watch(log=...) wrote")
+        raise UserError(f"{log.path} holds no reading so far; the first one comes with the first training step")
     return log
 
 

@@ -411,8 +411,7 @@ class Watch:
         """Say where the log is, or why there is none."""
         count = len(self.readings)
         if count and self._files:
-            words = f"{count} reading{'s' * (count != 1)} in {', '.join(self._files)}"
-            self._console.say(f"{words}; massieu watch {self._files[0]} shows them")
+            self._console.say(f"{count} reading{'s' * (count != 1)}; massieu watch {self._files[0]} shows the log")
         if not count and self._overlooked and self._reads and self._steps.is_waiting:
             tell(
                 f"nothing was read in {self._overlooked} passes of {type(self._plain).__name__}, which were evaluation"

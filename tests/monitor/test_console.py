@@ -125,7 +125,7 @@ def test_only_the_first_process_prints(monkeypatch, capsys):
 def test_the_end_says_where_the_log_is_and_how_to_look_at_it(capsys, tmp_path):
     path = tmp_path / "run.jsonl"
     train(massieu.nn.Transformer(16, 1, 4, vocabulary=10), 2, log=path, rules=[])
-    assert capsys.readouterr().err == f"massieu: 2 readings in {path}; massieu watch {path} shows them\n"
+    assert capsys.readouterr().err == f"massieu: 2 readings; massieu watch {path} shows the log\n"
 
 
 def test_a_script_that_does_not_close_its_watch_keeps_the_last_reading(tmp_path):

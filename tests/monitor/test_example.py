@@ -34,7 +34,7 @@ def test_the_console_names_each_flag_and_the_log(run):
     assert raised
     for name in raised:
         assert [line for line in lines if f": {name} in layer" in line]
-    assert lines[-1] == "massieu: 8 readings in run/run.jsonl; massieu watch run/run.jsonl shows them"
+    assert lines[-1] == "massieu: 8 readings; massieu watch run/run.jsonl shows the log"
 
 
 def test_tensorboard_reads_curves_and_flags_in_the_run_of_the_trainer(run):

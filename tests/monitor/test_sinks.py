@@ -416,7 +416,11 @@ def test_stacks_are_told_apart(tmp_path):
         ("none.jsonl", None, "none.jsonl cannot be read: No such file or directory; give the path that watch"),
         ("run.jsonl", "", "run.jsonl holds no reading so far; the first one comes with the first training step"),
         ("run.jsonl", '{"step": 1', "holds no reading so far"),
-        ("run.jsonl", "what\n[]\n", "run.jsonl holds no reading in its 2 lines"),
+        (
+            "run.jsonl",
+            "what\n[]\n",
+            "run.jsonl holds no reading in its 2 lines; pass a file that massieu.watch",
+        ),
         (
             "run.csv",
             "a,b\n1,2\n",
