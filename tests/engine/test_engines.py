@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import dask
 import psutil
@@ -373,8 +374,9 @@ def test_an_interrupt_while_a_cluster_begins_ends_it_without_a_word(processes, t
 
 
 def test_a_worker_that_comes_late_has_time_to_answer(engine, monkeypatch):
-    clock, now = [0.0], time.monotonic
-    monkeypatch.setattr(attendance.time, "monotonic", lambda: now() + clock[0])
+    clock = [0.0]  # of this module alone: timers of the cluster must not jump
+    own = SimpleNamespace(monotonic=lambda: time.monotonic() + clock[0], sleep=time.sleep)
+    monkeypatch.setattr(attendance, "time", own)
     there = attendance.Attendance(engine.client)
     there.gather()
     clock[0] += 10 * attendance.LOADING  # of a long run
