@@ -56,7 +56,7 @@ class Inversion:
     def message(self) -> str:
         """What happened, in words."""
         most = int(self.steps.max()) if self.steps.numel() else 0
-        parts = [f"{int(self.converged.sum())} of {self.converged.numel()} means converged, in {most} steps or fewer"]
+        parts = [f"{int(self.converged.sum())} of {self.converged.numel()} means converged, in at most {most} steps"]
         if bool(self.outside.any()):
             first = tuple(self.outside.nonzero()[0].tolist())
             parts.append(
@@ -141,7 +141,7 @@ def natural_from_mean(
     target, eps = _checked_point(measure, mean, "mean")
     with torch.no_grad():
         begin = measure.interior(target, start)
-        span = measure.affine_span().to(target)
+        span = measure.affine_span(None if start is None else begin).to(target)
         origin = measure.mean(begin)
         off = target - origin
         off = off - torch.einsum("...de,...e->...d", span, off)

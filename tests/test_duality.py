@@ -21,6 +21,7 @@ from massieu import (
     natural_gradient,
     prox,
 )
+from massieu.checks import UserError
 
 
 def double(*rows: list[float]) -> Tensor:
@@ -436,3 +437,24 @@ def test_bregman_of_a_function_and_of_a_measure_agree():
 def test_bad_input_is_refused_in_one_sentence(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_a_normalizer_that_is_not_finite_at_the_start_is_one_sentence():
+    class Geometric(Measure):
+        dim = 1
+
+        def log_normalizer(self, natural):
+            return -torch.log1p(-natural.exp()).squeeze(-1)
+
+    mean = torch.tensor([[3.0]], dtype=torch.float64)
+    with pytest.raises(UserError, match=r"log_normalizer of Geometric must be finite .* at \[0.0\]; where"):
+        natural_from_mean(Geometric(), mean)
+
+    class Complete(Geometric):
+        domain = "natural < 0"
+
+        def contains(self, natural):
+            return (natural < 0).all(-1)
+
+    found = natural_from_mean(Complete(), mean, start=-1.0)  # a start of the class is not needed then
+    assert_close(found.natural, torch.tensor([[0.75]], dtype=torch.float64).log())

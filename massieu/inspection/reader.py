@@ -30,6 +30,7 @@ from massieu.taps.ears import without_fast_path
 __all__ = ["NotObservable", "Reader", "few_tokens", "read_split"]
 
 FEW_TOKENS = 16  # enough to see that listening changes nothing
+TRIES = 8  # texts on which the output may be broken before the whole model is called so
 ANY_TEXT = "Any text will do here: where the parts of a model are does not depend on what it reads."
 
 
@@ -175,13 +176,8 @@ class Reader:
         """Before anything is read: that listening changes nothing, and where everything is."""
         if batch is None:  # a tokenizer to which the sentence is nothing; the first passage will do
             return
-        few = few_tokens(batch.inputs, self.model)
         with torch.no_grad(), without_fast_path():
-            alone = _tensors(_tried(self.model, few))
-            if not all(bool(x.isfinite().all()) for x in alone if x.is_floating_point() and x.numel()):
-                raise NotObservable(
-                    "the model's output is not finite, so its weights are damaged or its dtype is too narrow"
-                )
+            few, alone = self._finite(few_tokens(batch.inputs, self.model))
             with tap(self.model, lambda call: None, this_thread=True) as listening:
                 heard = _tensors(run_model(self.model, few))
         # Inside a tap a compiled model runs uncompiled, which changes its last digits.
@@ -192,6 +188,19 @@ class Reader:
         if self.options.experiments == "default":
             self._layers = LayerObserver(self.model, few)
         self._ready = True
+
+    def _finite(self, inputs: dict[str, Any]) -> tuple[dict[str, Any], list[Tensor]]:
+        """Inputs on which the output is finite, and that output: these, or random tokens where a word is broken."""
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(TRIES):
+            found = _tensors(_tried(self.model, inputs))
+            if all(bool(x.isfinite().all()) for x in found if x.is_floating_point() and x.numel()):
+                return inputs, found
+            inputs = {name: _other_tokens(name, value, generator) for name, value in inputs.items()}
+        raise NotObservable(
+            "the output of the model is nan or infinite whatever the tokens are: its weights are damaged, or its dtype"
+            " is too narrow; try --dtype float32 (dtype in Python), or save the weights again"
+        )
 
 
 def few_tokens(inputs: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
@@ -204,6 +213,13 @@ def _few(name: str, value: Any) -> Any:
         return value
     text = name.endswith(("input_ids", "attention_mask", "position_ids"))
     return value[:1, :FEW_TOKENS] if text and value.dim() == 2 else value[:1]
+
+
+def _other_tokens(name: str, value: Any, generator: torch.Generator) -> Any:
+    """Random tokens in place of token numbers; anything else as it is."""
+    if not name.endswith("input_ids") or not isinstance(value, Tensor) or value.is_floating_point():
+        return value
+    return torch.randint(int(value.max()) + 1, value.shape, generator=generator, dtype=value.dtype).to(value.device)
 
 
 def _unless_blank(documents: Iterable[Document], part: Part) -> Iterator[Document]:

@@ -201,8 +201,8 @@ class Tilted(Measure):
     def support_function(self, direction: Tensor) -> Tensor:
         return self.measure.support_function(direction)
 
-    def affine_span(self) -> Tensor:
-        return self.measure.affine_span()
+    def affine_span(self, at: Tensor | None = None) -> Tensor:
+        return self.measure.affine_span(None if at is None else self._shifted(at)[0])
 
     def _shifted(self, natural: Tensor) -> tuple[Tensor, Tensor]:
         natural = self.expect(natural)

@@ -70,7 +70,7 @@ class Multinomial(Measure):
         absent = self.log_weight.to(direction.device).isneginf()
         return self.count * direction.masked_fill(absent, -torch.inf).amax(-1)
 
-    def affine_span(self) -> Tensor:
+    def affine_span(self, at: Tensor | None = None) -> Tensor:
         """The differences of present cells."""
         return _differences(~self.log_weight.isneginf(), self.count)
 
@@ -169,7 +169,7 @@ class DirichletMultinomial(Measure):
         r""":math:`n \max_k u_k`, shape ``(..., queries)``."""
         return self.count * direction.amax(-1)
 
-    def affine_span(self) -> Tensor:
+    def affine_span(self, at: Tensor | None = None) -> Tensor:
         """The differences of cells."""
         return _differences(torch.ones(self.dim, dtype=torch.bool), self.count)
 

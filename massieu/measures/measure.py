@@ -147,12 +147,18 @@ class Measure(abc.ABC):
         """
         return torch.full_like(direction[..., 0], torch.inf)
 
-    def affine_span(self) -> Tensor:
+    def affine_span(self, at: Tensor | None = None) -> Tensor:
         """Projector on the directions of the affine span of the support, broadcasts to ``(..., queries, dim, dim)``.
 
         The identity for a minimal family, whose mean map is one-to-one.
+
+        Args:
+            at: natural parameters ``(..., queries, dim)`` inside of the domain, of which the first gives the covariance
+                that is looked at; the start of the measure by default.
         """
-        covariance = self.fisher(self.interior(torch.zeros(1, self.dim, dtype=torch.float64)))
+        if at is None or not at.numel():
+            at = self.interior(torch.zeros(1, self.dim, dtype=torch.float64))
+        covariance = self.fisher(at[..., :1, :].double())
         # The rank is that of the correlations: coordinates of very different scale are no less independent.
         deviation = covariance.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
         inverse = torch.where(deviation > 0, deviation.reciprocal(), 0.0)
@@ -175,6 +181,13 @@ class Measure(abc.ABC):
         inside = self.contains(point) & torch.isfinite(point).all(-1)
         if not bool(inside.all()):
             raise UserError(f"start of {name} must lie in {self.domain}, got {point[~inside][0].tolist()}; {remedy}")
+        finite = torch.isfinite(self._potential(point))
+        if not bool(finite.all()):
+            raise UserError(
+                f"log_normalizer of {name} must be finite at the start of a search, got none at"
+                f" {point[~finite][0].tolist()}; where it is not finite everywhere, write contains and domain, and"
+                f" {remedy}"
+            )
         return point
 
     def _potential(self, natural: Tensor) -> Tensor:

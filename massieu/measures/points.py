@@ -106,7 +106,7 @@ class Points(Measure):
             reach = reach.masked_fill(self.log_weight == -torch.inf, -torch.inf)
         return reach.amax(-1)
 
-    def affine_span(self) -> Tensor:
+    def affine_span(self, at: Tensor | None = None) -> Tensor:
         support = self.support.double()[..., None, :, :]
         if self.log_weight is None:
             present = torch.ones_like(support[..., :1])

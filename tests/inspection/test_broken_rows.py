@@ -14,6 +14,7 @@ from attention_calls import call_of
 from taps.families import build
 
 from massieu import assets
+from massieu.checks import NotObservable
 from massieu.cli import main
 from massieu.inspection import inspect_model
 from massieu.inspection.batches import given_batches
@@ -22,7 +23,7 @@ from massieu.inspection.finishing import finish
 from massieu.inspection.heads import HeadStatistics
 from massieu.inspection.loading import load
 from massieu.inspection.parts import merge_parts
-from massieu.inspection.reader import Reader
+from massieu.inspection.reader import ANY_TEXT, Reader
 from massieu.inspection.splits import text_splits
 from massieu.taps import tap
 
@@ -221,3 +222,17 @@ def test_broken_rows_of_left_padded_batches_are_those_of_single_texts():
         model(**inputs)
     assert (heads.table().query("layer == 0").broken_rows > 0).all()
     assert (heads.table().query("layer == 0").rows > 0).all()
+
+
+def test_a_word_that_is_broken_everywhere_is_counted_and_damaged_weights_are_refused(loaded, word):
+    probed = loaded.tokenizer(ANY_TEXT)["input_ids"]
+    model = copy.deepcopy(loaded.model)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[probed] = torch.nan  # all words of the sentence that is tried first
+    found = inspect_model(model, TEXTS, tokenizer=loaded.tokenizer, experiments="heads")
+    assert (found.heads.broken_rows > 0).all()
+    with torch.no_grad():
+        model.get_input_embeddings().weight.nan_to_num_(0.0)
+        next(model.parameters()).fill_(torch.nan)
+    with pytest.raises(NotObservable, match="whatever the tokens are.*--dtype float32"):
+        inspect_model(model, TEXTS, tokenizer=loaded.tokenizer, experiments="heads")
