@@ -418,3 +418,15 @@ def test_labels_are_not_cut_off_and_the_cursor_stands_at_its_step(browser, tmp_p
     assert page.text_content("#tip").startswith("step 50")
     assert abs(float(chart.locator(".cursor").get_attribute("x1")) - middle) < 0.1
     page.close()
+
+
+def test_an_axis_of_the_page_says_where_it_is_logarithmic(tmp_path):
+    document = read_log(write(tmp_path / "run.jsonl")).to_dict()
+    assert document["quantities"]["update_ratio"]["scale"] == "logarithmic"
+    ratios, entropies = (
+        re.findall(rf'<svg [^>]*data-curve="{name}/layer0.".*?</svg>', render_watch(document), re.DOTALL)
+        for name in ("update_ratio", "entropy")
+    )
+    assert len(ratios) == len(entropies) == 2
+    assert all(">log scale</text>" in chart and "logarithmic axis" in chart for chart in ratios)
+    assert not any("log scale" in chart or "logarithmic" in chart for chart in entropies)
