@@ -27,8 +27,15 @@ passages = tokens[: len(tokens) // LENGTH * LENGTH].view(-1, LENGTH)
 data = [{"input_ids": passage, "labels": passage} for passage in passages]
 
 set_seed(0)
-config = GPT2Config(vocab_size=len(tokenizer), n_positions=LENGTH, n_embd=64, n_layer=3, n_head=4)
-config.bos_token_id = config.eos_token_id = tokenizer.eos_token_id
+config = GPT2Config(
+    vocab_size=len(tokenizer),
+    n_positions=LENGTH,
+    n_embd=64,
+    n_layer=3,
+    n_head=4,
+    bos_token_id=tokenizer.eos_token_id,
+    eos_token_id=tokenizer.eos_token_id,
+)
 model = GPT2LMHeadModel(config)
 trainer = Trainer(
     model,

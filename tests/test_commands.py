@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import types
+from pathlib import Path
 
 import pandas
 import pytest
@@ -17,6 +18,7 @@ pytest.importorskip("transformers")
 from massieu import assets, cli
 from massieu.commands import progress
 
+ROOT = Path(__file__).resolve().parents[1]
 FAST = ["--limit", "3", "--heads-only", "--batch-size", "3"]
 
 
@@ -50,6 +52,8 @@ def test_out_writes_all_files_and_says_where(tmp_path, capsys):
     assert names >= {"report.html", "inspection.json", "heads.parquet", "heads.csv", "layers.parquet", "figures"}
     assert "</html>" in (tmp_path / "report" / "report.html").read_text()
     assert "part.safetensors" in names
+    table = (ROOT / "docs" / "inspection.md").read_text(encoding="utf-8").split("## What is written")[1]
+    assert [name for name in sorted(names) if f"`{name}{'/' * (name == 'figures')}`" not in table] == []
     assert cli.main(["inspect", "-q", "--no-part", "--out", str(tmp_path / "report"), *FAST]) == 0
     assert "part.safetensors" not in {path.name for path in (tmp_path / "report").iterdir()}
 

@@ -180,15 +180,18 @@ class Flags:
     def update(self, reading: Reading) -> tuple[Flag, ...]:
         """What a reading raises and clears; a value that is nan changes nothing."""
         changed = []
+        labels = {
+            (place.stack, place.layer): label for place, label in zip(reading.places, reading.labels, strict=True)
+        }
         for rule in self.rules:
             for place, head, value in _values(rule, reading):
                 key = (rule.name, place.stack, place.layer, head)
                 if key not in self._active and rule.crosses(value):
-                    self._active[key] = _flag(rule, place, head, value, "raised")
+                    self._active[key] = _flag(rule, place, labels[key[1:3]], head, value, "raised")
                     changed.append(self._active[key])
                 elif key in self._active and rule.returns(value):
                     del self._active[key]
-                    changed.append(_flag(rule, place, head, value, "cleared"))
+                    changed.append(_flag(rule, place, labels[key[1:3]], head, value, "cleared"))
         return tuple(changed)
 
 
@@ -237,12 +240,15 @@ def _values(rule: Rule, reading: Reading) -> Iterator[tuple[Place, int | None, f
                 yield place, None, summary(heads.tolist())["median"]
 
 
-def _flag(rule: Rule, place: Place, head: int | None, value: float, state: Literal["raised", "cleared"]) -> Flag:
-    whose = "the median head has" if rule.each == "layer" and rule.quantity in HEADS else "it has"
+def _flag(
+    rule: Rule, place: Place, label: str, head: int | None, value: float, state: Literal["raised", "cleared"]
+) -> Flag:
+    median = "the median head of " if rule.each == "layer" and rule.quantity in HEADS else ""
+    whose = f"{median}{label}" if head is None else f"head {head} of {label}"
     limit = rule.threshold if state == "raised" else rule.back
     side = {"raised": {"<": "below", ">": "above"}, "cleared": {"<": "above", ">": "below"}}[state][rule.sign]
     words = rule.quantity.replace("_", " ")
-    figure = f"{whose} {words} {value:.3g}, {side} {limit:g}"
+    figure = f"{whose} has {words} {value:.3g}, {side} {limit:g}"
     reason = f"{rule.reason} ({figure})" if state == "raised" else f"{figure} again"
     assert not math.isnan(value)
     return Flag(rule.name, place.stack, place.layer, head, value, limit, reason, rule.reference, state)

@@ -38,7 +38,9 @@ def lead(document: Document) -> str:
     """How much there is to see, in one sentence."""
     steps, raised = document["steps"], document["raised"]
     count = f"{len(steps)} readings, steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
-    parts = [count, f"{len(raised)} flag{'s' * (len(raised) != 1)} raised"]
+    ever = sum(flag["state"] == "raised" for flag in document["flags"])
+    up = f"{len(raised)} flag{'s' * (len(raised) != 1)}"
+    parts = [count, f"{up} raised" if ever == len(raised) else f"{up} up now, {ever} raised in all"]
     if document["restarts"]:
         parts.append(f"restarted {document['restarts']} time{'s' * (document['restarts'] != 1)}")
     if document["broken"]:
@@ -47,7 +49,7 @@ def lead(document: Document) -> str:
 
 
 def grouped(raised: Sequence[Document]) -> list[dict[str, str]]:
-    """Flags of one name together: where they are raised and since when, and what the latest of them says."""
+    """Flags of one name together: where and when they were raised, and the reason of the latest of them."""
     found = []
     for name in dict.fromkeys(flag["name"] for flag in raised):
         own = [flag for flag in raised if flag["name"] == name]
@@ -56,7 +58,8 @@ def grouped(raised: Sequence[Document]) -> list[dict[str, str]]:
             heads = sorted(flag["head"] for flag in own if flag["label"] == label and flag["head"] is not None)
             words = f" head{'s' * (len(heads) > 1)} {', '.join(map(str, heads))}" if heads else ""
             places.append(label.replace(".", " ") + words)
-        first = min(flag["step"] for flag in own)
+        first, last = min(flag["step"] for flag in own), max(flag["step"] for flag in own)
+        when = f"since step {first}" if first == last else f"first raised at step {first}, last at step {last}"
         sentence = f"{own[-1]['reason']} [{own[-1]['reference']}]"
-        found.append({"name": name, "where": f"in {'; '.join(places)}, since step {first}", "sentence": sentence})
+        found.append({"name": name, "where": f"in {'; '.join(places)}, {when}", "sentence": sentence})
     return found

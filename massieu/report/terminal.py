@@ -27,6 +27,8 @@ PRIORITY = (
     *("normalized_entropy", "previous_mass", "fc_linear_r2", "field_symmetry", "score_variance", "effective_rank"),
 )
 """What a narrow terminal shows first."""
+HEADINGS = {"effective_atoms": "effective tokens"}
+"""Headings in the words of the page, where the name of a column says something else."""
 LAYERS = ("expansion", "expansion_control", "token_cosine", "effective_rank", "fc_linear_r2", "field_symmetry")
 
 
@@ -80,7 +82,7 @@ def show_inspection(document: Mapping[str, Any], console: Any) -> None:
     shown = set([name for name in PRIORITY if name in HEADS or name in there][:room])
     heads_shown, there = [name for name in HEADS if name in shown], [name for name in there if name in shown]
     for name in (*heads_shown, *there):
-        table.add_column(name.replace("_", " "), justify="right", overflow="fold")
+        table.add_column(HEADINGS.get(name, name.replace("_", " ")), justify="right", overflow="fold")
     for stack, layer in dict.fromkeys((row["stack"], row["layer"]) for row in document["heads"]):
         heads = [row for row in document["heads"] if (row["stack"], row["layer"]) == (stack, layer)]
         cells = [_cell(_mean([row.get(name) for row in heads]), quantities, name) for name in heads_shown]

@@ -142,6 +142,7 @@ def _axis(values: Sequence[float], first: float, last: float, logarithmic: bool)
         return first + (last - first) * ((place(value) - low) / (high - low) if high > low else 0.5)
 
     at.ends = sorted({min(values), max(values)})  # type: ignore[attr-defined]
+    at.logarithmic = logarithmic  # type: ignore[attr-defined]
     return at
 
 
@@ -152,6 +153,9 @@ def _chart(
     for value in up.ends:
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{RIGHT}" y1="{up(value):.1f}" y2="{up(value):.1f}"/>')
         parts.append(f'<text x="{LEFT - 5}" y="{up(value) + 4:.1f}" text-anchor="end">{_label(value)}</text>')
+    if up.logarithmic:
+        center = (TOP + HEIGHT - BOTTOM) / 2 + 4
+        parts.append(f'<text x="{LEFT - 5}" y="{center:.1f}" text-anchor="end">log scale</text>')
     for step, anchor in zip(across.ends, ("start", "end"), strict=False):
         parts.append(f'<text x="{across(step):.1f}" y="{HEIGHT - 5}" text-anchor="{anchor}">{_spaced(step)}</text>')
     for low, high in _runs(own.get("min", ()), own.get("max", ()), steps):
@@ -171,7 +175,7 @@ def _chart(
             f"<title>{escape(what)} {escape(state)} at step {step}</title></g>"
         )
     last = next((value for value in reversed(middle) if value is not None), None)
-    words = f"{name} of {label}, at the end {brief(last)}" if name else f"{label}, at the end {brief(last)}"
+    words = f"{f'{name} of ' * bool(name)}{label}, at the end {brief(last)}{', logarithmic axis' * up.logarithmic}"
     return Markup(
         f'<figure class="course-of"><figcaption>{escape(label)} <span>{brief(last)}</span></figcaption>'
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(words)}"'

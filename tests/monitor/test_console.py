@@ -46,7 +46,7 @@ def test_a_flag_is_one_line_on_stderr_and_is_not_repeated_at_later_steps(capsys)
     value = watched.readings[0].flags[0].value
     assert err == (
         "massieu: step 0: low entropy in layer00 (heads 0, 1, 2, 3): it is made to be raised"
-        f" (it has entropy {value:.3g}, below 10)\n"
+        f" (head 0 of layer00 has entropy {value:.3g}, below 10)\n"
     )
 
 

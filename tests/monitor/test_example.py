@@ -37,6 +37,10 @@ def test_the_console_names_each_flag_and_the_log(run):
     assert lines[-1] == "massieu: 8 readings; massieu watch run/run.jsonl shows the log"
 
 
+def test_the_ids_of_special_tokens_fit_the_vocabulary_from_the_beginning(run):
+    assert "token_id" not in run[1]
+
+
 def test_tensorboard_reads_curves_and_flags_in_the_run_of_the_trainer(run):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

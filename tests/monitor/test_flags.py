@@ -222,9 +222,9 @@ def test_usual_rules_for_what_is_not_computed_are_named():
 @pytest.mark.parametrize(
     ("quantity", "each", "whose"),
     [
-        ("peak", "layer", "the median head has peak"),
-        ("peak", "head", "it has peak"),
-        ("token_cosine", "layer", "it has"),
+        ("peak", "layer", "the median head of layer01 has peak"),
+        ("peak", "head", "head 0 of layer01 has peak"),
+        ("token_cosine", "layer", "layer01 has token cosine"),
     ],
 )
 def test_a_reason_says_whose_figure_it_is(quantity, each, whose):

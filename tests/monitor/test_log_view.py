@@ -69,7 +69,25 @@ def test_a_flag_stands_beside_its_layer_and_says_why(tmp_path):
     other = Flag(**{**vars(FLAG), "head": 0})
     text = shown(read_log(write(tmp_path / "run.csv", flags={2: [FLAG], 3: [other]})).to_dict(), width=200)
     assert [line.rstrip().endswith("logit growth") for line in text.splitlines()[2:4]] == [False, True]
-    assert "logit growth in layer01 heads 0, 2, since step 200: scores saturate [Dehghani et al. 2023]" in text
+    assert (
+        "logit growth in layer01 heads 0, 2, first raised at step 200, last at step 300: scores saturate"
+        " [Dehghani et al. 2023]"
+    ) in " ".join(text.split())
+
+
+def test_flags_that_were_raised_together_are_up_since_that_step(tmp_path):
+    other = Flag(**{**vars(FLAG), "head": 0})
+    text = shown(read_log(write(tmp_path / "run.jsonl", flags={2: [FLAG, other]})).to_dict(), width=200)
+    assert "logit growth in layer01 heads 0, 2, since step 200: scores saturate" in text
+
+
+def test_flags_that_are_up_and_all_that_were_raised_are_counted_apart(tmp_path):
+    other, cleared = Flag(**{**vars(FLAG), "head": 0}), Flag(**{**vars(FLAG), "state": "cleared"})
+    document = read_log(write(tmp_path / "run.jsonl", flags={1: [FLAG, other], 3: [cleared]})).to_dict()
+    assert "steps 0 to 400, 1 flag up now, 2 raised in all" in shown(document)
+    page = render_watch(document)
+    assert "steps 0 to 400, 1 flag up now, 2 raised in all" in page
+    assert page.count('<td class="state raised">') == 2
 
 
 def test_a_flag_that_was_cleared_is_not_shown(tmp_path):
@@ -400,3 +418,15 @@ def test_labels_are_not_cut_off_and_the_cursor_stands_at_its_step(browser, tmp_p
     assert page.text_content("#tip").startswith("step 50")
     assert abs(float(chart.locator(".cursor").get_attribute("x1")) - middle) < 0.1
     page.close()
+
+
+def test_an_axis_of_the_page_says_where_it_is_logarithmic(tmp_path):
+    document = read_log(write(tmp_path / "run.jsonl")).to_dict()
+    assert document["quantities"]["update_ratio"]["scale"] == "logarithmic"
+    ratios, entropies = (
+        re.findall(rf'<svg [^>]*data-curve="{name}/layer0.".*?</svg>', render_watch(document), re.DOTALL)
+        for name in ("update_ratio", "entropy")
+    )
+    assert len(ratios) == len(entropies) == 2
+    assert all(">log scale</text>" in chart and "logarithmic axis" in chart for chart in ratios)
+    assert not any("log scale" in chart or "logarithmic" in chart for chart in entropies)

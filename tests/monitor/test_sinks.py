@@ -574,7 +574,7 @@ def test_tensorboard_gets_a_short_set_of_curves_and_flags_as_sentences(tmp_path,
     value = reading.flags[0].value
     assert words == (
         "low entropy raised in layer00 (heads 0, 1), layer01 (heads 0, 1), layer02 (heads 0, 1): it is made to be"
-        f" raised (it has entropy {value:.3g}, below 10) [nobody]"
+        f" raised (head 0 of layer00 has entropy {value:.3g}, below 10) [nobody]"
     )
 
 

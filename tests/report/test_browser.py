@@ -12,6 +12,7 @@ from report.sample import inspection
 from report.verdicts import verdicts
 
 from massieu.inspection.findings import findings
+from massieu.inspection.predictions import predictions
 from massieu.report import compare, render
 from massieu.report.learning import render_learning
 from massieu.report.reference import reference
@@ -54,6 +55,25 @@ def _nearly_alike():
     return run
 
 
+def _tiny():
+    run = _sample(2, 12)
+    for number, row in enumerate(run["heads"]):
+        row["gradient_cosine"] = (2e-5, -2e-5, -0.0004, 0.25)[number % 4]
+    return run
+
+
+def _predicted():
+    run = _sample(3, 4)
+    found = predictions(pandas.DataFrame(run["heads"]), pandas.DataFrame(run["layers"]), run["facts"])
+    return run | {"predictions": [vars(each) for each in found]}
+
+
+def _massive():
+    run = _sample(2, 3)
+    run["layers"][1] |= {"massive_tokens": 4, "massive_norm": 60.0, "massive_first_share": 1.0}
+    return run
+
+
 PAGES = {
     "6x12": lambda: render(_sample()),
     "12x12": lambda: render(_sample(12, 12)),
@@ -64,6 +84,9 @@ PAGES = {
     "evil": lambda: render(_evil()),
     "clipped": lambda: render(_clipped()),
     "nearly alike": lambda: render(_nearly_alike()),
+    "tiny": lambda: render(_tiny()),
+    "predicted": lambda: render(_predicted()),
+    "massive": lambda: render(_massive()),
     "heads only": lambda: render(_sample(2, 3) | {"layers": [], "experiments": []}),
     "checkpoints": lambda: compare(
         [_sample(3, 4, kind="decoder", name=f"step {i}", sharp=i, seed=3) for i in (1, 2, 3)]
@@ -487,3 +510,80 @@ def test_usual_values_stand_below_the_map_and_in_the_tips(visit):
     page.hover("#card a[href='#q-entropy']")
     assert median in page.text_content("#tip")
     assert "this model" in page.text_content("#caption .usual")
+
+
+def _box(page, where):
+    return page.eval_on_selector(
+        where, "one => { const b = one.getBoundingClientRect(); return [b.left, b.right, b.top, b.bottom]; }"
+    )
+
+
+def test_what_is_unusual_is_in_sight_beside_the_value_of_the_model(visit):
+    page = visit("6x12")
+    assert page.locator("#reference thead th").all_text_contents()[:3] == ["quantity", "this model", "unusual"]
+    assert _box(page, "#reference thead th:nth-child(3)")[1] < _box(page, "#usual .scroll")[1]
+    widths = "rows => [...new Set([...rows].map(row => row.cells.length))].length"
+    assert page.eval_on_selector_all("#reference tr", widths) == 1
+    assert "unusual" not in page.text_content("#caption .usual")
+
+
+@pytest.mark.parametrize("size", [PHONE, {"width": 1280, "height": 900}])
+def test_the_verdict_on_a_prediction_is_in_sight_beside_its_name(visit, size):
+    page = visit("predicted", viewport=size)
+    assert page.locator("#predictions thead th").all_text_contents()[:2] == ["prediction", "verdict"]
+    edge = page.eval_on_selector("#theory .scroll", "box => box.getBoundingClientRect().left + box.clientWidth")
+    assert _box(page, "#predictions tbody td")[1] <= edge
+    shown = page.locator("#predictions tbody td:nth-child(2)").all_text_contents()
+    assert shown == [row["verdict"] for row in _predicted()["predictions"]]
+
+
+@pytest.mark.parametrize("size", [PHONE, {"width": 1280, "height": 900}])
+@pytest.mark.parametrize(
+    ("name", "table", "count"),
+    [
+        ("6x12", "[data-table=heads]", 2),
+        ("encoder-decoder", "[data-table=heads]", 3),
+        ("6x12", "[data-table=layers]", 1),
+        ("6x12", "#usual", 1),
+    ],
+)
+def test_the_columns_that_name_a_row_stay_in_sight_with_their_headings(visit, size, name, table, count):
+    page = visit(name, viewport=size)
+    scrolled = "box => { box.scrollLeft = 100; box.scrollTop = 80; return box.scrollLeft; }"
+    assert page.eval_on_selector(f"{table} .scroll", scrolled) == 100
+    left, top = (_box(page, f"{table} .scroll")[i] + 1 for i in (0, 2))
+    for number in range(1, count + 1):
+        heading = _box(page, f"{table} thead th:nth-child({number})")
+        field = _box(page, f"{table} tbody tr:nth-child(5) > :nth-child({number})")
+        assert heading[0] == pytest.approx(left, abs=0.5)
+        assert heading[2] == pytest.approx(top, abs=0.5)
+        assert field[:2] == pytest.approx(heading[:2], abs=0.5)
+        left = heading[1]
+        page.eval_on_selector(f"{table} .scroll", "box => box.scrollIntoView({ block: 'center', behavior: 'instant' })")
+        heading = _box(page, f"{table} thead th:nth-child({number})")
+        on_top = f"document.elementFromPoint({heading[0] + 3}, {heading[2] + 3}).closest('th').cellIndex"
+        assert page.evaluate(on_top) == number - 1
+        page.evaluate("scrollTo({ top: 0, behavior: 'instant' })")
+
+
+def test_without_massive_tokens_one_sentence_stands_for_their_charts(visit):
+    page = visit("6x12")
+    largest = max(row["massive_norm"] for row in _sample()["layers"])
+    assert page.locator("#profile-massive_norm, #profile-effective_rank_all_tokens").count() == 0
+    assert page.locator("#profile-effective_rank").count() == 1
+    sentence = page.text_content("#layer-profiles h3:has-text('Massive activations') + p")
+    assert sentence.startswith("No token is massive")
+    assert f"{largest:.1f} times the median" in sentence
+    page = visit("massive")
+    assert page.locator("#profile-massive_norm, #profile-effective_rank_all_tokens").count() == 2
+    assert "No token is massive" not in page.text_content("#layer-profiles")
+
+
+def test_values_of_the_map_fit_their_cells(visit):
+    page = visit("tiny")
+    page.select_option("#quantity", "gradient_cosine")
+    texts = page.locator("#maps .value").all_text_contents()
+    assert texts[:4] == ["2e−5", "−2e−5", "−4e−4", "0.25"]
+    widths = page.eval_on_selector_all("#maps .value", "all => all.map(one => one.getBBox().width)")
+    cell = page.eval_on_selector("#maps .cell", "one => one.width.baseVal.value")
+    assert max(widths) < cell

@@ -72,6 +72,15 @@ def test_findings_notes_and_provenance_are_written_out():
         assert words in page
 
 
+def test_the_terminal_and_the_page_call_the_effective_tokens_alike():
+    run = inspection(3, 2)
+    console = Console(width=200, record=True, file=io.StringIO())
+    show_inspection(run, console)
+    headings = console.export_text().splitlines()[2]
+    assert run["quantities"]["effective_atoms"]["title"].lower() in headings
+    assert "atoms" not in headings
+
+
 def test_predictions_are_a_table_on_the_page_and_in_the_terminal():
     run = inspection(3, 2)
     found = predictions(pandas.DataFrame(run["heads"]), pandas.DataFrame(run["layers"]), run["facts"])

@@ -44,6 +44,11 @@
     if (!known(value)) return "–";
     return typeof value === "number" ? decimals(value, digitsOf(name)) : String(value);
   }
+  // A value in a cell of a map, where seven digits have no room.
+  function short(name, value) {
+    const text = show(name, value), size = Math.abs(value);
+    return text.length > 6 && (size < 0.01 || size >= 1e5) ? value.toExponential(0).replace("+", "").replaceAll("-", "−") : text;
+  }
   function showError(name, error) {
     return known(error) ? "± " + decimals(error, digitsOf(name)) : "";
   }
@@ -128,7 +133,7 @@
     if (!row) return "";
     const models = [...byId("reference").tHead.rows[0].cells].map((cell) => cell.textContent.trim());
     const medians = [...row.cells].map((cell, number) => `${models[number]} ${cell.firstChild ? cell.firstChild.textContent.trim() : ""}`);
-    return `Usual medians: ${medians.slice(1, -1).filter((words) => !words.endsWith("–")).join(", ")}.`;
+    return `Usual medians: ${medians.filter((words, number) => number && number !== 2 && !words.endsWith("–")).join(", ")}.`;
   }
   for (const kind of ["pointerover", "focusin"]) document.addEventListener(kind, explain);
   for (const kind of ["pointerout", "focusout"]) document.addEventListener(kind, (event) => { if (termOf(event)) hideTip(); });
@@ -222,7 +227,7 @@
       onfocus: (event) => { choose(); showTip(event, title, words); }, onblur: hideTip });
     if (size <= 40) return [rect];
     const text = svg("text", { class: "value", x: x + size / 2, y: y + size / 2 + 4, "text-anchor": "middle", "font-size": 11,
-      style: known(value) ? paint(scale, value) : {} }, show(name, value));
+      style: known(value) ? paint(scale, value) : {} }, short(name, value));
     return [rect, text];
   }
 
@@ -399,6 +404,15 @@
     addChart(parent, { name, title: quantity.title, id: wanted, x, series, bands, rest, ratios });
   }
 
+  // A sentence where tokens were examined and none of them is massive: charts with and without them would be the same.
+  function massless() {
+    const all = (name) => RUNS.flatMap((run) => column(run, "layers", name)).filter(known);
+    if (!all("massive_tokens").length || all("massive_tokens").some((count) => count > 0)) return null;
+    const norms = all("massive_norm");
+    return "No token is massive" + (norms.length ? `: the largest norm is ${show("massive_norm", Math.max(...norms))} times the median of its passage` : "") +
+      ". Charts with massive tokens included would repeat those above and are not drawn.";
+  }
+
   function drawLayerProfiles() {
     const parent = byId("layer-profiles");
     const names = measured("layers");
@@ -406,6 +420,10 @@
     const stacks = [...new Set(RUNS.flatMap((run) => stacksOf(run, "layers")))];
     for (const group of new Set(names.map((name) => QUANTITIES[name].group))) {
       parent.append(html("h3", {}, group));
+      if (group === "Massive activations" && massless()) {
+        parent.append(html("p", {}, massless()));
+        continue;
+      }
       stacks.forEach((stack, number) => {
         if (stacks.length > 1) parent.append(html("p", { class: "key" }, capital(stack)));
         const grid = html("div", { class: "profile-group" });
@@ -450,14 +468,17 @@
     if (!length(table) || !names.length) return parent.append(html("p", { class: "note" }, "Nothing was measured for this table."));
     const stacks = stacksOf(run, which);
     const keys = [...(stacks.length > 1 ? ["stack"] : []), "layer", ...(which === "heads" ? ["head"] : []), ...names];
+    // The columns that name a row stay in sight, one beside the other.
+    const wide = { stack: 5.5, layer: 4.2, head: 4.2 };
+    const pinned = (number) => ({ left: `${keys.slice(0, number).reduce((sum, key) => sum + wide[key], 0)}rem`, "min-width": `${wide[keys[number]]}rem` });
     const sorting = { key: null, up: true };
     let all = length(table) <= FEW_ROWS;
     const body = html("tbody", {});
     const more = html("button", { type: "button", onclick: () => { all = true; draw(); } });
     const kind = (key) => [QUANTITIES[key] ? "n" : "", PRINTED.includes(key) ? "" : "screen"].join(" ").trim() || null;
-    const headings = keys.map((key) => {
+    const headings = keys.map((key, number) => {
       const quantity = QUANTITIES[key];
-      return html("th", { scope: "col", class: kind(key), "data-key": key },
+      return html("th", { scope: "col", class: kind(key), "data-key": key, style: quantity ? {} : { ...pinned(number), "z-index": 2 } },
         html("button", { type: "button", class: quantity ? "term" : null, "data-term": "q-" + key, onclick: () => { sorting.up = sorting.key === key ? !sorting.up : true; sorting.key = key; draw(); } }, quantity ? quantity.title : capital(key)),
         quantity ? html("a", { class: "help", href: "#q-" + key, "aria-label": `Meaning of ${quantity.title}` }, "?") : null,
         quantity && quantity.unit ? html("small", {}, quantity.unit) : null);
@@ -465,7 +486,7 @@
     function line(row) {
       return html("tr", {}, ...keys.map((key, number) => {
         const value = column(run, which, key)[row], quantity = QUANTITIES[key];
-        if (!quantity) return html(number === 0 ? "th" : "td", number === 0 ? { scope: "row" } : {}, String(value));
+        if (!quantity) return html("th", { scope: "row", style: pinned(number) }, String(value));
         const error = showError(key, column(run, which, key + "_se")[row]);
         const control = quantity.control ? column(run, which, quantity.control)[row] : null;
         const beside = error || (known(control) ? (quantity.control === "kurtosis_band" ? "± " : "ctrl ") + show(key, control) : "");
