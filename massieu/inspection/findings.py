@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from massieu.inspection.predictions import tokens_per_dimension
 from massieu.inspection.wording import (
@@ -85,8 +85,7 @@ def findings(heads: pandas.DataFrame, layers: pandas.DataFrame | None, facts: di
         *_massive(layers),
         *_rank(fitted),
         *_similarity(layers),
-        *_expanding(layers),
-        *_contracting(layers),
+        *(found for kind in DISTANCES for found in _distances(layers, kind)),
         *_neighbours(heads, "previous_mass", "the token before", "Heads that look one token back"),
         *_neighbours(heads, "next_mass", "the token after", "Heads that look one token ahead"),
         *_linear(fitted),
@@ -317,37 +316,60 @@ def _extremes(values: Sequence[float]) -> list[int]:
     return kept
 
 
-def _expanding(layers: pandas.DataFrame | None) -> Iterator[Finding]:
-    yield from _distances(
-        layers,
+class _Distances(NamedTuple):
+    """A way in which attention changes distances between tokens: signs against the control and against no change."""
+
+    beyond: int
+    change: int
+    title: str
+    verb: str
+    follows: str
+
+
+DISTANCES = (
+    _Distances(
+        1,
         1,
         "Expanding layers",
         "pushes tokens further apart than",
         "there attention makes tokens easier to tell apart",
-    )
-
-
-def _contracting(layers: pandas.DataFrame | None) -> Iterator[Finding]:
-    yield from _distances(
-        layers,
+    ),
+    _Distances(
+        -1,
         -1,
         "Contracting layers",
-        "leaves tokens closer together than",
+        "pulls tokens closer together than",
         "there attention makes tokens more alike",
-    )
+    ),
+    _Distances(
+        -1,
+        1,
+        "Weakly expanding layers",
+        "pushes tokens apart less than",
+        "there tokens move apart, but their own updates add less distance than those of other tokens would",
+    ),
+    _Distances(
+        1,
+        -1,
+        "Weakly contracting layers",
+        "pulls tokens together less than",
+        "there tokens move closer, but their own updates take away less distance than those of other tokens would",
+    ),
+)
 
 
-def _distances(layers: pandas.DataFrame | None, sign: int, title: str, verb: str, follows: str) -> Iterator[Finding]:
+def _distances(layers: pandas.DataFrame | None, kind: _Distances) -> Iterator[Finding]:
     for stack, measured in _expansions(layers):
-        clear = measured[measured["clear"] & (sign * measured["beyond"] > 0)]
+        changing = kind.change * (measured["expansion"] - 1) > 2 * _column(measured, "expansion_se")
+        clear = measured[measured["clear"] & (kind.beyond * measured["beyond"] > 0) & changing]
         if clear.empty:
             continue
         which = layer_ranges(clear.drop(columns="stack", errors="ignore")).replace("layer", f"{stack}layer", 1)
         if len(clear) == len(measured) > 1:
             which = f"every {stack}layer"
-        most = _factors(clear.loc[(sign * clear["beyond"]).idxmax()])
-        sentence = f"Attention {verb} its permuted control does in {which}, most in {most}: {follows}."
-        yield Finding(title, sentence, "expansion")
+        most = _factors(clear.loc[(kind.beyond * clear["beyond"]).idxmax()])
+        sentence = f"Attention {kind.verb} its permuted control does in {which}, most in {most}: {kind.follows}."
+        yield Finding(kind.title, sentence, "expansion")
         return
 
 
@@ -372,10 +394,16 @@ def _expansions(layers: pandas.DataFrame | None) -> Iterator[tuple[str, pandas.D
         measured = known(block, "expansion", "expansion_control")
         if len(measured):
             beyond = measured["expansion"] - measured["expansion_control"]
-            errors = [name for name in ("expansion_se", "expansion_control_se") if name in measured]
-            squares = [measured[name].fillna(0) ** 2 for name in errors]
-            clear = (beyond.abs() > BEYOND_CONTROL) & (beyond.abs() > 2 * sum(squares, 0 * beyond) ** 0.5)
+            squares = _column(measured, "expansion_se") ** 2 + _column(measured, "expansion_control_se") ** 2
+            clear = (beyond.abs() > BEYOND_CONTROL) & (beyond.abs() > 2 * squares**0.5)
             yield stack, measured.assign(beyond=beyond, clear=clear)
+
+
+def _column(table: pandas.DataFrame, name: str) -> pandas.Series[float]:
+    """Return a column with zeros where it has no value or is missing."""
+    import pandas
+
+    return table[name].fillna(0.0) if name in table else pandas.Series(0.0, index=table.index)
 
 
 def _factors(row: pandas.Series) -> str:

@@ -151,9 +151,41 @@ def test_contraction_is_reported_as_well_as_expansion():
     columns = {"expansion": [1.3, 1.0, 0.9, 0.8, 1.1], "expansion_control": [1.1] * 5}
     table = layers(**columns)
     found = titled("Contracting layers", heads(entropy=[1.0]), table, FACTS)
-    assert "in layers 1 to 3, most in layer 3 (by a factor of 0.800 against 1.100): " in found.sentence
+    assert "in layers 2 and 3, most in layer 3 (by a factor of 0.800 against 1.100): " in found.sentence
     assert "in layer 0, most" in titled("Expanding layers", heads(entropy=[1.0]), table, FACTS).sentence
     assert titled("Distances as in the control", heads(entropy=[1.0]), table, FACTS) is None
+
+
+def test_a_layer_that_pushes_tokens_apart_is_never_called_contracting():
+    table = layers(expansion=[1.05, 1.084], expansion_control=[1.05, 1.133])
+    found = findings(heads(entropy=[1.0]), table, FACTS)
+    assert not {"Contracting layers", "Expanding layers"} & {each.title for each in found}
+    (weaker,) = (each.sentence for each in found if each.quantity == "expansion")
+    assert weaker.startswith(
+        "Attention pushes tokens apart less than its permuted control does in layer 1, most in layer 1"
+        " (by a factor of 1.084 against 1.133): there tokens move apart"
+    )
+    assert "alike" not in weaker
+
+
+def test_a_layer_that_pulls_tokens_together_is_never_called_expanding():
+    table = layers(expansion=[0.9], expansion_control=[0.8])
+    found = findings(heads(entropy=[1.0]), table, FACTS)
+    assert "Expanding layers" not in {each.title for each in found}
+    (weaker,) = (each.sentence for each in found if each.quantity == "expansion")
+    assert weaker.startswith("Attention pulls tokens together less than its permuted control does in layer 0")
+
+
+def test_a_factor_within_its_error_of_one_is_neither_expansion_nor_contraction():
+    columns = {"expansion_control": [1.2], "expansion_se": [0.02]}
+    quantities = {
+        factor: {each.title for each in findings(heads(entropy=[1.0]), layers(expansion=[factor], **columns), FACTS)}
+        for factor in (0.9, 0.99, 1.01, 1.1)
+    }
+    assert "Contracting layers" in quantities[0.9]
+    assert "Weakly expanding layers" in quantities[1.1]
+    for factor in (0.99, 1.01):
+        assert not any("layers" in title for title in quantities[factor])
 
 
 def test_nearly_linear_layers_are_counted():
