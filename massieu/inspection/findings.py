@@ -35,6 +35,7 @@ MOST = 6
 COLLAPSED = 0.1  # nats, of the median over the heads of a layer: the gate ``median(entropy) by layer < 0.1``
 SHARP_TOKENS = 2.0
 SINK = 0.3
+ONLY = 0.99  # of the attention on the first token: next to nothing is left for other tokens
 RESTS = 0.5  # of the attention of a sharp head on the first token: it is sharp because it is a sink
 LOCAL = 0.4
 BEYOND_CONTROL = 0.01
@@ -43,6 +44,7 @@ COSINE_TURN = 0.1
 RANK_TURN = 0.1  # of the logarithm of the rank: about a tenth of the rank
 CHANGES = 4  # told of a course over the layers, the largest
 WARMER = 0.1  # nats
+ENOUGH_TOKENS = 64  # content tokens; with fewer, findings begin with a warning
 ENOUGH_FOR_FITS = 2  # tokens per dimension for ranks and linear fits, as in the notes of the layers
 
 
@@ -80,6 +82,7 @@ def findings(heads: pandas.DataFrame, layers: pandas.DataFrame | None, facts: di
     """
     fitted = layers if tokens_per_dimension(layers, facts) >= ENOUGH_FOR_FITS else None
     observed = [
+        *_short(heads, facts),
         *_broken(heads, facts),
         *_collapsed(heads),
         *_sharp(heads),
@@ -99,6 +102,17 @@ def findings(heads: pandas.DataFrame, layers: pandas.DataFrame | None, facts: di
         *_temperature(heads),
     ]
     return observed[:MOST]
+
+
+def _short(heads: pandas.DataFrame, facts: dict[str, Any]) -> Iterator[Finding]:
+    tokens = facts.get("text", {}).get("counted_tokens")
+    if not isinstance(tokens, int) or tokens >= ENOUGH_TOKENS or known(heads, "rows").empty:
+        return
+    sentence = (
+        f"Only {tokens} content {'token was' if tokens == 1 else 'tokens were'} counted: the findings describe this"
+        f" text rather than the model. Give at least {ENOUGH_TOKENS} tokens, better a few thousand."
+    )
+    yield Finding("A very short text", sentence, "rows")
 
 
 def _broken(heads: pandas.DataFrame, facts: dict[str, Any]) -> Iterator[Finding]:
@@ -191,7 +205,7 @@ def _sharp(heads: pandas.DataFrame) -> Iterator[Finding]:
 def _broad(heads: pandas.DataFrame) -> Iterator[Finding]:
     measured, sharp, sinks = _sharp_and_sinks(heads)
     others = measured.drop(sinks.index)
-    if others.empty or len(sharp):
+    if others.empty or len(sharp) or len(_without_sinks(measured)) < len(measured) / 2:
         return
     who = (
         f"the sharpest, {head_name(others.iloc[0], heads)},"
@@ -234,8 +248,27 @@ def _sinks(heads: pandas.DataFrame) -> Iterator[Finding]:
         sentence += f"; the strongest, {head_name(strongest, heads)}, puts {strongest['sink_mass']:.0%} there"
     else:
         sentence += f": {head_name(strongest, heads)} with {strongest['sink_mass']:.0%}"
-    follows = "A sink does not make a head idle: the mean hides the rows on which it reads elsewhere."
-    yield Finding("Attention sinks", percent(f"{sentence}. {follows}"), "sink_mass", places(sinks))
+    yield Finding("Attention sinks", percent(f"{sentence}. {_elsewhere(sinks)}"), "sink_mass", places(sinks))
+
+
+def _elsewhere(sinks: pandas.DataFrame) -> str:
+    """Say whether sinks read other tokens than the first."""
+    only = int((sinks["sink_mass"] > ONLY).sum())
+    if only == 0:
+        return "A sink does not make a head idle: the mean hides the rows on which it reads elsewhere."
+    if len(sinks) == 1:
+        return "On this text it reads almost nothing else."
+    who = "Each of them puts" if only == len(sinks) else f"{only} of them {'puts' if only == 1 else 'put'}"
+    reads = "they read" if 1 < only < len(sinks) else "it reads"
+    others = {
+        0: "",
+        1: " The other is not idle: the mean hides the rows on which it reads elsewhere.",
+    }.get(len(sinks) - only, " The others are not idle: the mean hides the rows on which they read elsewhere.")
+    return f"{who} more than {ONLY:.0%} there: on this text {reads} almost nothing else.{others}"
+
+
+def _without_sinks(heads: pandas.DataFrame) -> pandas.DataFrame:
+    return heads.drop(known(heads, "sink_mass").query("sink_mass > @SINK").index)
 
 
 FOLLOWS = {
@@ -496,14 +529,17 @@ def _classes(heads: pandas.DataFrame) -> Iterator[Finding]:
 
 def _temperature(heads: pandas.DataFrame) -> Iterator[Finding]:
     for stack, block in stacks(heads):
-        means = known(block, "entropy").groupby("layer")["entropy"].mean()
+        measured = known(block, "entropy")
+        selecting = _without_sinks(measured)
+        means = selecting.groupby("layer")["entropy"].mean()
         if len(means) < 2:
             continue
         low, high = means.idxmin(), means.idxmax()
         if means[high] - means[low] < WARMER:
             continue
+        which = f"{stack}heads{' that are no sinks' * (len(selecting) < len(measured))}"
         sentence = (
-            f"The mean entropy of the {stack}heads is lowest in layer {low} ({means[low]:.2f} nats) and highest in"
+            f"The mean entropy of the {which} is lowest in layer {low} ({means[low]:.2f} nats) and highest in"
             f" layer {high} ({means[high]:.2f} nats): layer {low} selects the most, layer {high} averages the most."
         )
         yield Finding("Cold and warm layers", sentence, "entropy")

@@ -8,7 +8,7 @@ from report.sample import inspection
 
 import massieu
 from massieu import assets
-from massieu.inspection.findings import Finding, findings
+from massieu.inspection.findings import ENOUGH_TOKENS, Finding, findings
 from massieu.inspection.loading import load
 from massieu.inspection.quantities import QUANTITIES
 
@@ -310,9 +310,38 @@ def test_sinks_are_not_sharp_heads():
     assert found.where == (("decoder", 1, 0),)
     only_sinks = heads(**sharp, sink_mass=[0.9, 0.9, 0.9, 0.1])
     assert titled("Sharp heads", only_sinks, None, FACTS) is titled("A sharp head", only_sinks, None, FACTS) is None
-    assert titled("Broad attention", only_sinks, None, FACTS).sentence.startswith(
-        "Apart from 3 sinks, which rest on the first token, no head is sharp: the only other one has an entropy of 3.60 nats"
+    one_sink = heads(**{**sharp, "perplexity": [1.2, 9.0, 8.0, 40.0]}, sink_mass=[0.9, 0.1, 0.1, 0.1])
+    assert titled("Broad attention", one_sink, None, FACTS).sentence.startswith(
+        "Apart from 1 sink, which rests on the first token, no head is sharp: "
     )
+
+
+def test_attention_is_not_called_broad_where_most_heads_are_sinks():
+    table = {"perplexity": [2.5, 3.0, 8.0, 40.0], "entropy": [0.6, 0.8, 1.9, 3.6]}
+    for sinks, told in (([0.9, 0.8, 0.4, 0.1], False), ([0.9, 0.8, 0.1, 0.1], True), ([0.1] * 4, True)):
+        found = findings(heads(**table, sink_mass=sinks), None, FACTS)
+        assert ("Broad attention" in {each.title for each in found}) is told
+
+
+def test_sinks_that_read_only_the_first_token_are_not_said_to_read_elsewhere():
+    only = titled("Attention sinks", heads(sink_mass=[0.1, 0.995, 0.999]), None, FACTS).sentence
+    assert only.endswith("Each of them puts more than 99\u202f% there: on this text it reads almost nothing else.")
+    one = titled("Attention sinks", heads(sink_mass=[0.1, 0.995]), None, FACTS).sentence
+    assert one.endswith("On this text it reads almost nothing else.")
+    some = titled("Attention sinks", heads(sink_mass=[0.1, 0.995, 0.5]), None, FACTS).sentence
+    assert "1 of them puts more than 99\u202f% there: on this text it reads almost nothing else." in some
+    assert some.endswith("The other is not idle: the mean hides the rows on which it reads elsewhere.")
+
+
+def test_a_layer_of_sinks_is_not_said_to_select_the_most():
+    table = heads(entropy=[1.0, 1.2, 0.05, 2.0, 2.6, 2.7], sink_mass=[0.1, 0.1, 0.9, 0.1, 0.1, 0.1])
+    sentence = titled("Cold and warm layers", table, None, FACTS).sentence
+    assert sentence == (
+        "The mean entropy of the heads that are no sinks is lowest in layer 0 (1.10 nats) and highest in layer 2 (2.65"
+        " nats): layer 0 selects the most, layer 2 averages the most."
+    )
+    only_sinks = table.assign(sink_mass=0.9)
+    assert titled("Cold and warm layers", only_sinks, None, FACTS) is None
 
 
 def test_sinks_are_not_called_idle():
@@ -326,6 +355,22 @@ def test_ranks_and_fits_need_two_tokens_per_dimension():
     for tokens, told in ((62, False), (1000, True)):
         found = findings(heads(entropy=[1.0]), layers(**columns, tokens=[tokens] * 2), {"model": {"hidden": 384}})
         assert ({"effective_rank", "fc_linear_r2"} <= {each.quantity for each in found}) is told
+
+
+@pytest.mark.parametrize("number", [1, 12, ENOUGH_TOKENS - 1])
+def test_findings_of_a_very_short_text_begin_with_a_warning(number):
+    document = inspection(6, 12)
+    table, blocks = pandas.DataFrame(document["heads"]), pandas.DataFrame(document["layers"])
+    text = {**document["facts"]["text"], "counted_tokens": number}
+    found = findings(table, blocks, {**document["facts"], "text": text})
+    assert found[0].title == "A very short text"
+    assert found[0].sentence == (
+        f"Only {number} content token{'s' * (number > 1)} {'were' if number > 1 else 'was'} counted: the findings describe"
+        f" this text rather than the model. Give at least {ENOUGH_TOKENS} tokens, better a few thousand."
+    )
+    assert len(found) <= 6
+    text["counted_tokens"] = ENOUGH_TOKENS
+    assert findings(table, blocks, {**document["facts"], "text": text})[0].title != "A very short text"
 
 
 def test_the_length_stands_beside_the_classes():
