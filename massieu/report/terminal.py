@@ -10,6 +10,7 @@ from massieu.checks import visible
 from massieu.report import changes
 from massieu.report.changes import Change
 from massieu.report.pages import distinct_names
+from massieu.report.theory import ABOUT_VERDICTS
 
 __all__ = [
     "made_visible",
@@ -92,6 +93,7 @@ def show_inspection(document: Mapping[str, Any], console: Any) -> None:
         console.print(Text.assemble((f"{finding['title']}: ", "bold"), finding["sentence"]))
     if document.get("predictions"):
         console.print(_predictions_table(document["predictions"]))
+        console.print(Text(ABOUT_VERDICTS, style="dim"))
     for note in document["notes"]:
         console.print(Text(note, style="dim"))
 
