@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from massieu.inspection.predictions import tokens_per_dimension
 from massieu.inspection.wording import (
+    above,
     capital,
     count,
     decimals,
@@ -78,7 +79,7 @@ def findings(heads: pandas.DataFrame, layers: pandas.DataFrame | None, facts: di
         >>> row = {"stack": "decoder", "layer": 0, "head": 0, "perplexity": 1.5, "entropy": 0.3}
         >>> heads = pandas.DataFrame([row])
         >>> findings(heads, None, {})[0].sentence
-        'The only head effectively reads fewer than two tokens: its entropy is 0.30 nats (1.5 tokens).'
+        'The only head effectively reads fewer than two tokens: its entropy is 0.30 nats (mean perplexity 1.5 tokens).'
     """
     fitted = layers if tokens_per_dimension(layers, facts) >= ENOUGH_FOR_FITS else None
     observed = [
@@ -233,7 +234,7 @@ def _sinks_counted(number: int) -> str:
 def _amount(row: pandas.Series) -> str:
     error = row.get("entropy_se")
     spread = f" ± {error:.2f}" if error is not None and error >= 0.005 else ""
-    return f"{decimals(row['entropy'])}{spread} nats ({row['perplexity']:.1f} tokens)"
+    return f"{decimals(row['entropy'])}{spread} nats (mean perplexity {row['perplexity']:.1f} tokens)"
 
 
 def _sinks(heads: pandas.DataFrame) -> Iterator[Finding]:
@@ -245,9 +246,9 @@ def _sinks(heads: pandas.DataFrame) -> Iterator[Finding]:
     who = f"{count(len(sinks), len(measured), 'head')}, in {layer_ranges(sinks)},"
     sentence = f"{who} {'puts' if len(sinks) == 1 else 'put'} more than {SINK:.0%} of the attention on the first token"
     if len(sinks) > 1:
-        sentence += f"; the strongest, {head_name(strongest, heads)}, puts {strongest['sink_mass']:.0%} there"
+        sentence += f"; the strongest, {head_name(strongest, heads)}, puts {above(strongest['sink_mass'], SINK)} there"
     else:
-        sentence += f": {head_name(strongest, heads)} with {strongest['sink_mass']:.0%}"
+        sentence += f": {head_name(strongest, heads)} with {above(strongest['sink_mass'], SINK)}"
     yield Finding("Attention sinks", percent(f"{sentence}. {_elsewhere(sinks)}"), "sink_mass", places(sinks))
 
 
@@ -312,7 +313,8 @@ def _neighbours(heads: pandas.DataFrame, column: str, token: str, title: str) ->
         return
     who = f"{count(len(local), len(measured), 'head')}, in {layer_ranges(local)},"
     sentence = f"{who} {'gives' if len(local) == 1 else 'give'} more than {LOCAL:.0%} of the attention to {token}"
-    first = f"{'most ' if len(local) > 1 else ''}{head_name(local.iloc[0], heads)} with {local.iloc[0][column]:.0%}"
+    share = above(local.iloc[0][column], LOCAL)
+    first = f"{'most ' if len(local) > 1 else ''}{head_name(local.iloc[0], heads)} with {share}"
     yield Finding(title, f"{percent(f'{sentence}, {first}')}: {FOLLOWS[column]}.", column, places(local))
 
 
@@ -447,7 +449,8 @@ def _distances(layers: pandas.DataFrame | None, kind: _Distances) -> Iterator[Fi
         if len(clear) == len(measured) > 1:
             which = f"every {stack}layer"
         most = _factors(clear.loc[(kind.beyond * clear["beyond"]).idxmax()])
-        sentence = f"Attention {kind.verb} its permuted control does in {which}, most in {most}: {kind.follows}."
+        where = f"{which}, most in {most}" if len(clear) > 1 else f"{stack}{most}"
+        sentence = f"Attention {kind.verb} its permuted control does in {where}: {kind.follows}."
         yield Finding(kind.title, sentence, "expansion")
         return
 

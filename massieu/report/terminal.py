@@ -70,7 +70,7 @@ def show_inspection(document: Mapping[str, Any], console: Any) -> None:
     console.print(
         Text(
             f"{facts['heard']['sentence']}; {text['counted_tokens']:,} of {text['tokens']:,} tokens counted,"
-            f" {text['documents']} documents, {facts['seconds']:.1f} s"
+            f" {text['documents']:,} document{'' if text['documents'] == 1 else 's'}, {facts['seconds']:.1f} s"
         )
     )
     quantities, layers = document["quantities"], {(row["stack"], row["layer"]): row for row in document["layers"]}

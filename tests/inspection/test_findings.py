@@ -35,7 +35,7 @@ def test_sharp_heads_are_counted_and_the_sharpest_is_named():
     found = titled("Sharp heads", table, None, FACTS)
     assert found.sentence == (
         "2 of 4 heads, in layers 0 and 1, effectively read fewer than two tokens; the sharpest, head 0 of layer 0, has an"
-        " entropy of 0.15 ± 0.01 nats (1.2 tokens). What such a head writes is nearly the value of one token."
+        " entropy of 0.15 ± 0.01 nats (mean perplexity 1.2 tokens). What such a head writes is nearly the value of one token."
     )
     assert found.where == (("decoder", 0, 0), ("decoder", 1, 0))
 
@@ -43,6 +43,26 @@ def test_sharp_heads_are_counted_and_the_sharpest_is_named():
 def test_an_entropy_that_two_decimals_cannot_show_is_not_zero():
     table = heads(perplexity=[1.0, 9.0], entropy=[0.0042, 2.1])
     assert "entropy of 0.004 nats" in titled("A sharp head", table, None, FACTS).sentence
+
+
+def test_a_count_of_tokens_that_is_no_power_of_the_entropy_has_its_own_name():
+    """The mean over rows of e^H is larger than e to the mean of H: 2.1 tokens beside 0.58 nats are no mistake."""
+    table = heads(perplexity=[2.1, 9.0], entropy=[0.58, 2.1])
+    assert (
+        "an entropy of 0.58 nats (mean perplexity 2.1 tokens)" in titled("Broad attention", table, None, FACTS).sentence
+    )
+
+
+@pytest.mark.parametrize(
+    ("column", "bound", "title"),
+    [("sink_mass", 30, "Attention sinks"), ("next_mass", 40, "Heads that look one token ahead")],
+)
+def test_a_share_above_a_bound_does_not_look_equal_to_it(column, bound, title):
+    for above, written in ((0.004, ".4"), (0.0004, ".04"), (0.006, None)):
+        sentence = titled(title, heads(**{column: [bound / 100 + above, 0.1]}), None, FACTS).sentence
+        assert f"more than {bound}\u202f%" in sentence
+        expected = f"{bound}{written}" if written else f"{bound + 1}"
+        assert f"with {expected}\u202f%" in sentence
 
 
 def test_broad_heads_are_not_called_sharp():
@@ -154,7 +174,8 @@ def test_contraction_is_reported_as_well_as_expansion():
     table = layers(**columns)
     found = titled("Contracting layers", heads(entropy=[1.0]), table, FACTS)
     assert "in layers 2 and 3, most in layer 3 (by a factor of 0.800 against 1.100): " in found.sentence
-    assert "in layer 0, most" in titled("Expanding layers", heads(entropy=[1.0]), table, FACTS).sentence
+    alone = titled("Expanding layers", heads(entropy=[1.0]), table, FACTS).sentence
+    assert "does in layer 0 (by a factor of 1.300 against 1.100): " in alone
     assert titled("Distances as in the control", heads(entropy=[1.0]), table, FACTS) is None
 
 
@@ -164,7 +185,7 @@ def test_a_layer_that_pushes_tokens_apart_is_never_called_contracting():
     assert not {"Contracting layers", "Expanding layers"} & {each.title for each in found}
     (weaker,) = (each.sentence for each in found if each.quantity == "expansion")
     assert weaker.startswith(
-        "Attention pushes tokens apart less than its permuted control does in layer 1, most in layer 1"
+        "Attention pushes tokens apart less than its permuted control does in layer 1"
         " (by a factor of 1.084 against 1.133): there tokens move apart"
     )
     assert "alike" not in weaker

@@ -112,3 +112,12 @@ def test_a_prediction_that_fails_is_said_to_be_no_fault_of_the_model(view):
 
 def test_nothing_is_said_about_verdicts_where_there_are_none():
     assert "fails" not in shown(inspection(2, 2) | {"predictions": []})
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(1, ", 1 document, "), (2, ", 2 documents, "), (1200, ", 1,200 documents, ")]
+)
+def test_documents_are_counted_in_the_singular_and_in_the_plural(number, words):
+    document = inspection(2, 2)
+    document["facts"]["text"]["documents"] = number
+    assert words in shown(document | {"predictions": []})
