@@ -16,7 +16,7 @@ Document = Mapping[str, Any]
 Place = tuple[Any, ...]
 DIFFERENT_TEXTS = "These runs read different texts, so a difference may come from the text and not from the model."
 NO_LOSS = "A comparison of attention does not measure the loss: evaluate the models as well before you call them equal."
-COMMON = 0.75  # of the heads or layers that must change in the direction of the mean before it is called the direction
+COMMON = 0.75  # of the heads or layers that change: the least share that goes with the mean if that is the direction
 DOMINANT = 0.5 + 1e-9  # of the summed absolute changes, without the rounding of equal halves
 NEWS = 0.1  # size from which a change gets a sentence
 LEAST_SPREAD = 0.01  # of the mean magnitude; a smaller spread is no unit to measure changes in
@@ -47,6 +47,7 @@ class Change:
         unit: what the size is a multiple of: the spread among the heads or layers of the first run, or the standard
             error or a hundredth of the values where these are larger.
         risen: the share of heads or layers that are higher in the last run than in the first; None where they differ.
+        fallen: the share that are lower.
         beyond: how many heads or layers change by more than two standard errors of the difference, and how many have
             standard errors; None where there are none. The errors are added as if the runs had read different texts:
             on the same text smaller changes may be real as well.
@@ -62,6 +63,7 @@ class Change:
     size: float
     unit: str
     risen: float | None
+    fallen: float | None
     beyond: tuple[int, int] | None
     layer: str | None
 
@@ -100,9 +102,10 @@ def _change(name: str, which: str, runs: Sequence[Document]) -> Change | None:
     }
     unit = max(units, key=units.__getitem__)
     risen = fmean(difference > 0 for difference in paired.values()) if paired else None
+    fallen = fmean(difference < 0 for difference in paired.values()) if paired else None
     beyond = _beyond(paired, *(_values(run, which, f"{name}_se") for run in (runs[0], runs[-1])))
     size = size / units[unit] if size else 0.0
-    return Change(name, means, errors, change, absolute, size, unit, risen, beyond, _dominant(paired))
+    return Change(name, means, errors, change, absolute, size, unit, risen, fallen, beyond, _dominant(paired))
 
 
 def _dominant(paired: Mapping[Place, float]) -> str | None:
@@ -169,8 +172,8 @@ def sentences(runs: Sequence[Document]) -> list[tuple[str, str, str]]:
 def _told(change: Change, runs: Sequence[Document]) -> tuple[str, str, str]:
     facts = _quantities(runs)[change.quantity]
     rises = change.change > 0
-    share = None if change.risen is None else change.risen if rises else 1 - change.risen
-    if share is not None and share < COMMON:
+    along, against = (change.risen, change.fallen) if rises else (change.fallen, change.risen)
+    if along is not None and against is not None and along < COMMON * (along + against):
         title = f"{facts['title']} changes {f'mostly in {change.layer}' if change.layer else 'in both directions'}"
     else:
         title = TOLD.get(change.quantity, (f"A fall of “{facts['title']}”", f"A rise of “{facts['title']}”"))[rises]

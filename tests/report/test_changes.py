@@ -70,6 +70,13 @@ def test_a_layer_that_holds_most_of_a_change_is_named():
     assert "on average over the heads, most of it in layer 2, " in changes.overall(runs)
 
 
+def test_heads_that_do_not_change_do_not_count_as_a_direction():
+    titles = {title for title, _, _ in changes.sentences(moved([1.0, 0, 0, 0] * 2))}
+    assert titles == {"Attention gets broader"}
+    titles = {title for title, _, _ in changes.sentences(moved([-1.0, 0, 0, 0] * 2))}
+    assert titles == {"Attention gets sharper"}
+
+
 def test_a_layer_that_only_leads_is_not_said_to_hold_most_of_a_change():
     for by in ([1.0, -1.0] * 4, [0.5] * 8):  # two layers with half each
         runs = moved(by)
