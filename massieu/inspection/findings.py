@@ -10,10 +10,11 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from massieu.inspection.predictions import tokens_per_dimension
 from massieu.inspection.wording import (
+    above,
     capital,
     count,
     decimals,
@@ -32,8 +33,10 @@ if TYPE_CHECKING:
 __all__ = ["Finding", "findings"]
 
 MOST = 6
+COLLAPSED = 0.1  # nats, of the median over the heads of a layer: the gate ``median(entropy) by layer < 0.1``
 SHARP_TOKENS = 2.0
 SINK = 0.3
+ONLY = 0.99  # of the attention on the first token: next to nothing is left for other tokens
 RESTS = 0.5  # of the attention of a sharp head on the first token: it is sharp because it is a sink
 LOCAL = 0.4
 BEYOND_CONTROL = 0.01
@@ -42,6 +45,7 @@ COSINE_TURN = 0.1
 RANK_TURN = 0.1  # of the logarithm of the rank: about a tenth of the rank
 CHANGES = 4  # told of a course over the layers, the largest
 WARMER = 0.1  # nats
+ENOUGH_TOKENS = 64  # content tokens; with fewer, findings begin with a warning
 ENOUGH_FOR_FITS = 2  # tokens per dimension for ranks and linear fits, as in the notes of the layers
 
 
@@ -75,18 +79,20 @@ def findings(heads: pandas.DataFrame, layers: pandas.DataFrame | None, facts: di
         >>> row = {"stack": "decoder", "layer": 0, "head": 0, "perplexity": 1.5, "entropy": 0.3}
         >>> heads = pandas.DataFrame([row])
         >>> findings(heads, None, {})[0].sentence
-        'The only head effectively reads fewer than two tokens: its entropy is 0.30 nats (1.5 tokens).'
+        'The only head effectively reads fewer than two tokens: its entropy is 0.30 nats (mean perplexity 1.5 tokens).'
     """
     fitted = layers if tokens_per_dimension(layers, facts) >= ENOUGH_FOR_FITS else None
     observed = [
+        *_short(heads, facts),
         *_broken(heads, facts),
+        *_collapsed(heads),
         *_sharp(heads),
         *_sinks(heads),
+        *_resting(heads),
         *_massive(layers),
         *_rank(fitted),
         *_similarity(layers),
-        *_expanding(layers),
-        *_contracting(layers),
+        *(found for kind in DISTANCES for found in _distances(layers, kind)),
         *_neighbours(heads, "previous_mass", "the token before", "Heads that look one token back"),
         *_neighbours(heads, "next_mass", "the token after", "Heads that look one token ahead"),
         *_linear(fitted),
@@ -97,6 +103,17 @@ def findings(heads: pandas.DataFrame, layers: pandas.DataFrame | None, facts: di
         *_temperature(heads),
     ]
     return observed[:MOST]
+
+
+def _short(heads: pandas.DataFrame, facts: dict[str, Any]) -> Iterator[Finding]:
+    tokens = facts.get("text", {}).get("counted_tokens")
+    if not isinstance(tokens, int) or tokens >= ENOUGH_TOKENS or known(heads, "rows").empty:
+        return
+    sentence = (
+        f"Only {tokens} content {'token was' if tokens == 1 else 'tokens were'} counted: the findings describe this"
+        f" text rather than the model. Give at least {ENOUGH_TOKENS} tokens, better a few thousand."
+    )
+    yield Finding("A very short text", sentence, "rows")
 
 
 def _broken(heads: pandas.DataFrame, facts: dict[str, Any]) -> Iterator[Finding]:
@@ -120,6 +137,49 @@ def _broken(heads: pandas.DataFrame, facts: dict[str, Any]) -> Iterator[Finding]
         f" {'is' if len(broken) == 1 else 'are'} affected; all other values describe the intact rows only. {cause}"
     )
     yield Finding("Broken attention rows", sentence, "broken_rows", places(broken))
+
+
+def _collapsed(heads: pandas.DataFrame) -> Iterator[Finding]:
+    """Layers whose median entropy is near zero although their heads do not rest on the first token."""
+    low = _low_layers(heads)
+    found = low[~low["rests"]]
+    if len(found):
+        sentence = (
+            f"{_low_sentence(found)}: almost every row of these heads reads one token. Training such a layer"
+            " gets little gradient; compare with an earlier checkpoint."
+        )
+        yield Finding("Collapsed attention", sentence, "entropy", places(found[found["entropy"] < COLLAPSED]))
+
+
+def _resting(heads: pandas.DataFrame) -> Iterator[Finding]:
+    """Layers whose median entropy is near zero because their heads rest on the first token."""
+    low = _low_layers(heads)
+    found = low[low["rests"]]
+    if len(found):
+        sentence = (
+            f"{_low_sentence(found)}, because most heads rest on the first token: such sinks are common in healthy"
+            " models, so a low median entropy there is by itself no sign of collapsed attention."
+        )
+        yield Finding(
+            "Layers that rest on the first token", sentence, "sink_mass", places(found[found["entropy"] < COLLAPSED])
+        )
+
+
+def _low_layers(heads: pandas.DataFrame) -> pandas.DataFrame:
+    """Return the heads of layers with a median entropy near zero, with it and whether most rest on the first token."""
+    measured = known(heads, "entropy")
+    resting = known(measured, "sink_mass").query("sink_mass > @RESTS").index
+    by = [name for name in ("stack", "layer") if name in measured]
+    layers = measured.assign(rests=measured.index.isin(resting)).groupby(by)
+    median, rests = layers["entropy"].transform("median"), layers["rests"].transform("mean") > 0.5
+    return measured.assign(median=median, rests=rests)[median < COLLAPSED]
+
+
+def _low_sentence(heads: pandas.DataFrame) -> str:
+    which = layer_ranges(heads)
+    several = "layers" in which or " and " in which
+    median = f"{'lowest ' * several}median {decimals(heads['median'].min())} nats"
+    return f"In {which} at least half of the heads have an entropy below {COLLAPSED} nats ({median})"
 
 
 def _sharp(heads: pandas.DataFrame) -> Iterator[Finding]:
@@ -146,7 +206,7 @@ def _sharp(heads: pandas.DataFrame) -> Iterator[Finding]:
 def _broad(heads: pandas.DataFrame) -> Iterator[Finding]:
     measured, sharp, sinks = _sharp_and_sinks(heads)
     others = measured.drop(sinks.index)
-    if others.empty or len(sharp):
+    if others.empty or len(sharp) or len(_without_sinks(measured)) < len(measured) / 2:
         return
     who = (
         f"the sharpest, {head_name(others.iloc[0], heads)},"
@@ -174,7 +234,7 @@ def _sinks_counted(number: int) -> str:
 def _amount(row: pandas.Series) -> str:
     error = row.get("entropy_se")
     spread = f" ± {error:.2f}" if error is not None and error >= 0.005 else ""
-    return f"{decimals(row['entropy'])}{spread} nats ({row['perplexity']:.1f} tokens)"
+    return f"{decimals(row['entropy'])}{spread} nats (mean perplexity {row['perplexity']:.1f} tokens)"
 
 
 def _sinks(heads: pandas.DataFrame) -> Iterator[Finding]:
@@ -186,11 +246,30 @@ def _sinks(heads: pandas.DataFrame) -> Iterator[Finding]:
     who = f"{count(len(sinks), len(measured), 'head')}, in {layer_ranges(sinks)},"
     sentence = f"{who} {'puts' if len(sinks) == 1 else 'put'} more than {SINK:.0%} of the attention on the first token"
     if len(sinks) > 1:
-        sentence += f"; the strongest, {head_name(strongest, heads)}, puts {strongest['sink_mass']:.0%} there"
+        sentence += f"; the strongest, {head_name(strongest, heads)}, puts {above(strongest['sink_mass'], SINK)} there"
     else:
-        sentence += f": {head_name(strongest, heads)} with {strongest['sink_mass']:.0%}"
-    follows = "A sink does not make a head idle: the mean hides the rows on which it reads elsewhere."
-    yield Finding("Attention sinks", percent(f"{sentence}. {follows}"), "sink_mass", places(sinks))
+        sentence += f": {head_name(strongest, heads)} with {above(strongest['sink_mass'], SINK)}"
+    yield Finding("Attention sinks", percent(f"{sentence}. {_elsewhere(sinks)}"), "sink_mass", places(sinks))
+
+
+def _elsewhere(sinks: pandas.DataFrame) -> str:
+    """Say whether sinks read other tokens than the first."""
+    only = int((sinks["sink_mass"] > ONLY).sum())
+    if only == 0:
+        return "A sink does not make a head idle: the mean hides the rows on which it reads elsewhere."
+    if len(sinks) == 1:
+        return "On this text it reads almost nothing else."
+    who = "Each of them puts" if only == len(sinks) else f"{only} of them {'puts' if only == 1 else 'put'}"
+    reads = "they read" if 1 < only < len(sinks) else "it reads"
+    others = {
+        0: "",
+        1: " The other is not idle: the mean hides the rows on which it reads elsewhere.",
+    }.get(len(sinks) - only, " The others are not idle: the mean hides the rows on which they read elsewhere.")
+    return f"{who} more than {ONLY:.0%} there: on this text {reads} almost nothing else.{others}"
+
+
+def _without_sinks(heads: pandas.DataFrame) -> pandas.DataFrame:
+    return heads.drop(known(heads, "sink_mass").query("sink_mass > @SINK").index)
 
 
 FOLLOWS = {
@@ -234,7 +313,8 @@ def _neighbours(heads: pandas.DataFrame, column: str, token: str, title: str) ->
         return
     who = f"{count(len(local), len(measured), 'head')}, in {layer_ranges(local)},"
     sentence = f"{who} {'gives' if len(local) == 1 else 'give'} more than {LOCAL:.0%} of the attention to {token}"
-    first = f"{'most ' if len(local) > 1 else ''}{head_name(local.iloc[0], heads)} with {local.iloc[0][column]:.0%}"
+    share = above(local.iloc[0][column], LOCAL)
+    first = f"{'most ' if len(local) > 1 else ''}{head_name(local.iloc[0], heads)} with {share}"
     yield Finding(title, f"{percent(f'{sentence}, {first}')}: {FOLLOWS[column]}.", column, places(local))
 
 
@@ -317,37 +397,61 @@ def _extremes(values: Sequence[float]) -> list[int]:
     return kept
 
 
-def _expanding(layers: pandas.DataFrame | None) -> Iterator[Finding]:
-    yield from _distances(
-        layers,
+class _Distances(NamedTuple):
+    """A way in which attention changes distances between tokens: signs against the control and against no change."""
+
+    beyond: int
+    change: int
+    title: str
+    verb: str
+    follows: str
+
+
+DISTANCES = (
+    _Distances(
+        1,
         1,
         "Expanding layers",
         "pushes tokens further apart than",
         "there attention makes tokens easier to tell apart",
-    )
-
-
-def _contracting(layers: pandas.DataFrame | None) -> Iterator[Finding]:
-    yield from _distances(
-        layers,
+    ),
+    _Distances(
+        -1,
         -1,
         "Contracting layers",
-        "leaves tokens closer together than",
+        "pulls tokens closer together than",
         "there attention makes tokens more alike",
-    )
+    ),
+    _Distances(
+        -1,
+        1,
+        "Weakly expanding layers",
+        "pushes tokens apart less than",
+        "there tokens move apart, but their own updates add less distance than those of other tokens would",
+    ),
+    _Distances(
+        1,
+        -1,
+        "Weakly contracting layers",
+        "pulls tokens together less than",
+        "there tokens move closer, but their own updates take away less distance than those of other tokens would",
+    ),
+)
 
 
-def _distances(layers: pandas.DataFrame | None, sign: int, title: str, verb: str, follows: str) -> Iterator[Finding]:
+def _distances(layers: pandas.DataFrame | None, kind: _Distances) -> Iterator[Finding]:
     for stack, measured in _expansions(layers):
-        clear = measured[measured["clear"] & (sign * measured["beyond"] > 0)]
+        changing = kind.change * (measured["expansion"] - 1) > 2 * _column(measured, "expansion_se")
+        clear = measured[measured["clear"] & (kind.beyond * measured["beyond"] > 0) & changing]
         if clear.empty:
             continue
         which = layer_ranges(clear.drop(columns="stack", errors="ignore")).replace("layer", f"{stack}layer", 1)
         if len(clear) == len(measured) > 1:
             which = f"every {stack}layer"
-        most = _factors(clear.loc[(sign * clear["beyond"]).idxmax()])
-        sentence = f"Attention {verb} its permuted control does in {which}, most in {most}: {follows}."
-        yield Finding(title, sentence, "expansion")
+        most = _factors(clear.loc[(kind.beyond * clear["beyond"]).idxmax()])
+        where = f"{which}, most in {most}" if len(clear) > 1 else f"{stack}{most}"
+        sentence = f"Attention {kind.verb} its permuted control does in {where}: {kind.follows}."
+        yield Finding(kind.title, sentence, "expansion")
         return
 
 
@@ -372,10 +476,16 @@ def _expansions(layers: pandas.DataFrame | None) -> Iterator[tuple[str, pandas.D
         measured = known(block, "expansion", "expansion_control")
         if len(measured):
             beyond = measured["expansion"] - measured["expansion_control"]
-            errors = [name for name in ("expansion_se", "expansion_control_se") if name in measured]
-            squares = [measured[name].fillna(0) ** 2 for name in errors]
-            clear = (beyond.abs() > BEYOND_CONTROL) & (beyond.abs() > 2 * sum(squares, 0 * beyond) ** 0.5)
+            squares = _column(measured, "expansion_se") ** 2 + _column(measured, "expansion_control_se") ** 2
+            clear = (beyond.abs() > BEYOND_CONTROL) & (beyond.abs() > 2 * squares**0.5)
             yield stack, measured.assign(beyond=beyond, clear=clear)
+
+
+def _column(table: pandas.DataFrame, name: str) -> pandas.Series[float]:
+    """Return a column with zeros where it has no value or is missing."""
+    import pandas
+
+    return table[name].fillna(0.0) if name in table else pandas.Series(0.0, index=table.index)
 
 
 def _factors(row: pandas.Series) -> str:
@@ -422,14 +532,17 @@ def _classes(heads: pandas.DataFrame) -> Iterator[Finding]:
 
 def _temperature(heads: pandas.DataFrame) -> Iterator[Finding]:
     for stack, block in stacks(heads):
-        means = known(block, "entropy").groupby("layer")["entropy"].mean()
+        measured = known(block, "entropy")
+        selecting = _without_sinks(measured)
+        means = selecting.groupby("layer")["entropy"].mean()
         if len(means) < 2:
             continue
         low, high = means.idxmin(), means.idxmax()
         if means[high] - means[low] < WARMER:
             continue
+        which = f"{stack}heads{' that are no sinks' * (len(selecting) < len(measured))}"
         sentence = (
-            f"The mean entropy of the {stack}heads is lowest in layer {low} ({means[low]:.2f} nats) and highest in"
+            f"The mean entropy of the {which} is lowest in layer {low} ({means[low]:.2f} nats) and highest in"
             f" layer {high} ({means[high]:.2f} nats): layer {low} selects the most, layer {high} averages the most."
         )
         yield Finding("Cold and warm layers", sentence, "entropy")

@@ -9,7 +9,19 @@ if TYPE_CHECKING:
     import pandas
 
 __all__ = [
-    *("capital", "count", "decimals", "head_name", "known", "layer_ranges", "number", "percent", "places", "stacks"),
+    *(
+        "above",
+        "capital",
+        "count",
+        "decimals",
+        "head_name",
+        "known",
+        "layer_ranges",
+        "number",
+        "percent",
+        "places",
+        "stacks",
+    ),
     "stack_word",
 ]
 
@@ -102,6 +114,17 @@ def count(some: int, total: int, noun: str) -> str:
 def decimals(value: float) -> str:
     """Write two decimals, or one significant digit where they would show zero."""
     return f"{value:.1g}" if 0 < abs(value) < 0.005 else f"{value:.2f}"
+
+
+def above(share: float, bound: float) -> str:
+    """Write a share in percent, with as many decimals as it takes to look larger than a bound below it.
+
+    Example:
+        >>> above(0.77, 0.4), above(0.404, 0.4)
+        ('77%', '40.4%')
+    """
+    written = (f"{share:.{digits}%}" for digits in range(9) if f"{share:.{digits}%}" != f"{bound:.{digits}%}")
+    return next(written, f"{share:.9%}")
 
 
 def number(value: float) -> str:

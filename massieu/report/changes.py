@@ -16,7 +16,8 @@ Document = Mapping[str, Any]
 Place = tuple[Any, ...]
 DIFFERENT_TEXTS = "These runs read different texts, so a difference may come from the text and not from the model."
 NO_LOSS = "A comparison of attention does not measure the loss: evaluate the models as well before you call them equal."
-COMMON = 0.75  # of the heads or layers that must change in the direction of the mean before it is called the direction
+COMMON = 0.75  # of the heads or layers that change: the least share that goes with the mean if that is the direction
+DOMINANT = 0.5 + 1e-9  # of the summed absolute changes, without the rounding of equal halves
 NEWS = 0.1  # size from which a change gets a sentence
 LEAST_SPREAD = 0.01  # of the mean magnitude; a smaller spread is no unit to measure changes in
 
@@ -46,9 +47,12 @@ class Change:
         unit: what the size is a multiple of: the spread among the heads or layers of the first run, or the standard
             error or a hundredth of the values where these are larger.
         risen: the share of heads or layers that are higher in the last run than in the first; None where they differ.
+        fallen: the share that are lower.
         beyond: how many heads or layers change by more than two standard errors of the difference, and how many have
             standard errors; None where there are none. The errors are added as if the runs had read different texts:
             on the same text smaller changes may be real as well.
+        layer: name of the layer, of several, that holds more than half of the summed absolute changes; None if there is
+            none.
     """
 
     quantity: str
@@ -59,7 +63,9 @@ class Change:
     size: float
     unit: str
     risen: float | None
+    fallen: float | None
     beyond: tuple[int, int] | None
+    layer: str | None
 
 
 def table(runs: Sequence[Document]) -> list[Change]:
@@ -96,8 +102,25 @@ def _change(name: str, which: str, runs: Sequence[Document]) -> Change | None:
     }
     unit = max(units, key=units.__getitem__)
     risen = fmean(difference > 0 for difference in paired.values()) if paired else None
+    fallen = fmean(difference < 0 for difference in paired.values()) if paired else None
     beyond = _beyond(paired, *(_values(run, which, f"{name}_se") for run in (runs[0], runs[-1])))
-    return Change(name, means, errors, change, absolute, size / units[unit] if size else 0.0, unit, risen, beyond)
+    size = size / units[unit] if size else 0.0
+    return Change(name, means, errors, change, absolute, size, unit, risen, fallen, beyond, _dominant(paired))
+
+
+def _dominant(paired: Mapping[Place, float]) -> str | None:
+    """Name the layer that holds more than half of the absolute changes; its stack only where there are several."""
+    sums: dict[Place, float] = {}
+    for (stack, layer, _), difference in paired.items():
+        sums[stack, layer] = sums.get((stack, layer), 0.0) + abs(difference)
+    total = sum(sums.values())
+    if len(sums) < 2 or not total:
+        return None
+    stack, layer = largest = max(sums, key=sums.__getitem__)
+    if sums[largest] / total <= DOMINANT:
+        return None
+    several = len({each for each, _ in sums}) > 1
+    return f"{stack} layer {layer}" if several else f"layer {layer}"
 
 
 def _paired(first: Mapping[Place, float], last: Mapping[Place, float]) -> dict[Place, float]:
@@ -149,9 +172,9 @@ def sentences(runs: Sequence[Document]) -> list[tuple[str, str, str]]:
 def _told(change: Change, runs: Sequence[Document]) -> tuple[str, str, str]:
     facts = _quantities(runs)[change.quantity]
     rises = change.change > 0
-    share = None if change.risen is None else change.risen if rises else 1 - change.risen
-    if share is not None and share < COMMON:
-        title = f"{facts['title']} changes in both directions"
+    along, against = (change.risen, change.fallen) if rises else (change.fallen, change.risen)
+    if along is not None and against is not None and along < COMMON * (along + against):
+        title = f"{facts['title']} changes {f'mostly in {change.layer}' if change.layer else 'in both directions'}"
     else:
         title = TOLD.get(change.quantity, (f"A fall of “{facts['title']}”", f"A rise of “{facts['title']}”"))[rises]
     return title, " ".join(_clauses(change, facts)), change.quantity
@@ -163,8 +186,12 @@ def _clauses(change: Change, facts: Document) -> Iterator[str]:
     yield f"The mean over {which} of “{facts['title']}” goes {path}{unit}."
     if change.absolute is not None and change.risen is not None:
         where = f"every {which[:-1]}" if change.risen == 1 else f"{100 * change.risen:.0f}\u202f% of the {which}"
-        amount = f"A {which[:-1]} changes by {_amount(change.absolute, facts)} on average"
+        amount = f"A {which[:-1]} changes by {_amount(change.absolute, facts)} on average{_mostly(change)}"
         yield f"{amount}; it rises in {where}{_counted(change, which)}."
+
+
+def _mostly(change: Change) -> str:
+    return f", most of it in {change.layer}" if change.layer else ""
 
 
 def _counted(change: Change, which: str) -> str:
@@ -186,7 +213,7 @@ def overall(runs: Sequence[Document]) -> str:
     if change.absolute is None:
         amount = f"{_amount(abs(change.change), facts)} in the mean over the {which}"
     else:
-        amount = f"{_amount(change.absolute, facts)} on average over the {which}"
+        amount = f"{_amount(change.absolute, facts)} on average over the {which}{_mostly(change)}"
     times = "less than a tenth of" if change.size < NEWS else f"{change.size:.1f} times"
     return f"The largest change is that of {facts['title']}: {amount}, {times} {change.unit}{_counted(change, which)}."
 

@@ -38,7 +38,7 @@ def render(inspection: Document) -> str:
     """
     _check(inspection)
     values = {"rulers": theory.rulers(inspection), "experiments": theory.summary(inspection)}
-    values |= {"usual": usual(inspection), "reference": reference()}
+    values |= {"usual": usual(inspection), "reference": reference(), "about_verdicts": theory.ABOUT_VERDICTS}
     return _page("inspection.html", [inspection], run={"predictions": [], **inspection}, **values)
 
 

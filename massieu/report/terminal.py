@@ -10,6 +10,7 @@ from massieu.checks import visible
 from massieu.report import changes
 from massieu.report.changes import Change
 from massieu.report.pages import distinct_names
+from massieu.report.theory import ABOUT_VERDICTS
 
 __all__ = [
     "made_visible",
@@ -71,7 +72,7 @@ def show_inspection(document: Mapping[str, Any], console: Any) -> None:
     console.print(
         Text(
             f"{facts['heard']['sentence']}; {text['counted_tokens']:,} of {text['tokens']:,} tokens counted,"
-            f" {text['documents']} documents, {facts['seconds']:.1f} s"
+            f" {text['documents']:,} document{'' if text['documents'] == 1 else 's'}, {facts['seconds']:.1f} s"
         )
     )
     quantities, layers = document["quantities"], {(row["stack"], row["layer"]): row for row in document["layers"]}
@@ -94,6 +95,7 @@ def show_inspection(document: Mapping[str, Any], console: Any) -> None:
         console.print(Text.assemble((f"{finding['title']}: ", "bold"), finding["sentence"]))
     if document.get("predictions"):
         console.print(_predictions_table(document["predictions"]))
+        console.print(Text(ABOUT_VERDICTS, style="dim"))
     for note in document["notes"]:
         console.print(Text(note, style="dim"))
 

@@ -8,11 +8,16 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, NamedTuple
 
-__all__ = ["CONTROL", "THEORY", "Point", "Ruler", "beyond", "place", "rulers", "summary"]
+__all__ = ["ABOUT_VERDICTS", "CONTROL", "THEORY", "Point", "Ruler", "beyond", "place", "rulers", "summary"]
 
 CONSTRUCTED, BAND = "X2 constructed", "kurtosis_band"
 CONTROL, THEORY = 20, 85  # per cent of the length of a track
 EDGE = 0.8
+ABOUT_VERDICTS = (
+    "“fails” describes the theory on this model and is no fault of the model. A control that does worse than chance"
+    " counts as chance."
+)
+"""What a reader of verdicts on predictions has to know, in the terminal and on the page."""
 
 
 class Point(NamedTuple):

@@ -44,7 +44,7 @@ WORDS = {
     ),
     "sink": Word(
         "Sink",
-        "A head that puts much of its attention on the first token. The mean of such a head hides the rows on which it"
+        "A head that puts much of its attention on the first token. The mean of such a head can hide rows on which it"
         " reads elsewhere.",
     ),
     "usual": Word(

@@ -1,9 +1,16 @@
 """Predictions of the theory beside their controls, with verdicts that a short text cannot give."""
 
+import dataclasses
+import io
+
 import pandas
 import pytest
+from report.sample import inspection
+from rich.console import Console
 
 from massieu.inspection.predictions import TOKENS_PER_DIMENSION, predictions
+from massieu.report import render
+from massieu.report.terminal import show_inspection
 
 FACTS = {"model": {"head_width": 32, "hidden": 384}}
 
@@ -82,3 +89,35 @@ def test_different_models_get_different_tables():
     first = predictions(heads(entropy=[1.0]), layers(ascent_cosine=[0.9, 0.9], ascent_control=[0.0, 0.0]), FACTS)
     second = predictions(heads(entropy=[1.0]), layers(ascent_cosine=[0.9, 0.1], ascent_control=[0.0, 0.0]), FACTS)
     assert [each.sentence for each in first] != [each.sentence for each in second]
+
+
+def judged():
+    """The document of an inspection in which the theory fails beside a control that does worse than chance."""
+    found = only(heads(entropy=[1.0]), layers(corollary_r2=[0.1, 0.1], corollary_control=[-9.0, -9.0]))
+    return inspection(2, 2) | {"predictions": [dataclasses.asdict(found)]}
+
+
+def shown(document):
+    console = Console(width=400, record=True, file=io.StringIO())
+    show_inspection(document, console)
+    return console.export_text()
+
+
+@pytest.mark.parametrize("view", [shown, lambda document: render(document).split('id="theory"')[1].split("<h3>")[1]])
+def test_a_prediction_that_fails_is_said_to_be_no_fault_of_the_model(view):
+    text = view(judged())
+    assert "“fails” describes the theory on this model and is no fault of the model." in text
+    assert "A control that does worse than chance counts as chance." in text
+
+
+def test_nothing_is_said_about_verdicts_where_there_are_none():
+    assert "fails" not in shown(inspection(2, 2) | {"predictions": []})
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(1, ", 1 document, "), (2, ", 2 documents, "), (1200, ", 1,200 documents, ")]
+)
+def test_documents_are_counted_in_the_singular_and_in_the_plural(number, words):
+    document = inspection(2, 2)
+    document["facts"]["text"]["documents"] = number
+    assert words in shown(document | {"predictions": []})

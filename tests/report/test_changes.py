@@ -56,6 +56,51 @@ def test_opposite_changes_are_told():
     assert "rises in 50\u202f% of the heads" in sentence
 
 
+def test_a_layer_that_holds_most_of_a_change_is_named():
+    runs = moved([0.1, -0.1] * 2 + [1, -1] * 2 + [0.1, 0.1], shape=(5, 2))
+    assert change_of("entropy", runs).layer is None  # layers 2 and 3 hold two each of 4.6
+    runs = moved([0.1, -0.1] * 2 + [1, -1] + [0.1, -0.1] * 2, shape=(5, 2))
+    assert change_of("entropy", runs).layer == "layer 2"
+    found = {title: sentence for title, sentence, _ in changes.sentences(runs)}
+    assert (
+        "A head changes by 0.28 nats on average, most of it in layer 2; it rises in"
+        in found["Entropy changes mostly in layer 2"]
+    )
+    assert not any("both directions" in title for title in found)
+    assert "on average over the heads, most of it in layer 2, " in changes.overall(runs)
+
+
+def test_heads_that_do_not_change_do_not_count_as_a_direction():
+    titles = {title for title, _, _ in changes.sentences(moved([1.0, 0, 0, 0] * 2))}
+    assert titles == {"Attention gets broader"}
+    titles = {title for title, _, _ in changes.sentences(moved([-1.0, 0, 0, 0] * 2))}
+    assert titles == {"Attention gets sharper"}
+
+
+def test_a_layer_that_only_leads_is_not_said_to_hold_most_of_a_change():
+    for by in ([1.0, -1.0] * 4, [0.5] * 8):  # two layers with half each
+        runs = moved(by)
+        assert change_of("entropy", runs).layer is None
+        assert "most of it" not in changes.overall(runs)
+    only = moved([1.0, -1.0], shape=(1, 2))
+    assert change_of("entropy", only).layer is None
+    assert "Entropy changes in both directions" in {title for title, _, _ in changes.sentences(only)}
+
+
+def test_a_layer_of_one_among_several_stacks_is_named_with_its_stack():
+    first, last = inspection(2, 2, kind="both"), inspection(2, 2, kind="both")
+    for row in last["heads"]:
+        row["entropy"] += 1.0 * (row["stack"] == "cross" and row["layer"] == 1)
+    assert change_of("entropy", (first, last)).layer == "cross layer 1"
+
+
+def test_a_change_of_layers_names_the_layer_that_holds_most_of_it():
+    first, last = inspection(4, 2), inspection(4, 2)
+    last["layers"][3]["token_cosine"] += 0.5
+    (sentence,) = (sentence for _, sentence, quantity in changes.sentences([first, last]) if quantity == "token_cosine")
+    assert "on average, most of it in layer 3;" in sentence
+
+
 @pytest.mark.parametrize("value", [0.0, 0.5])
 def test_no_change_is_divided_by_a_spread_near_zero(value):
     first, last = inspection(2, 2), inspection(2, 2)
