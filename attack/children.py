@@ -75,6 +75,7 @@ def _become_command(arguments: Sequence[str], streams: Sequence[Path]) -> None:
             os.dup2(os.open(stream, os.O_WRONLY | os.O_APPEND), number)
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8", closefd=False) for number in (1, 2))  # noqa: SIM115
         resource.setrlimit(resource.RLIMIT_AS, (CEILING, CEILING))
         from massieu import cli
 
