@@ -29,7 +29,7 @@ browser:
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks $(ARGS)
 
-# Random and hostile input, damaged files and kills; about half an hour. ARGS="parts --seed 7" picks some.
+# Random and hostile input, damaged files and kills; a few minutes on a quiet machine. ARGS="parts --seed 7" picks some.
 attack: $(INSTALLED)
 	$(BIN)/python -m attack $(ARGS)
 

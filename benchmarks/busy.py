@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.busy`` measures how threads of OpenMP wait for each other: those that spin where a loop ends take
 the processor from each other and from other programs. The command line chooses how long they spin
-(``massieu.cli.SPINS``, by the load); the other rows are what it could have chosen instead. The exit code is 1 if the
+(``massieu.cli.SPINS``); the other rows are what it could have chosen instead. The exit code is 1 if the
 choice takes more than :data:`WANTED` times its quiet time.
 """
 
@@ -20,7 +20,6 @@ from collections.abc import Iterator, Mapping
 WANTED = 4.0
 SETTINGS: dict[str, dict[str, str]] = {
     "chosen": {},
-    "spinning for microseconds": {"GOMP_SPINCOUNT": "1000"},
     "spinning, as libgomp does by itself": {"GOMP_SPINCOUNT": "300000"},
     "sleeping at once": {"OMP_WAIT_POLICY": "PASSIVE"},
     "one thread": {"OMP_NUM_THREADS": "1"},

@@ -29,10 +29,9 @@ EXIT_CODES = (
     " 130 interrupted; 143 terminated; 141 nobody reads the output"
 )
 # Threads of OpenMP spin for milliseconds where a loop ends, and take the processor from each other and from other
-# programs: beside two busy ones an inspection took 9 to 20 times as long as alone. Spinning for some microseconds
-# costs 4 % on a quiet machine, not spinning at all 50 %. Where more runs than there are cores, not spinning took half
-# of the time of that; see benchmarks/busy.py.
-SPINS, LOADED_SPINS = {"GOMP_SPINCOUNT": "1000"}, {"GOMP_SPINCOUNT": "0"}
+# programs: beside two busy ones an inspection took 2.4, 6 and 53 times as long as alone. Spinning for some microseconds
+# costs 5 % on a quiet machine and takes twice as long beside them, not spinning at all costs 50 %: benchmarks/busy.py.
+SPINS = {"GOMP_SPINCOUNT": "1000"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -90,16 +89,8 @@ def _ending(error: BaseException) -> tuple[int, str]:
 def _wait_without_spinning() -> None:
     """Let threads of OpenMP sleep when they wait, unless it is too late or the user has chosen."""
     if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
-        for name, value in (LOADED_SPINS if _is_loaded() else SPINS).items():
+        for name, value in SPINS.items():
             os.environ.setdefault(name, value)
-
-
-def _is_loaded() -> bool:
-    """Whether other programs have kept all cores busy in the last minute, as far as the system tells."""
-    try:
-        return os.getloadavg()[0] >= (os.cpu_count() or 1)
-    except (AttributeError, OSError):  # Windows, or a system that does not count
-        return False
 
 
 def _open_streams() -> None:
