@@ -5,7 +5,7 @@ INSTALLED := .venv/.installed
 NATIVE := setup.py $(wildcard massieu/kernels/native/*)
 CPP := $(wildcard massieu/kernels/native/* tests/native/*)
 
-.PHONY: inspect compare test verify bench attack smollm2 reference lint format browser clean
+.PHONY: inspect compare test verify verify-full bench attack smollm2 reference lint format browser clean
 
 inspect: $(INSTALLED)
 	$(BIN)/massieu inspect --out report $(ARGS)
@@ -21,6 +21,10 @@ test: $(INSTALLED)
 
 verify: $(INSTALLED)
 	$(BIN)/massieu verify --out report/claims $(ARGS)
+
+# Sizes as in the papers; minutes. The page claims.md of the folder is a table of all verdicts.
+verify-full: $(INSTALLED)
+	$(BIN)/massieu verify --full --out report/claims-full $(ARGS)
 
 # Debian's Chromium, in which the pages are tested.
 browser:

@@ -158,23 +158,32 @@ class Trial:
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement with its experiment.
+    """A statement of a source with its experiment.
 
     Attributes:
         key: such as "C14".
-        source: document and place.
-        statement: what the source says, in our words.
-        formula: the same as plain text, as in :mod:`massieu.inspection.quantities`.
+        source: the document, one of :mod:`massieu.claims.sources`.
+        place: where in the document.
+        title: the statement in at most 60 characters, for tables.
+        wording: the statement of the source, in our words and no stronger than there.
+        reading: the statement that the experiment tests, with its sizes; "our reading" where it says more than the
+            wording.
+        reference: the independent computation or result with which the experiment compares.
+        formula: the statement as plain text, as in :mod:`massieu.inspection.quantities`.
         correction: the condition or the correction; empty if the statement holds as it stands.
         expected: the verdict that our mathematics gives.
         run: the experiment.
-        trials: how many times it runs, each with a seed of its own; the worst counts.
+        trials: number of runs, each with a seed of its own; the worst counts.
         on_model: whether it measures a trained model; then ``expected`` is that of the embedded one.
     """
 
     key: str
     source: str
-    statement: str
+    place: str
+    title: str
+    wording: str
+    reading: str
+    reference: str
     formula: str
     correction: str
     expected: Verdict

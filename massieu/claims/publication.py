@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import inspect
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from massieu.claims.claim import Claim
-from massieu.claims.verification import Result, figures_of
+from massieu.claims.verification import Result, figures_of, place_of
 from massieu.inspection.publishing import written_together
-from massieu.report.verdicts import VERDICTS, render_verdicts
+from massieu.report.verdicts import UNIT, VERDICTS, render_verdicts
 
-__all__ = ["described", "markdown", "save"]
+__all__ = ["described", "full_markdown", "markdown", "save"]
+
+COLUMNS = ("claim", "the source says", "tested", "place", "verdict", "measured", "control", "experiment")
 
 
 def save(results: Sequence[Result], folder: Path, facts: dict[str, Any]) -> Path:
@@ -27,41 +30,69 @@ def save(results: Sequence[Result], folder: Path, facts: dict[str, Any]) -> Path
         (place / "claims.html").write_text(page, encoding="utf-8")
         content = {"facts": facts, "claims": [result.to_dict() for result in results]}
         (place / "claims.json").write_text(json.dumps(content, allow_nan=False, indent=1), encoding="utf-8")
-        (place / "claims.md").write_text(markdown(results), encoding="utf-8")
+        table = full_markdown(results, facts) if facts.get("full") else markdown(results)
+        (place / "claims.md").write_text(table, encoding="utf-8")
     return folder / "claims.html"
 
 
 def markdown(results: Sequence[Result]) -> str:
-    """The claims as a page of the documentation, with links to their experiments."""
+    """The claims as a page of the documentation, a table for each subject, with links to their experiments."""
     lines = [
         "# Claims",
         "",
-        "Written by `massieu verify --out DIR`. Measured is the gap that decides the verdict, in units of what is"
-        " allowed; the control is the same measurement with one thing changed, so that it must break, in units of the"
-        " same bound. In italics: the condition, the correction, or what is true instead. Of the ledger's rows, C43 is"
-        " a definition and C49 cannot be tested here.",
+        f"Written by `massieu verify --out DIR`. {UNIT} The control is the same measurement with one thing changed, so"
+        " that it must break. In italics: the condition, the correction, or what is true instead."
+        " [All statements of the sources](coverage.md) lists what has no claim and why;"
+        " [how often single trials fail](reliability.md) what a verdict is worth, and [verdicts at full"
+        " size](claims-full.md) what other sizes say.",
+    ]
+    subjects: dict[str, list[Result]] = {}
+    for result in results:
+        subjects.setdefault(result.claim.run.__module__.rpartition(".")[0], []).append(result)
+    for subject, own in subjects.items():
+        lines += ["", f"## {_heading(subject)}", "", f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
+        for result in own:
+            control = None if result.evidence is None else result.evidence.gaps["control"]
+            cells = [*described(result.claim), VERDICTS[result.verdict], _share(result.decisive), _share(control)]
+            lines.append(f"| {' | '.join([*cells, _link(result.claim)])} |")
+    return "\n".join(lines) + "\n"
+
+
+def full_markdown(results: Sequence[Result], facts: Mapping[str, Any]) -> str:
+    """The verdicts at full size as a page of the documentation: what quick ones say is in the other table."""
+    lines = [
+        "# Claims at full size",
         "",
-        "| claim | statement | place | verdict | measured | control | experiment |",
-        "|---|---|---|---|---|---|---|",
+        f"Written by `make verify-full` with the seed {facts.get('seed')} in {facts.get('seconds')} seconds."
+        f" {UNIT} [The other table](claims.md) says what each claim says and tests.",
+        "",
+        "| claim | statement | verdict | measured | control | seconds |",
+        "|---|---|---|---|---|---|",
     ]
     for result in results:
         control = None if result.evidence is None else result.evidence.gaps["control"]
-        cells = [*described(result.claim), VERDICTS[result.verdict], _share(result.decisive), _share(control)]
-        lines.append(f"| {' | '.join([*cells, _link(result.claim)])} |")
+        title = result.claim.title.replace("|", "\\|")
+        numbers = [_share(result.decisive), _share(control), f"{result.seconds:.1f}"]
+        lines.append(f"| {' | '.join([result.claim.key, title, VERDICTS[result.verdict], *numbers])} |")
     return "\n".join(lines) + "\n"
 
 
 def described(claim: Claim) -> list[str]:
-    """Key, statement with formula and remark, and place, as cells of a table."""
+    """Key, what the source says, what is tested and against what, and the place, as cells of a table."""
     formula = f" `{claim.formula}`" if claim.formula else ""
     remark = f" *{claim.correction}*" if claim.correction else ""
-    statement = f"{claim.statement}{formula}{remark}"
-    return [cell.replace("|", "\\|") for cell in (claim.key, statement, claim.source)]
+    said = f"{claim.wording}{formula}{remark}"
+    tested = f"{claim.reading} Compared with {claim.reference}."
+    return [cell.replace("|", "\\|") for cell in (claim.key, said, tested, f"{claim.source}, {claim.place}")]
+
+
+def _heading(subject: str) -> str:
+    return (importlib.import_module(subject).__doc__ or subject).strip().rstrip(".")
 
 
 def _link(claim: Claim) -> str:
-    file = Path(inspect.getsourcefile(claim.run) or "").name
-    return f"[{claim.run.__name__}](../massieu/claims/{file})"
+    file, _ = place_of(claim.run)
+    return f"[{claim.run.__name__}](../{file})"
 
 
 def versions() -> dict[str, str]:

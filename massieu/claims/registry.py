@@ -20,7 +20,12 @@ def claim(
     key: str,
     *,
     source: str,
-    statement: str,
+    place: str = "",
+    title: str = "",
+    wording: str = "",
+    reading: str = "",
+    reference: str = "",
+    statement: str = "",
     formula: str = "",
     correction: str = "",
     expected: Verdict,
@@ -28,11 +33,12 @@ def claim(
     on_model: bool = False,
 ) -> Callable[[Callable[[Trial], Evidence]], Callable[[Trial], Evidence]]:
     """Register an experiment as that of a claim; see :class:`Claim`."""
+    words = (place, title, wording or statement, reading, reference, formula, correction)
 
     def register(run: Callable[[Trial], Evidence]) -> Callable[[Trial], Evidence]:
         if key in _CLAIMS:
             raise UserError(f"the claim {key} is registered twice")
-        _CLAIMS[key] = Claim(key, source, statement, formula, correction, expected, run, trials, on_model)
+        _CLAIMS[key] = Claim(key, source, *words, expected, run, trials, on_model)
         return run
 
     return register
@@ -41,8 +47,8 @@ def claim(
 def all_claims() -> list[Claim]:
     """Every claim, in the order of the ledger."""
     package = importlib.import_module("massieu.claims")
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"massieu.claims.{module.name}")
+    for module in pkgutil.walk_packages(package.__path__, "massieu.claims."):
+        importlib.import_module(module.name)
     return sorted(_CLAIMS.values(), key=lambda each: _order(each.key))
 
 

@@ -23,7 +23,7 @@ from massieu.claims.registry import all_claims
 if TYPE_CHECKING:
     from massieu.engine import Engine
 
-__all__ = ["Result", "Results", "examine", "figures_of", "verify"]
+__all__ = ["Result", "Results", "examine", "figures_of", "place_of", "verify"]
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -62,7 +62,7 @@ class Result:
     def __repr__(self) -> str:
         expected = f", expected {self.expected}" if self.surprises else ""
         reason = f" ({self.reason})" if self.reason else ""
-        return f"{self.claim.key}: {self.verdict}{expected}{reason}: {self.claim.statement}"
+        return f"{self.claim.key}: {self.verdict}{expected}{reason}: {self.claim.wording}"
 
     def to_dict(self) -> dict[str, Any]:
         """As ``massieu verify --json`` prints it."""
@@ -70,11 +70,15 @@ class Result:
         gaps = {} if evidence is None else evidence.gaps
         names = ("printed", "control", "corrected", "conditional", "instead")
         figures = {name: figures_of(gaps.get(name)) for name in names}
-        file, line = _place(claim.run)
+        file, line = place_of(claim.run)
         return {
             "key": claim.key,
             "source": claim.source,
-            "statement": claim.statement,
+            "place": claim.place,
+            "title": claim.title,
+            "wording": claim.wording,
+            "reading": claim.reading,
+            "reference": claim.reference,
             "formula": claim.formula,
             "correction": claim.correction,
             "verdict": str(self.verdict),
@@ -96,7 +100,7 @@ class Results(list[Result]):
     def _repr_html_(self) -> str:
         import pandas
 
-        names = ("key", "statement", "source", "verdict", "expected", "reason")
+        names = ("key", "wording", "source", "verdict", "expected", "reason")
         rows = [{name: result.to_dict()[name] for name in names} for result in self]
         with pandas.option_context("display.max_colwidth", None):
             shown: str = pandas.DataFrame(rows, columns=names).fillna("").to_html(index=False, border=0)
@@ -104,8 +108,9 @@ class Results(list[Result]):
 
 
 def figures_of(gap: Gap | None) -> dict[str, float | None] | None:
-    """A gap as plain values; what is not finite is None."""
-    return None if gap is None else {"measured": _finite(gap.measured), "allowed": _finite(gap.allowed)}
+    """A gap as plain values, with its share of what is allowed; what is not finite is None."""
+    parts = ("measured", "allowed", "share")
+    return None if gap is None else {part: _finite(getattr(gap, part)) for part in parts}
 
 
 def examine(
@@ -283,7 +288,8 @@ def _doubt(evidence: Evidence) -> str:
     return f"{words}: {gaps[name].measured:.3g} where {gaps[name].allowed:.3g} is allowed"
 
 
-def _place(run: Callable[..., Any]) -> tuple[str, int]:
+def place_of(run: Callable[..., Any]) -> tuple[str, int]:
+    """File, relative to the repository, and line of an experiment."""
     file = Path(inspect.getsourcefile(run) or "")
     short = file.relative_to(ROOT) if file.is_relative_to(ROOT) else Path(file.name)
     return short.as_posix(), inspect.getsourcelines(run)[1]

@@ -28,7 +28,7 @@ def add(command: Command) -> None:
         "keys", nargs="*", metavar="KEY", help="claims by key or glob, such as C14 or 'X*' (default: all)"
     )
     parser.add_argument("--list", action="store_true", help="show the claims and run nothing")
-    parser.add_argument("--full", action="store_true", help="sizes as in the papers: half an hour instead of minutes")
+    parser.add_argument("--full", action="store_true", help="sizes as in the papers: minutes instead of a minute")
     parser.add_argument("--seed", type=seed, default=0, metavar="N", help="other random choices (default: 0)")
     parser.add_argument(
         "--model", type=path, metavar="MODEL", help="for experiments on a trained model (default: the embedded one)"
@@ -96,19 +96,17 @@ def _verdict_row(found: Any) -> dict[str, Any]:
     decisive, evidence = found.decisive, found.evidence
     return {
         "claim": found.claim.key,
+        "statement": found.claim.title,
         "verdict": str(found.verdict),
-        "expected": str(found.expected or "-"),
-        "measured": None if decisive is None else decisive.measured,
-        "allowed": None if decisive is None else decisive.allowed,
-        "control": None if evidence is None else evidence.control.measured,
+        "expected": None if found.expected is None else str(found.expected),
+        "measured": None if decisive is None else decisive.share,
+        "control": None if evidence is None else evidence.gaps["control"].share,
         "seconds": found.seconds,
-        "statement": found.claim.statement,
-        "reason": found.reason,
     }
 
 
 def _list_claims(chosen: Sequence[Any], as_json: bool) -> int:
-    names = ("key", "expected", "source", "statement")
+    names = ("key", "expected", "source", "place", "title", "wording", "reading", "reference")
     rows = [{name: str(getattr(each, name)) for name in names} for each in chosen]
     if as_json:
         print(json.dumps({"claims": rows}))

@@ -11,6 +11,7 @@ from massieu.report import changes
 from massieu.report.changes import Change
 from massieu.report.pages import distinct_names
 from massieu.report.theory import ABOUT_VERDICTS
+from massieu.report.verdicts import UNIT, VERDICTS, outcome
 
 __all__ = [
     "made_visible",
@@ -33,8 +34,8 @@ HEADINGS = {"effective_atoms": "effective tokens"}
 LAYERS = ("expansion", "expansion_control", "token_cosine", "effective_rank", "fc_linear_r2", "field_symmetry")
 
 
-ROOM_FOR_STATEMENTS = 150
-"""Columns of a terminal from which on the statements of claims have room beside their numbers."""
+ROOM_FOR_NUMBERS = 120
+"""Columns of a terminal from which on all numbers of a claim have room beside its statement."""
 
 
 def terminal() -> Any:
@@ -157,46 +158,27 @@ STYLES = {
 
 
 def show_verdicts(rows: Sequence[Mapping[str, Any]], seconds: float, console: Any) -> None:
-    """Print every claim with its verdict and what it says: beside the numbers if there is room, otherwise below."""
+    """Print every claim with its statement in short and its verdict; a wide terminal shows all numbers."""
     from rich.table import Table
     from rich.text import Text
 
     rows = made_visible(rows)
     table = Table(box=None, header_style="bold", pad_edge=False)
-    wide = console.width >= ROOM_FOR_STATEMENTS
-    for name in ("claim", "verdict", "expected"):
-        table.add_column(name, no_wrap=True)
-    for name in ("measured", "allowed", "control", "seconds"):
+    for name, wraps in (("claim", False), ("statement", True), ("verdict", True)):
+        table.add_column(name, no_wrap=not wraps)
+    numbers = ("measured", "control", "seconds") if console.width >= ROOM_FOR_NUMBERS else ("measured",)
+    for name in numbers:
         table.add_column(name, justify="right", no_wrap=True)
-    if wide:
-        table.add_column("statement")
     for row in rows:
-        verdict = Text(_words(row["verdict"]), style=STYLES[row["verdict"]])
-        figures = [_brief(row[name]) for name in ("measured", "allowed", "control")]
-        cells = [row["claim"], verdict, _words(row["expected"]), *figures, f"{row['seconds']:.1f}"]
-        table.add_row(*cells, *([row["statement"]] if wide else []))
-    if wide:
-        console.print(table)
-    else:
-        _print_with_statements(table, [row["statement"] for row in rows], console)
-    known = [row for row in rows if row["expected"] != "-"]
+        verdict = Text(outcome(row["verdict"], row["expected"]), style=STYLES[row["verdict"]])
+        table.add_row(row["claim"], row["statement"], verdict, *(_brief(row[name]) for name in numbers))
+    console.print(table)
+    known = [row for row in rows if row["expected"] is not None]
     agree = f"{sum(row['expected'] == row['verdict'] for row in known)} of {len(known)} verdicts as expected"
-    free = sum(row["expected"] == "-" and row["verdict"] != "UNDECIDED" for row in rows)
+    free = sum(row["expected"] is None and row["verdict"] != "UNDECIDED" for row in rows)
     words = [agree] * bool(known) + [f"{free} measured on your model"] * bool(free) + [f"{seconds:.0f} s"]
+    console.print(Text(UNIT, style="dim"))
     console.print(Text(", ".join(words), style="dim"))
-
-
-def _print_with_statements(table: Any, statements: Sequence[str], console: Any) -> None:
-    """Print a table of one line for each row, and below each row what its claim says."""
-    from rich.padding import Padding
-    from rich.segment import Segment, Segments
-    from rich.text import Text
-
-    header, *lines = console.render_lines(table, pad=False)
-    console.print(Segments([*header, Segment.line()]), end="")
-    for line, statement in zip(lines, statements, strict=True):
-        console.print(Segments([*line, Segment.line()]), end="")
-        console.print(Padding(Text(statement, style="dim"), (0, 0, 0, 4)))
 
 
 def show_claims(rows: Sequence[Mapping[str, Any]], console: Any) -> None:
@@ -208,7 +190,7 @@ def show_claims(rows: Sequence[Mapping[str, Any]], console: Any) -> None:
         table.add_column(name, no_wrap=True)
     table.add_column("statement")
     for row in rows:
-        table.add_row(row["key"], _words(row["expected"]), row["statement"])
+        table.add_row(row["key"], VERDICTS[row["expected"]], row["wording"])
     console.print(table)
 
 
@@ -236,10 +218,6 @@ def show_learned(document: Mapping[str, Any], console: Any) -> None:
         if row["to_retrieval"] is not None:  # without a pool there is nothing to retrieve
             gaps = f"{row['to_learning']:.3g} from {row['learner']}, {row['to_retrieval']:.3g} from retrieval"
             console.print(Text(f"{row['condition']} functions: {row['follows']} ({gaps})", style="dim"))
-
-
-def _words(verdict: str) -> str:
-    return verdict.lower().replace("_", " ")
 
 
 def _brief(value: float | None) -> str:

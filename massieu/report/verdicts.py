@@ -10,15 +10,16 @@ from markupsafe import Markup, escape
 
 from massieu.report.pages import page
 
-__all__ = ["VERDICTS", "gauge", "line_chart", "render_verdicts"]
+__all__ = ["UNIT", "VERDICTS", "gauge", "line_chart", "outcome", "render_verdicts"]
 
 VERDICTS = {
     "HOLDS": "holds",
-    "HOLDS_CORRECTED": "holds corrected",
-    "CONDITIONAL": "conditional",
-    "FAILS": "fails",
+    "HOLDS_CORRECTED": "holds if corrected",
+    "CONDITIONAL": "holds on a condition",
+    "FAILS": "false as printed",
     "UNDECIDED": "undecided",
 }
+UNIT = "Measured values are in units of what is allowed: up to 1 is within the bound, a control must be above 1."
 MARKS = {
     "printed": "as printed",
     "corrected": "corrected",
@@ -28,6 +29,18 @@ MARKS = {
 }
 DECADES = 10  # of the gauge on each side of the bound
 WIDTH, HEIGHT = 420, 190
+
+
+def outcome(verdict: str, expected: str | None) -> str:
+    """Return a verdict in words, with what was expected.
+
+    Example:
+        >>> outcome("FAILS", "FAILS"), outcome("HOLDS", "CONDITIONAL"), outcome("HOLDS", None)
+        ('false as printed, as expected', 'holds, expected: holds on a condition', 'holds')
+    """
+    if expected is None:
+        return VERDICTS[verdict]
+    return f"{VERDICTS[verdict]}, {'as expected' if expected == verdict else f'expected: {VERDICTS[expected]}'}"
 
 
 def render_verdicts(results: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> str:
@@ -40,16 +53,15 @@ def render_verdicts(results: Sequence[Mapping[str, Any]], facts: Mapping[str, An
     counts = {verdict: sum(result["verdict"] == verdict for result in results) for verdict in VERDICTS}
     surprises = [result for result in results if result["expected"] not in (None, result["verdict"])]
     values = {"results": results, "facts": facts, "counts": counts, "surprises": surprises}
-    return page("claims.html", **values, words=VERDICTS, marks=MARKS, gauge=gauge, line_chart=line_chart)
+    tools = {"outcome": outcome, "gauge": gauge, "line_chart": line_chart}
+    return page("claims.html", **values, **tools, words=VERDICTS, marks=MARKS, unit=UNIT)
 
 
 def gauge(result: Mapping[str, Any]) -> Markup:
     """Every gap of a claim on a logarithmic axis, in units of what is allowed: left of the line is within bounds."""
     parts = []
     for row, name in enumerate(name for name in MARKS if result.get(name)):
-        gap = result[name]
-        measured, allowed = gap["measured"], gap["allowed"]
-        share = None if measured is None or not allowed else measured / allowed
+        measured, allowed, share = (result[name][part] for part in ("measured", "allowed", "share"))
         at = 150 + 250 * (0.5 if share is None else (_decades(share) + DECADES) / (2 * DECADES))
         y = 16 + 22 * row
         inside = share is not None and share <= 1

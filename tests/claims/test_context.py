@@ -2,7 +2,8 @@
 
 import pytest
 
-from massieu.claims import Verdict, context_predictors, select
+from massieu.claims import Verdict, select
+from massieu.claims.context import predictors as context_predictors
 from massieu.context import ConceptMixture, LeastSquares, Linear, LinearModel, Ridge, optimum, steps
 from massieu.nn import LinearAttention, MeasureAttention
 

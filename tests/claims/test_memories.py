@@ -5,7 +5,8 @@ import re
 import pytest
 
 from massieu.checks import pip_install
-from massieu.claims import Verdict, polar_memories, retrieval_numbers, select, softmax_memories
+from massieu.claims import Verdict, select
+from massieu.claims.memory import polar_memories, retrieval_numbers, softmax_memories
 from massieu.memory import Classical, Continuous, Dense, Exponential, Kernel
 
 POLAR = ["M1", "M2", "M3", "M4", "M6", "M9", "M14"]

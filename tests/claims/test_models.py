@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from massieu.claims import Verdict, examine, models, select, states
+from massieu.claims import Verdict, examine, select
+from massieu.claims.models import states
+from massieu.claims.models import trained as models
 
 KEYS = ["C22", "C44", "C46", "C47", "X1", "X2", "X3", "X4", "X5", "X6", "X7"]
 

@@ -3,16 +3,9 @@
 import pytest
 import torch
 
-from massieu.claims import (
-    contrastive,
-    equilibrium,
-    examine,
-    families,
-    hopfield,
-    operator,
-    sampling,
-    select,
-)
+from massieu.claims import examine, select
+from massieu.claims.dynamics import equilibrium, hopfield, operator, sampling
+from massieu.claims.measures import contrastive, families
 from massieu.dynamics import evolution, maps
 from massieu.measures import Gaussian, Points, Sphere
 

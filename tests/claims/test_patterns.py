@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from massieu.claims import examine, pattern_theorems, patterns, select
+from massieu.claims import examine, select
+from massieu.claims.universal import pattern_theorems, patterns
 from massieu.patterns import Schedule, dilated, ring, star, window
 
 KEYS = [f"U{number}" for number in range(1, 9)]

@@ -7,7 +7,8 @@ import torch
 
 pytest.importorskip("scipy")
 pytest.importorskip("pandas")
-from massieu.claims import examine, select, selection, selection_tables
+from massieu.claims import examine, select
+from massieu.claims.margin import selection, selection_tables
 from massieu.margin import max_margin, random_problem
 
 KEYS = [f"T{number}" for number in range(1, 17)]

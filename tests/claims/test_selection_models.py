@@ -6,7 +6,8 @@ import pytest
 import torch
 
 pytest.importorskip("transformers")
-from massieu.claims import Verdict, examine, select, selection_models
+from massieu.claims import Verdict, examine, select
+from massieu.claims.margin import selection_models
 
 KEYS = ["S1", "S2", "S3", "X13"]
 

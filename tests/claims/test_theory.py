@@ -2,7 +2,8 @@
 
 import pytest
 
-from massieu.claims import duality, examine, families, select, thermodynamics
+from massieu.claims import examine, select
+from massieu.claims.measures import duality, families, thermodynamics
 from massieu.measures import ConjugatePrior, Gamma, Gaussian, GaussianMixture, Hypercube, Points
 
 FAMILIES = ["C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8", "C9", "C10", "C13", "C28"]

@@ -56,21 +56,29 @@ def broken_table(original):
 @pytest.mark.parametrize(
     ("place", "wrong", "keys"),
     [
-        ("massieu.claims.contextual_maps.shift_stack", broken_stack, ["U21", "U22", "U23"]),
-        ("massieu.claims.contextual_maps.boltz", lambda original: lambda scores: 1.001 * original(scores), ["U24"]),
+        ("massieu.claims.universal.contextual_maps.shift_stack", broken_stack, ["U21", "U22", "U23"]),
         (
-            "massieu.claims.contextual_maps._exact_boltz",
+            "massieu.claims.universal.contextual_maps.boltz",
+            lambda original: lambda scores: 1.001 * original(scores),
+            ["U24"],
+        ),
+        (
+            "massieu.claims.universal.contextual_maps._exact_boltz",
             lambda original: lambda *given: 0 * original(*given),
             ["U25", "U27"],
         ),
-        ("massieu.claims.contextual_maps.contextual_map", broken_codes, ["U28"]),
+        ("massieu.claims.universal.contextual_maps.contextual_map", broken_codes, ["U28"]),
         ("massieu.universal.construction.contextual_map", broken_codes, ["U29", "U32"]),
         (
             "massieu.universal.memorization.interpolant",
             lambda original: lambda a, b, c, d: original(a, b, c, d.flip(0)),
             ["U30"],
         ),
-        ("massieu.claims.contextual_maps.attended", lambda original: lambda *given: original(*given) ** 2, ["U31"]),
+        (
+            "massieu.claims.universal.contextual_maps.attended",
+            lambda original: lambda *given: original(*given) ** 2,
+            ["U31"],
+        ),
         ("massieu.universal.memorization.table", broken_table, ["U34"]),
         ("massieu.universal.construction.table", broken_table, ["U29", "U33"]),
     ],

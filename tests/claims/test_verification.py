@@ -14,7 +14,8 @@ GOOD = Evidence(printed=Gap(1e-12, 1e-9), control=Gap(1.0, 1e-9), curve=Curve([1
 
 
 def made(run, key="T1", expected=Verdict.HOLDS, **more):
-    return claims.Claim(key, "a book, page 1", "It <holds>.", "a_1 < b", "", expected, run, **more)
+    words = ("a book", "page 1", "It holds", "It <holds>.", "It is at most one.", "a sum term by term", "a_1 < b", "")
+    return claims.Claim(key, *words, expected, run, **more)
 
 
 def broken(trial: Trial) -> Evidence:
@@ -59,7 +60,7 @@ def test_results_print_a_line_each_and_are_a_table_in_a_notebook():
     for line, result in zip(lines, found, strict=True):
         assert line == repr(result) == str(result)
         assert line.startswith(f"{result.claim.key}: {result.verdict}")
-        assert result.claim.statement in line
+        assert result.claim.wording in line
     assert "<no> number" in lines[1]
     shown = found._repr_html_()
     assert shown.count("<tr") == 3
@@ -138,7 +139,7 @@ def test_claims_are_chosen_by_key_or_glob():
 
 def test_a_key_is_registered_once():
     with pytest.raises(ValueError, match="the claim C14 is registered twice"):
-        claims.claim("C14", source="", statement="", expected=Verdict.HOLDS)(broken)
+        claims.claim("C14", source="", expected=Verdict.HOLDS)(broken)
 
 
 def test_the_page_escapes_and_shows_everything(tmp_path):
@@ -152,7 +153,7 @@ def test_the_page_escapes_and_shows_everything(tmp_path):
     assert not re.search(r"(src|href)=[\"']?https?:", page)
     assert len(json.loads((tmp_path / "out" / "claims.json").read_text())["claims"]) == 2
     assert (
-        "| T1 | It <holds>. `a_1 < b` | a book, page 1 | holds | 0.001 |"
+        "| T1 | It <holds>. `a_1 < b` | It is at most one. Compared with a sum term by term. | a book, page 1 | holds | 0.001 |"
         in (tmp_path / "out" / "claims.md").read_text()
     )
 
@@ -167,9 +168,10 @@ def test_the_command_prints_verdicts_and_writes_the_page(tmp_path, capsys):
     assert {"key", "source", "verdict", "expected", "printed", "control", "corrected", "seconds"} <= set(row)
     assert (row["key"], row["verdict"], row["expected"]) == ("C14", "FAILS", "FAILS")
     assert cli.main(["verify", "--list", "--json"]) == 0
-    assert {"key", "expected", "statement", "source"} == set(json.loads(capsys.readouterr().out)["claims"][0])
+    words = {"source", "place", "title", "wording", "reading", "reference"}
+    assert {"key", "expected", *words} == set(json.loads(capsys.readouterr().out)["claims"][0])
     assert cli.main(["verify", "--list", "C14"]) == 0
-    assert "fails" in capsys.readouterr().out
+    assert "false as printed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("width", [80, 160])
@@ -181,13 +183,12 @@ def test_the_terminal_shows_what_each_claim_says(width, monkeypatch, capsys):
     assert cli.main(["verify", *(claim.key for claim in chosen), "--workers", "1"]) == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= width
-    words = out.split()
     for claim in chosen:
         line = next(line for line in out.splitlines() if line.startswith(f"{claim.key} "))
-        if width < 150:  # below its numbers, whole
-            assert " ".join(claim.statement.split()) in " ".join(words)
-        else:  # beside them
-            assert " ".join(claim.statement.split()[:4]) in line
+        assert " ".join(claim.title.split()[:3]) in line
+    assert "false as printed, as expected" in " ".join(out.split())
+    assert ("control" in out.splitlines()[0]) == (width == 160)
+    assert "in units of what is allowed" in " ".join(out.split())
 
 
 def test_a_verdict_that_is_not_expected_makes_exit_code_one(monkeypatch, capsys):

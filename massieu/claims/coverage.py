@@ -1,0 +1,88 @@
+"""Every statement of the source documents with what covers it: claims, objects, or the reason why it cannot be tested.
+
+``python -m massieu.claims.coverage`` prints the page of the documentation.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Statement", "markdown", "statements"]
+
+FILE = Path(__file__).with_name("statements.csv")
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A statement of a source.
+
+    Attributes:
+        source: the document, one of :mod:`massieu.claims.sources`.
+        place: section, equation or slide.
+        statement: what it says, in our words.
+        claims: keys of the claims that test it.
+        objects: names of the library that are it or compute it, such as "massieu.attend".
+        not_testable: why no experiment can tell; empty otherwise.
+    """
+
+    source: str
+    place: str
+    statement: str
+    claims: tuple[str, ...]
+    objects: tuple[str, ...]
+    not_testable: str
+
+    @property
+    def covered(self) -> str:
+        """What covers it, as text of a table."""
+        keys = ", ".join(self.claims)
+        objects = ", ".join(f"`{name}`" for name in self.objects)
+        reason = f"not testable: {self.not_testable}" if self.not_testable else ""
+        return "; ".join(filter(None, (keys, objects, reason)))
+
+
+def statements() -> list[Statement]:
+    """All statements in the order of the documents.
+
+    Example:
+        >>> all(statement.covered for statement in statements())
+        True
+    """
+    with FILE.open(encoding="utf-8", newline="") as file:
+        return [
+            Statement(
+                row["source"],
+                row["place"],
+                row["statement"],
+                tuple(row["claims"].split()),
+                tuple(row["objects"].split()),
+                row["not_testable"],
+            )
+            for row in csv.DictReader(file)
+        ]
+
+
+def markdown(rows: Sequence[Statement]) -> str:
+    """The statements as a page of the documentation, a table for each document."""
+    lines = [
+        "# Statements of the sources",
+        "",
+        "Written by `python -m massieu.claims.coverage`. Every statement of the paper and of the slides, with the"
+        " [claims](claims.md) that test it, the object that is it, or the reason why no experiment can tell.",
+    ]
+    for source in dict.fromkeys(row.source for row in rows):
+        own = [row for row in rows if row.source == source]
+        tested = sum(bool(row.claims) for row in own)
+        lines += ["", f"## {source}", "", f"{len(own)} statements, {tested} of them tested by claims.", ""]
+        lines += ["| place | statement | covered by |", "|---|---|---|"]
+        for row in own:
+            cells = (row.place, row.statement, row.covered)
+            lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(markdown(statements()), end="")

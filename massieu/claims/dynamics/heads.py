@@ -1,0 +1,245 @@
+"""Sections 3.2 and 5 and appendix B of the paper: the weights of a head, several heads, and the context of a walk."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
+from massieu.claims.dynamics.equilibrium import covariance
+from massieu.claims.experiment import TIGHT, apart, jacobian, linspace, normals, widest
+from massieu.claims.measures.contrastive import minimised
+from massieu.claims.measures.families import PAPER
+from massieu.claims.registry import claim
+from massieu.geometry import LowRank, floored_spectrum, whitened_head
+from massieu.measures import Convolution, Gaussian, Points
+
+
+@claim(
+    "C19",
+    source=f"{PAPER}, section 3.2",
+    statement="Keys that follow the mean map to first order make query times key weights an inverse covariance.",
+    formula="W_q^⊤ W_k = T ≈ Λ^{-1}, Λ = Cov(hidden)",
+    correction=(
+        "The Jacobian of the mean map is the key map if T = T Λ T. All solutions are T = Λ^{-1/2} P Λ^{-1/2} with a"
+        " projector P, and only the one of full rank is Λ^{-1}; heads with Σ_h P_h = I add up to it."
+    ),
+    expected=Verdict.CONDITIONAL,
+)
+def inverse_covariance(trial: Trial) -> Evidence:
+    """The Jacobian of attention at the origin against the key map, for heads of low and full rank; in the control, one
+    head is random.
+    """
+    normal = normals(trial)
+    dim, rank = trial.size(8, 64), trial.size(2, 8)
+    hidden = normal(4 * dim, dim) @ (torch.eye(dim, dtype=torch.float64) + 0.5 * normal(dim, dim) / dim**0.5)
+    hidden = hidden - hidden.mean(0)
+    spectrum = floored_spectrum(hidden.T @ hidden / len(hidden), floor=0.0)
+    frames = torch.linalg.qr(normal(dim, dim)).Q.T.reshape(-1, rank, dim) @ spectrum.power(-0.5)
+    heads, full = frames.mT @ frames, spectrum.power(-1)
+    origin = torch.zeros(1, dim, dtype=torch.float64)
+
+    def inconsistency(key_map: Tensor) -> Gap:
+        return apart(Points(hidden @ key_map.T).fisher(origin)[0], key_map)
+
+    def gap(first: Tensor) -> Gap:
+        every = torch.cat([first[None], heads[1:]])
+        return widest(inconsistency(full), *map(inconsistency, every), apart(every.sum(0), full))
+
+    random = normal(dim, rank) @ normal(rank, dim)
+    random = random * heads[0].norm() / random.norm()
+    found = whitened_head(LowRank(frames[0], frames[0]), spectrum)
+    return Evidence(
+        printed=apart(heads[0], full),
+        conditional=gap(heads[0]),
+        control=gap(trial.control(random, heads[0])),
+        table={
+            "rank of a head": float(rank),
+            "trace of Λ^{1/2} T Λ^{1/2}": float(found.trace),
+            "idempotency": float(found.idempotency),
+            "standard deviation of its logits": float(found.logit_sd),
+        },
+    )
+
+
+@claim(
+    "C39",
+    source=f"{PAPER}, section 5",
+    statement="Several heads are incoherent: they add gradient updates from different distortions of the space.",
+    formula="Σ_h B_h m_h(A_h^⊤ η) is no gradient if the A_h differ",
+    correction=(
+        "It is not that the heads distort differently, but that a head writes with another map than it reads with. If"
+        " B_h = c_h A_h for every head, the sum is the gradient of Σ_h c_h log Z_h(A_h^⊤ η): for c_h = 1 the mean map"
+        " of the convolution, the law of Σ_h A_h x^{(h)} for independent heads."
+    ),
+    expected=Verdict.HOLDS_CORRECTED,
+)
+def convolution(trial: Trial) -> Evidence:
+    """Asymmetry of the Jacobian of summed heads, read and write maps tied or free; the control unties the tied ones.
+
+    As printed, heads of different distortions are no gradient, tied or free. As corrected, the tied ones are, and
+    free ones are not, not even where all read with one distortion. Tied heads are also compared with points at all
+    sums of their keys.
+    """
+    normal = normals(trial)
+    maps, keys, natural, free = normal(3, 4, 2), normal(3, 5, 2), 0.5 * normal(6, 4), normal(3, 4, 2)
+    factors = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)[:, None, None]
+    measures = [Points(each) for each in keys]
+    tied = Convolution(list(maps), measures)
+    first, second, third = keys @ maps.mT
+    sums = (first[:, None, None] + second[:, None] + third).reshape(-1, 4)
+    mean = torch.softmax(natural @ sums.T, -1) @ sums
+
+    def update(read: Tensor, write: Tensor, eta: Tensor) -> Tensor:
+        heads = [measure.mean(eta @ a) @ b.T for measure, a, b in zip(measures, read, write, strict=True)]
+        return torch.stack(heads).sum(0)
+
+    def asymmetry(read: Tensor, write: Tensor) -> float:
+        slope = jacobian(lambda eta: update(read, write, eta), natural)
+        return float((slope - slope.mT).norm() / slope.norm())
+
+    def coherent(read: Tensor, write: Tensor) -> Gap:
+        return Gap(asymmetry(read, write), TIGHT)
+
+    def incoherent(read: Tensor, write: Tensor) -> Gap:
+        """What is missing to an asymmetry of a hundredth."""
+        return Gap(max(0.01 - asymmetry(read, write), 0.0), TIGHT)
+
+    def gap(write: Tensor) -> Gap:
+        return widest(
+            incoherent(maps, free),
+            incoherent(maps[:1].expand_as(maps), free),
+            coherent(maps, write),
+            coherent(maps, factors * write),
+            apart(update(maps, write, natural), mean),
+            apart(tied.mean(natural), mean),
+            apart(tied.log_normalizer(natural), torch.logsumexp(natural @ sums.T, -1)),
+        )
+
+    covariances = torch.stack([each.fisher(natural @ a) for each, a in zip(measures, maps, strict=True)])
+    return Evidence(
+        printed=widest(incoherent(maps, free), incoherent(maps, maps)),
+        corrected=gap(maps),
+        control=gap(trial.control(free, maps)),
+        table={
+            "points": float(len(sums)),
+            "asymmetry of tied heads": asymmetry(maps, maps),
+            "asymmetry of free heads": asymmetry(maps, free),
+            "asymmetry of free heads that read alike": asymmetry(maps[:1].expand_as(maps), free),
+            "free dimensions of B for 3 heads": float(_gradient_dimensions(maps, covariances)),
+        },
+    )
+
+
+def _gradient_dimensions(maps: Tensor, covariances: Tensor) -> int:
+    """How many independent families of output maps make the Jacobian symmetric at all queries at once."""
+    heads, dim, rank = maps.shape
+    basis = torch.eye(heads * dim * rank, dtype=torch.float64).reshape(-1, heads, dim, rank)
+    slope = torch.einsum("bhdk,hqkl,hel->bqde", basis, covariances, maps)
+    equations = (slope - slope.mT).flatten(1)
+    return len(basis) - int(torch.linalg.matrix_rank(equations, rtol=1e-9))
+
+
+@claim(
+    "C42",
+    source=f"{PAPER}, appendix B",
+    statement="Hidden states stand for a continuous law, as in a walk around a context whose normaliser hardly varies.",
+    formula="log Z(c) ≈ log N + ‖c‖^2 / (2 D)",
+    correction="Only if the keys are centred and isotropic; Gaussian keys in general give log N + c·μ + ½ c^⊤ Σ c.",
+    expected=Verdict.CONDITIONAL,
+)
+def context_walk(trial: Trial) -> Evidence:
+    """log Z over directions of the context, axes among them, against its law; the control moves the keys off centre."""
+    normal = normals(trial)
+    atoms, dim, length = trial.size(5000, 50000), 64, 4.0
+    identity = torch.eye(dim, dtype=torch.float64)
+    directions = torch.nn.functional.normalize(torch.cat([normal(200, dim), identity]), dim=-1)
+    isotropic, centre = normal(atoms, dim) / dim**0.5, torch.nn.functional.normalize(normal(1, dim), dim=-1)
+    variances = 1 / torch.arange(1, dim + 1, dtype=torch.float64)
+    population = Gaussian(torch.zeros(dim, dtype=torch.float64), identity / dim)
+
+    def law(length: float) -> Tensor:
+        return math.log(atoms) + population.log_normalizer(length * directions[:1])
+
+    def gap(keys: Tensor) -> Gap:
+        # Six times the standard error of a log mean of lognormals: 264 directions exceed it once in a million runs.
+        allowed = 6 * math.sqrt(math.expm1(length**2 / dim) / atoms)
+        return apart(Points(keys).log_normalizer(length * directions), law(length), allowed)
+
+    lengths = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    found = [Points(isotropic).log_normalizer(each * directions) for each in lengths]
+    return Evidence(
+        printed=gap(isotropic * (variances / variances.mean()).sqrt()),
+        conditional=gap(isotropic),
+        control=gap(trial.control(isotropic + centre, isotropic)),
+        table={"mean": float(found[3].mean()), "deviation": float(found[3].std()), "law": float(law(length))},
+        curve=Curve(
+            x=lengths,
+            series={
+                "log N + ‖c‖^2 / (2 D)": [float(law(each)) for each in lengths],
+                "largest": [float(each.max()) for each in found],
+                "smallest": [float(each.min()) for each in found],
+            },
+            x_label="‖c‖",
+            y_label="log Z",
+        ),
+    )
+
+
+@claim(
+    "X12",
+    source=f"{PAPER}, section 3.2",
+    statement="Training makes the query and key weights of a head an inverse covariance.",
+    formula="W_q^⊤ W_k = S^{-1}",
+    correction=(
+        "In a denoiser of y = x_n + ε it is the precision of the noise, and only with the carrier −½ x^⊤ W x in the"
+        " scores: the posterior is softmax(y^⊤ S^{-1} x_n − ½ x_n^⊤ S^{-1} x_n)."
+    ),
+    expected=Verdict.CONDITIONAL,
+)
+def denoiser(trial: Trial) -> Evidence:
+    """One head fitted to noisy points, on exact expectations, with and without the carrier; the control: other noise.
+
+    With the carrier it is also compared with Bayes' formula, from the densities of the noise.
+    """
+    normal = normals(trial)
+    points = 1.5 * torch.tanh(normal(6, 2))
+    noise, other = (0.5 * covariance(normal, 2) for _ in range(2))
+    line = linspace(-6.0, 6.0, trial.size(49, 121))
+    plane = torch.cartesian_prod(line, line)
+    weight = torch.softmax(-0.5 * plane.square().sum(-1), -1)
+
+    def bias(head: Tensor, carrier: bool = True) -> Tensor:
+        return -0.5 * ((points @ head) * points).sum(-1) * float(carrier)
+
+    def fitted(spread: Tensor, carrier: bool) -> Tensor:
+        noisy = points[:, None] + plane @ torch.linalg.cholesky(spread).T
+
+        def loss(head: Tensor) -> Tensor:
+            output = torch.softmax(noisy @ head @ points.T + bias(head, carrier), -1) @ points
+            return ((output - points[:, None]).square().sum(-1) @ weight).mean()
+
+        return minimised(loss, torch.eye(2, dtype=torch.float64))
+
+    precision = torch.linalg.inv(noise)
+
+    def off(head: Tensor) -> Gap:
+        return Gap(float((head - precision).norm() / precision.norm()), 1e-4)
+
+    seen = 2 * normal(50, 2)
+    density = torch.distributions.MultivariateNormal(points, noise).log_prob(seen[:, None])
+    bayes = torch.softmax(density, -1) @ points
+
+    def gap(spread: Tensor) -> Gap:
+        head = fitted(spread, carrier=True)
+        return widest(off(head), apart(Points(points, bias(head)).mean(seen @ head), bayes, 1e-4))
+
+    hidden = torch.linalg.inv(torch.cov(points.T, correction=0) + noise)
+    return Evidence(
+        printed=off(fitted(noise, carrier=False)),
+        conditional=gap(noise),
+        control=gap(trial.control(2 * other, noise)),
+        table={"the inverse covariance of the hidden states, relative error": off(hidden).measured},
+    )

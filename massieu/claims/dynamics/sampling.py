@@ -1,0 +1,141 @@
+"""Sections 4 and 5 of the paper: tokens as samples of a law, and how many it takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
+from massieu.claims.experiment import normals, widest
+from massieu.claims.measures.families import PAPER
+from massieu.claims.registry import claim
+from massieu.dynamics import resample, token_limit
+from massieu.measures import Gaussian, Points
+from massieu.statistics import attend, row_statistics
+
+
+@claim(
+    "C27",
+    source=f"{PAPER}, section 4",
+    statement="The tokens discretise a law, like samples, and attention is an update of that law.",
+    formula="Σ_j p_j x_j ≈ m(η) for N tokens x_j ~ h",
+    correction=(
+        "Attention is importance sampling: the error is small for N ≫ e^{η^⊤Ση}, which for typical queries of the"
+        " equilibrium is exponential in the dimension."
+    ),
+    expected=Verdict.CONDITIONAL,
+)
+def discretisation(trial: Trial) -> Evidence:
+    """Relative error of attention over drawn tokens, queries typical and short; the control draws from another law."""
+    normal = normals(trial)
+    count, dim = trial.size(16384, 262144), 16
+
+    def error(query: Tensor, keys: Tensor) -> float:
+        found = attend(query, keys, keys, scale=1.0).output
+        return float(((found - query).square().sum(-1).mean() / query.square().sum(-1).mean()).sqrt())
+
+    keys, query = normal(count, dim), normal(32, dim)
+    short = torch.nn.functional.normalize(query, dim=-1)
+    counts = [2**power for power in range(4, 15, 2)]
+    series: dict[str, Sequence[float]] = {}
+    for width in (1, 4, 16):
+        seen = normal(counts[-1], width)
+        wide = normal(64, width)
+        series[f"D = {width}"] = [error(wide, seen[:each]) for each in counts]
+    return Evidence(
+        printed=Gap(error(query, keys), 0.1),
+        conditional=Gap(error(short, keys), 0.1),
+        control=Gap(error(short, keys + trial.control(1.0, 0.0)), 0.1),
+        table={
+            "e^{η·η}, typical": float(query.square().sum(-1).mean().exp()),
+            "e^{η·η}, short": math.e,
+            "tokens": float(count),
+        },
+        curve=Curve(counts, series, x_label="tokens", y_label="relative error", log_x=True, log_y=True),
+    )
+
+
+@claim(
+    "C40",
+    source=f"{PAPER}, section 5",
+    statement="Like the bootstrap of sequential Monte Carlo, attention makes N new tokens out of N weighted ones.",
+    formula="J ~ p(· | η): E[x_J] = m(η), Cov[x_J] = ∇m(η)",
+    expected=Verdict.HOLDS,
+)
+def bootstrap(trial: Trial) -> Evidence:
+    """Mean and covariance of resampled tokens in standard errors; the control draws without the weights."""
+    normal = normals(trial)
+    cloud, count = 0.6 * normal(12, 3), trial.size(20000, 200000)
+    measure = Points(cloud)
+    mean, covariance = measure.mean(cloud), measure.fisher(cloud)
+
+    def errors(found: Tensor, expected: Tensor) -> Gap:
+        """Standard errors between a sample mean and what is expected; the largest of 144 seldom exceeds six."""
+        return Gap(float(((found.mean(0) - expected).abs() / found.std(0)).max()) * count**0.5, 6.0)
+
+    begin = trial.generator.get_state()
+
+    def gap(beta: float) -> Gap:
+        trial.generator.set_state(begin)
+        drawn = resample(cloud, generator=trial.generator, beta=beta, count=count)
+        centred = drawn - mean
+        return widest(errors(drawn, mean), errors(centred[..., None] * centred[..., None, :], covariance))
+
+    size = row_statistics(cloud, cloud).effective_atoms
+    return Evidence(
+        printed=gap(1.0),
+        control=gap(trial.control(0.0, 1.0)),
+        table={"draws": float(count), "effective tokens, least": float(size.min()), "most": float(size.max())},
+    )
+
+
+@claim(
+    "X9",
+    source="mathematics of this project, on section 4 of the paper",
+    statement="Attention over N Gaussian tokens errs like importance sampling: by N^{-1/2}, at a price of e^{η^⊤Ση}.",
+    formula="rmse^2 = e^{η^⊤Ση} (tr Σ + ‖Ση‖^2) / N",
+    expected=Verdict.HOLDS,
+)
+def token_number(trial: Trial) -> Evidence:
+    """Root mean square error over many draws of the tokens against that law; the control has it for plain sampling."""
+    normal = normals(trial)
+    repeats, dim = trial.size(1500, 20000), 2
+    sigma = torch.diag(torch.tensor([1.0, 0.8], dtype=torch.float64))
+    measure = Gaussian(torch.zeros(dim, dtype=torch.float64), sigma)
+    query = torch.tensor([[0.3], [1.0]]) * torch.nn.functional.normalize(normal(1, dim), dim=-1)
+    counts = [250, 1000, 2000]
+    found: list[float] = []
+    for count in counts:
+        errors = torch.cat([_errors(normal, measure, query, count) for _ in range(repeats // 250)])
+        found += errors.square().sum(-1).mean(0).sqrt().tolist()
+
+    def law(tilt: Tensor) -> list[float]:
+        """What is expected of queries; those of length zero weigh all tokens alike."""
+        return [rmse for count in counts for rmse in token_limit(measure, tilt, count).rmse.tolist()]
+
+    def gap(tilt: Tensor) -> Gap:
+        """The largest relative difference; 1500 draws leave about three percent in each."""
+        return Gap(max(abs(one / other - 1) for one, other in zip(found, law(tilt), strict=True)), 0.15)
+
+    return Evidence(
+        printed=gap(query),
+        control=gap(trial.control(torch.zeros_like(query), query)),
+        table={"slope in log N": math.log(found[-1] / found[1]) / math.log(counts[-1] / counts[0])},
+        curve=Curve(
+            counts,
+            {"measured": found[1::2], "law": law(query)[1::2], "plain sampling": law(0 * query)[1::2]},
+            x_label="tokens",
+            y_label="error",
+            log_x=True,
+            log_y=True,
+        ),
+    )
+
+
+def _errors(normal: Callable[..., Tensor], measure: Gaussian, query: Tensor, count: int) -> Tensor:
+    """Attention less the mean of the law, for 250 draws of so many tokens."""
+    keys = normal(250, count, query.shape[-1]) @ measure.covariance.sqrt()  # diagonal
+    return attend(query.expand(250, -1, -1), keys, keys, scale=1.0).output - measure.mean(query)

@@ -1,0 +1,55 @@
+"""Tools of experiments: random tensors of a trial, gaps between tensors, and derivatives by autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from massieu.claims.claim import Gap, Trial
+from massieu.measures.measure import gradient
+
+__all__ = ["TIGHT", "above", "apart", "jacobian", "linspace", "normals", "one", "widest"]
+
+TIGHT = 1e-9  # of closed forms against each other in float64
+
+
+def normals(trial: Trial) -> Callable[..., Tensor]:
+    """Standard normal tensors of a given shape, in float64, drawn one after the other from the seed of a trial."""
+    generator = trial.generator
+    return lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def apart(found: Tensor, expected: Tensor, allowed: float = TIGHT) -> Gap:
+    """The largest difference between two tensors."""
+    return Gap(float((found - expected).abs().max()), allowed)
+
+
+def above(found: Tensor, bound: Tensor, allowed: float = TIGHT) -> Gap:
+    """How far a tensor exceeds its bound, at most."""
+    return Gap(float((found - bound).max().clamp(min=0)), allowed)
+
+
+def widest(*gaps: Gap) -> Gap:
+    """Of several gaps that must all be small, the one that exceeds its bound most."""
+    return max(gaps, key=lambda gap: gap.share)
+
+
+def linspace(first: float, last: float, count: int) -> Tensor:
+    """Equally spaced numbers in float64. The trapezoidal rule on them is exact for what is smooth and has decayed."""
+    return torch.linspace(first, last, count, dtype=torch.float64)
+
+
+def jacobian(field: Callable[[Tensor], Tensor], point: Tensor) -> Tensor:
+    """Derivatives of a field at each query by autograd, shape ``(..., queries, outputs, dim)``."""
+
+    def output(index: int) -> Callable[[Tensor], Tensor]:
+        return lambda each: field(each)[..., index]
+
+    return torch.stack([gradient(output(index), point) for index in range(field(point).shape[-1])], -2)
+
+
+def one(number: float) -> Tensor:
+    """A single natural parameter of a family in one dimension."""
+    return torch.full((1, 1), number, dtype=torch.float64)

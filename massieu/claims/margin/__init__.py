@@ -1,0 +1,1 @@
+"""Token selection: attention as a support vector machine, its rates, and trained models."""

@@ -1,0 +1,1 @@
+"""Exponential families, their duality and thermodynamics, and contrastive learning."""

@@ -1,0 +1,248 @@
+"""Section 3.1 of the paper: exponential families from an intrinsic measure, and attention as one of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from massieu.claims.claim import Evidence, Gap, Trial, Verdict
+from massieu.claims.experiment import apart, jacobian, linspace, normals, one, widest
+from massieu.claims.registry import claim
+from massieu.measures import Gamma, Points
+from massieu.measures.measure import gradient
+from massieu.statistics import attend, row_statistics
+
+PAPER = "A Probabilistic Interpretation of Transformers"
+
+
+@claim(
+    "C1",
+    source=f"{PAPER}, equations 1 and 2",
+    statement="The normaliser of an exponential family is the Laplace transform of its intrinsic measure.",
+    formula="Z(η) = (L h)(η)",
+    correction="The two-sided transform is taken at −η, and only where the integral is finite: Z(η) = (L h)(−η).",
+    expected=Verdict.HOLDS_CORRECTED,
+)
+def laplace_transform(trial: Trial) -> Evidence:
+    """Integrals of a Gamma law against its closed log normaliser, with both signs; the control integrates another."""
+    shape, scale = 1.5 + torch.rand(2, generator=trial.generator, dtype=torch.float64)
+    measure = Gamma(shape, scale)
+    natural = linspace(-0.8, 0.8, 11)[:, None] / scale
+    log_x = linspace(-40.0, 8.0, 1201) + scale.log()
+
+    def gap(sign: float, shape: Tensor) -> Gap:
+        log_density = torch.distributions.Gamma(shape, 1 / scale).log_prob(log_x.exp()) + log_x
+        transform = torch.logsumexp(log_density - sign * natural * log_x.exp(), -1) + torch.log(log_x[1] - log_x[0])
+        return apart(transform, measure.log_normalizer(natural))
+
+    inside, outside = measure.contains(torch.stack([0.99 / scale, 1.01 / scale])[:, None]).tolist()
+    return Evidence(
+        printed=gap(1.0, shape),
+        corrected=gap(-1.0, shape),
+        control=gap(-1.0, trial.control(shape + 0.1, shape)),
+        table={
+            "finite below 1 / scale": float(inside),
+            "finite above": float(outside),
+            "log Z of Gamma(2.5, 0.7) at 0.6": float(Gamma(2.5, 0.7).log_normalizer(one(0.6))),
+        },
+    )
+
+
+@claim(
+    "C2",
+    source=f"{PAPER}, section 3.1, after equation 2",
+    statement="For the uniform measure on finitely many points, the normaliser is a sum of exponentials.",
+    formula="Z(η) = Σ_n e^{x_n·η}",
+    expected=Verdict.HOLDS,
+)
+def uniform_measure(trial: Trial) -> Evidence:
+    """log Z of points against a sum term by term; the control makes the weights sum to one, which takes off log N."""
+    normal = normals(trial)
+    atoms, dim = trial.size(12, 512), trial.size(4, 64)
+    support, natural = normal(atoms, dim), normal(5, dim)
+    rows = (natural @ support.T).tolist()
+    total = torch.tensor([math.log(math.fsum(map(math.exp, row))) for row in rows], dtype=torch.float64)
+    counting = Points(support)
+    probability = Points(support, torch.full((atoms,), -math.log(atoms), dtype=torch.float64))
+
+    def gap(measure: Points) -> Gap:
+        return apart(measure.log_normalizer(natural), total)
+
+    return Evidence(
+        printed=gap(counting),
+        control=gap(trial.control(probability, counting)),
+        table={
+            "log N": math.log(atoms),
+            "log Z, shift": float((probability.log_normalizer(natural) - total).mean()),
+            "G*, shift": float((probability.conjugate(natural) - counting.conjugate(natural)).mean()),
+            "mean, shift": apart(probability.mean(natural), counting.mean(natural)).measured,
+        },
+    )
+
+
+@claim(
+    "C3",
+    source=f"{PAPER}, equation 3",
+    statement="Attention weights are an exponential family over the keys with the query as natural parameter.",
+    formula="p(k_j | q) = e^{k_j·q} / Z(q)",
+    expected=Verdict.HOLDS,
+)
+def attention_weights(trial: Trial) -> Evidence:
+    """Attention weights against equation 3, and log odds that add up over queries; the control is cosine attention."""
+    normal = normals(trial)
+    keys, first, second = normal(10, 6), normal(5, 6), normal(5, 6)
+
+    def weights(query: Tensor, scale: float = 1.0) -> Tensor:
+        return attend(query, keys, torch.eye(10, dtype=torch.float64), scale=scale).output
+
+    def cosine_weights(query: Tensor) -> Tensor:
+        return weights(torch.nn.functional.normalize(query, dim=-1))
+
+    exponential = (first @ keys.T).exp()
+
+    def gap(of: Callable[[Tensor], Tensor]) -> Gap:
+        odds, more, both = (of(query).log().diff(dim=-1) for query in (first, second, first + second))
+        return widest(apart(of(first), exponential / exponential.sum(-1, keepdim=True)), apart(odds + more, both))
+
+    beta = 6**-0.5
+    slope = gradient(lambda query: row_statistics(query, keys, scale=beta).log_normalizer, first)
+    return Evidence(
+        printed=gap(weights),
+        control=gap(trial.control(cosine_weights, weights)),
+        table={"∇log Z_β less β times attention": apart(slope, beta * weights(first, beta) @ keys).measured},
+    )
+
+
+@claim(
+    "C4",
+    source=f"{PAPER}, equation 4",
+    statement="The mean of the sufficient statistic is the gradient of log Z and a one-to-one function of η.",
+    formula="E[u] = ∇log Z(η), injective",
+    correction="One-to-one only if the support spans the space; with N ≤ D tokens, m(η + v) = m(η) for v ⟂ k_i − k_j.",
+    expected=Verdict.CONDITIONAL,
+)
+def one_to_one(trial: Trial) -> Evidence:
+    """How far the mean moves when η moves by 3: along a null direction of 8 keys, and with keys that span; the control
+    has as many of these, in a plane across the motion.
+    """
+    normal = normals(trial)
+    few, many, natural = normal(8, 16), normal(64, 16), normal(1, 16)
+    null = torch.linalg.svd(few[1:] - few[:1]).Vh[-1:]
+
+    def still(keys: Tensor) -> Gap:
+        """What must at least be seen of a motion, in units of what is seen."""
+        moved = Points(keys).mean(natural + 3 * null) - Points(keys).mean(natural)
+        return Gap(1e-6 / max(float(moved.norm()), 1e-18), 1.0)
+
+    def gap(keys: Tensor) -> Gap:
+        slope = gradient(lambda eta: torch.logsumexp(eta @ keys.T, -1), natural)
+        return widest(still(keys), apart(Points(keys).mean(natural), slope))
+
+    return Evidence(
+        printed=gap(few),
+        conditional=gap(many),
+        control=gap(trial.control(many - many @ null.T * null, many)),
+        table={
+            "null directions of 8 keys in 16 dimensions": 16.0
+            - float(torch.linalg.matrix_rank(Points(few).affine_span()[0]))
+        },
+    )
+
+
+@claim(
+    "C5",
+    source=f"{PAPER}, section 3.1, after equation 4",
+    statement="The attention average is exactly the gradient of the log normaliser.",
+    formula="Σ_j p_j v_j = ∇log Z(q)",
+    correction=(
+        "Only if the values are the keys. For any others it is the derivative in a source field: ∂_a log Σ_j"
+        " e^{q·k_j + a·v_j} at a = 0, and it responds to the query with Cov(v, k)."
+    ),
+    expected=Verdict.CONDITIONAL,
+)
+def source_field(trial: Trial) -> Evidence:
+    """Attention against the gradient of log Z: free values, values = keys, a source field; the control keeps 1/√d."""
+    normal = normals(trial)
+    dim, value_dim = trial.size(6, 64), trial.size(4, 64)
+    keys, values, query = normal(20, dim), normal(20, value_dim), normal(3, dim)
+    free = normal(20, dim)
+    slope = gradient(lambda q: torch.logsumexp(q @ keys.T, -1), query)
+
+    pair = Points(torch.cat([keys, values], -1))
+    still = torch.cat([query, torch.zeros(3, value_dim, dtype=torch.float64)], -1)
+
+    def gap(scale: float) -> Gap:
+        def attention(q: Tensor) -> Tensor:
+            return attend(q, keys, values, scale=scale).output
+
+        return widest(
+            apart(attend(query, keys, keys, scale=scale).output, slope),
+            apart(attention(query), pair.mean(still)[..., dim:]),
+            apart(jacobian(attention, query), pair.fisher(still)[..., dim:, :dim]),
+        )
+
+    return Evidence(
+        printed=apart(attend(query, keys, free, scale=1.0).output, slope),
+        conditional=gap(1.0),
+        control=gap(trial.control(dim**-0.5, 1.0)),
+    )
+
+
+@claim(
+    "C6",
+    source=f"{PAPER}, Proposition 1a",
+    statement="For a sum of atoms, the gradient of log Z is the average of the atoms with softmax weights.",
+    formula="∇log Z(η) = Σ_n softmax(x·η)_n x_n",
+    expected=Verdict.HOLDS,
+)
+def softmax_average(trial: Trial) -> Evidence:
+    """The mean of points against autograd, with equal weights and with others; the control forgets the weights."""
+    normal = normals(trial)
+    dim = trial.size(5, 64)
+    support, log_weight, natural = normal(9, dim), normal(9), normal(4, dim)
+    plain = gradient(lambda eta: (eta @ support.T).exp().sum(-1).log(), natural)
+    weighted = gradient(lambda eta: ((eta @ support.T).exp() * log_weight.exp()).sum(-1).log(), natural)
+
+    def gap(log_weight: Tensor) -> Gap:
+        return widest(
+            apart(Points(support).mean(natural), plain), apart(Points(support, log_weight).mean(natural), weighted)
+        )
+
+    return Evidence(
+        printed=gap(log_weight),
+        control=gap(trial.control(torch.zeros_like(log_weight), log_weight)),
+    )
+
+
+@claim(
+    "C13",
+    source=f"{PAPER}, equation 5",
+    statement="The log normaliser of attention is the log-sum-exp of its scores.",
+    formula="log Z(q_i) = log Σ_j e^{k_j·q_i}",
+    expected=Verdict.HOLDS,
+)
+def log_sum_exp(trial: Trial) -> Evidence:
+    """log Z of attention against sums term by term, for scores up to hundreds; the control keeps the usual 1/√d."""
+    normal = normals(trial)
+    atoms, dim = trial.size(40, 4096), trial.size(8, 64)
+    keys = normal(atoms, dim)
+    query = normal(6, dim) * torch.logspace(-2, 2, 6, dtype=torch.float64)[:, None]
+
+    def term_by_term(row: list[float]) -> float:
+        return max(row) + math.log(math.fsum(math.exp(score - max(row)) for score in row))
+
+    total = torch.tensor([term_by_term(row) for row in (query @ keys.T).tolist()], dtype=torch.float64)
+
+    def gap(scale: float) -> Gap:
+        found, rows = attend(query, keys, keys, scale=scale).statistics, row_statistics(query, keys, scale=scale)
+        assert found is not None
+        return widest(apart(found.log_normalizer, total), apart(rows.log_normalizer, total))
+
+    return Evidence(
+        printed=gap(1.0),
+        control=gap(trial.control(dim**-0.5, 1.0)),
+        table={"largest score": float((query @ keys.T).max())},
+    )

@@ -1,0 +1,178 @@
+"""Section 2.4 and appendix B of the paper: free energy, the evidence bound, and the Ising model behind attention."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
+from massieu.claims.experiment import above, apart, jacobian, linspace, normals, widest
+from massieu.claims.measures.families import PAPER
+from massieu.claims.registry import claim
+from massieu.measures import Hypercube, Points
+from massieu.measures.measure import gradient
+from massieu.statistics import row_statistics
+
+
+@claim(
+    "C35",
+    source=f"{PAPER}, section 2.4",
+    statement="The log normaliser is what statistical mechanics knows as the free energy.",
+    formula="log Z = F",
+    correction="The free energy is F = U − T S = −β^{-1} log Z; log Z = S − β U itself is the Massieu potential.",
+    expected=Verdict.HOLDS_CORRECTED,
+)
+def free_energy(trial: Trial) -> Evidence:
+    """Energy, entropy and heat capacity written out over temperatures; the control occupies all keys equally."""
+    normal = normals(trial)
+    atoms, dim = trial.size(16, 1024), trial.size(4, 64)
+    keys, query = normal(atoms, dim), normal(1, dim)
+    levels = -(keys @ query[0])
+    beta = torch.logspace(-1.5, 1.5, 31, dtype=torch.float64)[:, None]
+
+    inverse, found = beta[:, 0], row_statistics(beta * query, keys)
+    assert found.score_variance is not None
+    variance = found.score_variance
+
+    def log_occupation(beta: Tensor, bias: float) -> Tensor:
+        """Of Boltzmann's law for bias 1; all keys alike for 0."""
+        return torch.log_softmax(-bias * beta * levels, -1)
+
+    def energy(beta: Tensor, bias: float = 1.0) -> Tensor:
+        return log_occupation(beta, bias).exp() @ levels
+
+    def disorder(bias: float = 1.0) -> Tensor:
+        log_p = log_occupation(beta, bias)
+        return -(log_p.exp() * log_p).sum(-1)
+
+    def gap(bias: float) -> Gap:
+        internal, entropy = energy(beta, bias), disorder(bias)
+        capacity = -inverse.square() * gradient(lambda each: energy(each, bias), beta)[:, 0]  # dU/dT
+        return widest(
+            apart(-found.log_normalizer / inverse, internal - entropy / inverse),
+            apart(found.log_normalizer, entropy - inverse * internal),
+            apart(found.entropy, entropy),
+            apart(variance, capacity),
+        )
+
+    entropy = disorder()
+    free = energy(beta) - entropy / inverse
+    return Evidence(
+        printed=apart(found.log_normalizer, free),
+        corrected=gap(1.0),
+        control=gap(trial.control(0.0, 1.0)),
+        curve=Curve(
+            x=inverse.tolist(),
+            series={"log Z": found.log_normalizer.tolist(), "F": free.tolist(), "S": entropy.tolist()},
+            x_label="β",
+            log_x=True,
+        ),
+    )
+
+
+@claim(
+    "C36",
+    source=f"{PAPER}, section 2.4",
+    statement="The log normaliser of a joint distribution, taken as unnormalised, is the evidence lower bound.",
+    formula="log Z = ELBO",
+    correction="It is the log evidence; the bound is below it by KL(q ‖ posterior) and equal only at the posterior.",
+    expected=Verdict.FAILS,
+)
+def evidence_bound(trial: Trial) -> Evidence:
+    """log evidence of an Ising model against the bound of its mean field; the control takes another posterior."""
+    normal = normals(trial)
+    spins = trial.size(6, 12)
+    states = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=torch.float64)] * spins)
+    field, upper = 0.3 * normal(1, spins), torch.triu(normal(spins, spins), 1) / spins**0.5
+    coupling = upper + upper.T
+    pairs, local = 0.5 * torch.einsum("sd,de,se->s", states, coupling, states), field @ states.T
+
+    def elbo(log_q: Tensor, strength: float = 1.0) -> Tensor:
+        return (log_q.exp() * (local + strength * pairs - log_q)).sum(-1)
+
+    def mean_field(strength: float = 1.0) -> Tensor:
+        natural = field
+        for _ in range(300):
+            natural = 0.5 * natural + 0.5 * (field + strength * Hypercube(spins).mean(natural) @ coupling)
+        return natural @ states.T - Hypercube(spins).log_normalizer(natural)[:, None]
+
+    evidence = Points(states, pairs).log_normalizer(field)
+    log_q, posterior = mean_field(), torch.log_softmax(local + pairs, -1)
+    bound, strengths = elbo(log_q), linspace(0.0, 2.0, 21).tolist()
+
+    def gap(posterior: Tensor) -> Gap:
+        divergence = (log_q.exp() * (log_q - posterior)).sum(-1)
+        return widest(above(bound, evidence), apart(evidence - bound, divergence), apart(evidence, elbo(posterior)))
+
+    return Evidence(
+        printed=apart(evidence, bound),
+        instead=gap(posterior),
+        control=gap(trial.control(torch.log_softmax(pairs - local, -1), posterior)),
+        table={"log evidence": float(evidence), "ELBO of the mean field": float(bound)},
+        curve=Curve(
+            x=strengths,
+            series={
+                "log evidence": [float(Points(states, j * pairs).log_normalizer(field)) for j in strengths],
+                "ELBO of the mean field": [float(elbo(mean_field(j), j)) for j in strengths],
+            },
+            x_label="strength of the coupling",
+        ),
+    )
+
+
+@claim(
+    "C37",
+    source=f"{PAPER}, section 5, footnote 1 and appendix B",
+    statement="Attention is a mean field; its dot-product approximation is a layer of the original Hopfield network.",
+    formula="∇log Z(β η) ≈ β (1/N) X^⊤X η",
+    correction=(
+        "On the spins {±1}^D the mean map is the mean field, tanh. The linear part of attention is the Hebbian field of"
+        " centred patterns, around their mean. The energy of the original network is the log normaliser of Gaussian"
+        " hidden units, that of attention is one of a single hidden unit with N states."
+    ),
+    expected=Verdict.HOLDS_CORRECTED,
+)
+def ising(trial: Trial) -> Evidence:
+    """Enumerated spins, the Jacobian of attention at 0, summed hidden units; the control has spins {−1, 0, 1}."""
+    normal = normals(trial)
+    spins, count = trial.size(5, 9), trial.size(7, 32)
+    values = torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64)
+    two, three = (torch.cartesian_prod(*[each] * spins) for each in (values[::2], values))
+    patterns, natural, origin = normal(count, spins), normal(4, spins), torch.zeros(1, spins, dtype=torch.float64)
+    centre = patterns.mean(0)
+    hebb, centred_hebb = (each.T @ each / count for each in (patterns, patterns - centre))
+    attention, mean_field = Points(patterns), Hypercube(spins).mean(natural)
+    slope = jacobian(attention.mean, origin)[0]
+    overlap, one_hot = two @ patterns[:2].T / spins**0.5, Points(torch.eye(count, dtype=torch.float64))
+
+    betas = torch.logspace(-3, 0, 13, dtype=torch.float64)
+    exact = attention.mean(betas[:, None, None] * natural) - centre
+    linear = betas[:, None, None] * natural @ centred_hebb
+    error = ((exact - linear).norm(dim=(1, 2)) / exact.norm(dim=(1, 2))).tolist()
+    hidden_units = widest(
+        apart(_gaussian_units(overlap), 0.5 * overlap.square().sum(-1)),
+        apart(one_hot.log_normalizer(two @ patterns.T), attention.log_normalizer(two)),
+    )
+
+    def gap(states: Tensor) -> Gap:
+        return widest(apart(Points(states).mean(natural), mean_field), apart(slope, centred_hebb), hidden_units)
+
+    return Evidence(
+        printed=apart(slope, hebb),
+        corrected=gap(two),
+        control=gap(trial.control(three, two)),
+        table={f"error of the linear part at β = {10.0**-i:g}": error[12 - 4 * i] for i in range(3)},
+        curve=Curve(
+            x=betas.tolist(), series={"relative error of the linear part": error}, x_label="β", log_x=True, log_y=True
+        ),
+    )
+
+
+def _gaussian_units(overlap: Tensor) -> Tensor:
+    """log of the integral over two standard normal hidden units y of e^{y·overlap}, as a sum over a grid: the energy
+    of the original Hopfield network with two patterns.
+    """
+    line = linspace(-20.0, 20.0, 121)
+    hidden = torch.cartesian_prod(line, line)
+    log_density = torch.distributions.Normal(0.0, 1.0).log_prob(hidden).sum(-1)
+    return torch.logsumexp(log_density + overlap @ hidden.T, -1) + 2 * torch.log(line[1] - line[0])

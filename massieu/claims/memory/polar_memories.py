@@ -1,0 +1,270 @@
+"""The slides on memories of states 1 and −1: what is stored, how many, and what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from massieu.checks import MissingPackageError, pip_install
+from massieu.claims.claim import Evidence, Gap, Trial, Verdict
+from massieu.claims.experiment import above, normals, widest
+from massieu.claims.registry import claim
+from massieu.memory import Classical, Dense, Exponential, capacity, measure_capacity
+from massieu.memory.polar import Polar
+
+SLIDES = "A perspective on the fundamentals of transformers, slides on memorisation"
+
+
+def signs(trial: Trial, *shape: int) -> Tensor:
+    """Random states of 1 and −1, in float64, drawn one after the other from the seed of a trial."""
+    return 2.0 * torch.randint(0, 2, shape, generator=trial.generator, dtype=torch.float64) - 1
+
+
+def flipped(trial: Trial, states: Tensor, count: int) -> Tensor:
+    """The states with so many coordinates flipped, other ones in each."""
+    order = torch.rand(states.shape, generator=trial.generator, dtype=torch.float64).argsort(-1)
+    return torch.where(order < count, -states, states)
+
+
+def moved(memory: Polar, states: Tensor) -> float:
+    """The share of states that are no fixed points."""
+    return float((memory.update(states) != states).any(-1).double().mean())
+
+
+def lost(memory: Polar, cues: Tensor, patterns: Tensor) -> float:
+    """The share of patterns that do not come back exactly from their cues."""
+    return float((memory.retrieve(cues).state != patterns).any(-1).double().mean())
+
+
+def digits() -> Tensor:
+    """The 1797 handwritten digits of scikit-learn, 8 by 8 pixels from 0 to 1, shape ``(1797, 64)``."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise MissingPackageError(
+            f"claims about digits need scikit-learn, which is not installed; {pip_install('verify')}"
+        ) from None
+    return torch.as_tensor(load_digits().data / 16)
+
+
+@claim(
+    "M1",
+    source=f"{SLIDES}, classical Hopfield networks (Hopfield 1982)",
+    statement="All stored patterns are fixed points of the asynchronous rule.",
+    formula="x_i = sgn(W x_i − b), W = Σ_i x_i x_i^T",
+    correction="With high probability, for random patterns, at most d / (4 ln d), without bias (McEliece et al. 1987).",
+    expected=Verdict.CONDITIONAL,
+)
+def stored_patterns(trial: Trial) -> Evidence:
+    """Share of patterns that an update moves, with few and with many; the control looks at states not stored."""
+    dim = trial.size(256, 1024)
+    patterns, others = signs(trial, dim // 4, dim), signs(trial, dim // 4, dim)
+    few = int(capacity("classical", dim, "all_fixed"))
+
+    def gap(number: int, states: Tensor, diagonal: bool = False) -> Gap:
+        looked = states[: min(number, 48)]
+        return Gap(moved(Classical(patterns[:number], diagonal=diagonal), looked), 0.05)
+
+    smallest = torch.tensor([[-1.0, -1, -1, -1], [-1, -1, -1, 1], [-1, -1, 1, -1]])
+    return Evidence(
+        printed=gap(dim // 4, patterns, diagonal=True),
+        conditional=gap(few, patterns),
+        control=gap(few, trial.control(others, patterns)),
+        table={
+            "patterns below the condition": float(few),
+            f"share moved among {dim // 4}, without diagonal": gap(dim // 4, patterns).measured,
+            "share moved of 3 patterns in 4 dimensions": moved(Classical(smallest), smallest),
+        },
+    )
+
+
+@claim(
+    "M2",
+    source=f"{SLIDES}, capacity",
+    statement="The capacity is d / (2 log d), which is about 0.14 d.",
+    formula="C ≈ d / (2 ln d) ≈ 0.14 d",
+    correction=(
+        "Two criteria, equal near d = 36 alone: below d / (2 ln d) most patterns are fixed (McEliece et al. 1987);"
+        " below 0.138 d a state with few wrong bits is near (Amit et al. 1985), and hardly any pattern is fixed."
+    ),
+    expected=Verdict.HOLDS_CORRECTED,
+)
+def two_capacities(trial: Trial) -> Evidence:
+    """How often each criterion fails below its own capacity; the control takes the other number for the first."""
+    dim, draws = trial.size(512, 1024), trial.size(40, 60)
+    most, errors = int(capacity("classical", dim, "most_fixed")), int(capacity("classical", dim, "small_errors"))
+
+    def failing(criterion: str, number: int) -> Gap:
+        (row,) = measure_capacity("classical", dim, [number], criterion=criterion, trials=draws, seed=trial.seed)
+        return Gap(1 - row.rate, 0.3)
+
+    near = failing("small_errors", int(0.8 * errors))
+    return Evidence(
+        printed=Gap(abs(errors / most - 1), 0.1),
+        corrected=widest(failing("most_fixed", most), near),
+        control=widest(failing("most_fixed", trial.control(errors, most)), near),
+        table={
+            "dim": float(dim),
+            "d / (2 ln d)": float(most),
+            "0.138 d": float(errors),
+            "the same at d = 36": capacity("classical", 36, "most_fixed") / capacity("classical", 36, "small_errors"),
+        },
+    )
+
+
+@claim(
+    "M3",
+    source=f"{SLIDES}, classical Hopfield networks",
+    statement="With W = Σ x x^T, diagonal kept, the stored patterns are the states at which the falling energy rests.",
+    formula="W = Σ_i x_i x_i^T, E(ξ) = −½ ξ^T W ξ",
+    correction=(
+        "The energy falls, but with many more patterns than dimensions the diagonal holds every state: capacities need"
+        " w_ii = 0, or cues with errors."
+    ),
+    expected=Verdict.HOLDS_CORRECTED,
+)
+def diagonal_trap(trial: Trial) -> Evidence:
+    """Share of random states at rest, rises of the energy; the control looks at stored patterns instead."""
+    dim, many = 64, 1024
+    patterns, random = signs(trial, many, dim), signs(trial, 200, dim)
+
+    def gap(number: int, states: Tensor, diagonal: bool) -> Gap:
+        memory = Classical(patterns[:number], diagonal=diagonal)
+        return widest(
+            Gap(1 - moved(memory, states), 0.1), above(memory.energy(memory.update(states)), memory.energy(states))
+        )
+
+    states = trial.control(patterns[:5], random)
+    kept, cues = Classical(patterns, diagonal=True), flipped(trial, patterns[:200], 6)
+    return Evidence(
+        printed=widest(gap(5, random, True), gap(many, random, True)),
+        corrected=widest(gap(5, random, False), gap(many, random, False)),
+        control=widest(gap(5, states, False), gap(many, states, False)),
+        table={
+            f"of {many} patterns at rest, diagonal kept": 1 - moved(kept, patterns[:200]),
+            "of random states": 1 - moved(kept, random),
+            "of patterns back from 6 flips": 1 - lost(kept, cues, patterns[:200]),
+            "of patterns at rest, diagonal zero": 1 - moved(Classical(patterns), patterns[:200]),
+        },
+    )
+
+
+@claim(
+    "M4",
+    source=f"{SLIDES}, classical Hopfield networks",
+    statement="The asynchronous rule sgn(Wξ b) lowers the energy with the bias.",
+    formula="ξ_i = sgn(W ξ b)_i, E(ξ) = −½ ξ^T W ξ + ξ^T b",
+    correction="A minus sign is lost: sgn(W ξ − b).",
+    expected=Verdict.HOLDS_CORRECTED,
+)
+def lost_sign(trial: Trial) -> Evidence:
+    """Rises of the energy, from random states and where it should rest; the control mixes up the bias."""
+    dim = trial.size(64, 256)
+    patterns, states = signs(trial, 5, dim), signs(trial, 100, dim)
+    bias = dim / 2 * normals(trial)(dim)
+    memory = Classical(patterns, bias=bias)
+    starts = torch.cat([states, memory.retrieve(states).state])
+
+    def rise(field: Tensor) -> Gap:
+        return above(memory.energy(Classical(patterns, bias=field).update(starts)), memory.energy(starts))
+
+    return Evidence(printed=rise(-bias), corrected=rise(bias), control=rise(trial.control(bias.flip(0), bias)))
+
+
+@claim(
+    "M6",
+    source=f"{SLIDES}, modern Hopfield networks (Demircigil et al. 2017)",
+    statement="With the exponential as interaction the capacity is 2^{d/2}.",
+    formula="C ≈ 2^{d/2}",
+    correction=(
+        "As fixed points, with basins that vanish. From ρ d flipped bits e^{d I(1 − 2ρ) / 2} patterns come back, where"
+        " 2 I(x) = (1 + x) ln(1 + x) + (1 − x) ln(1 − x)."
+    ),
+    expected=Verdict.CONDITIONAL,
+)
+def vanishing_basins(trial: Trial) -> Evidence:
+    """Share of patterns lost from 0 and from 10 % flips; the control has the quadratic interaction."""
+    patterns, longer = signs(trial, 1024, 20), signs(trial, 249, 30)
+    looked = trial.size(200, 500)
+    cues, long_cues = flipped(trial, patterns[:looked], 2), flipped(trial, longer, 3)
+
+    def gap(memory: Callable[[Tensor], Polar], stored: Tensor, states: Tensor) -> Gap:
+        return Gap(lost(memory(stored), states, stored[: len(states)]), 0.1)
+
+    def both(memory: Callable[[Tensor], Polar]) -> Gap:
+        return widest(gap(memory, patterns, patterns[:looked]), gap(memory, longer, long_cues))
+
+    return Evidence(
+        printed=gap(Exponential, patterns, cues),
+        conditional=both(Exponential),
+        control=both(trial.control(Classical, Exponential)),
+        table={
+            "patterns for ρ = 0, d = 20": capacity("exponential", 20, "all_recovered"),
+            "patterns for ρ = 0.1, d = 20": capacity("exponential", 20, "all_recovered", corruption=0.1),
+            "patterns for ρ = 0.1, d = 30": capacity("exponential", 30, "all_recovered", corruption=0.1),
+        },
+    )
+
+
+@claim(
+    "M9",
+    source=f"{SLIDES}, summary",
+    statement="Modern Hopfield networks prevent interference from correlated data.",
+    formula="ξ = x_i from a part of x_i",
+    correction="Digits are fixed points with the exponential interaction; from half of the pixels many do not return.",
+    expected=Verdict.CONDITIONAL,
+)
+def correlated_data(trial: Trial) -> Evidence:
+    """Share of binary digits that move, and that are lost from their upper half; the control is cubic."""
+    images = torch.where(digits() >= 0.5, 1.0, -1.0)
+    order = torch.randperm(len(images), generator=trial.generator)
+    groups = [images[order[start : start + 20]] for start in range(0, trial.size(100, 300), 20)]
+
+    def power(exponent: int) -> Callable[[Tensor], Polar]:
+        return lambda patterns: Dense(patterns, exponent)
+
+    def gap(memory: Callable[[Tensor], Polar], hidden: int) -> Gap:
+        shares = []
+        for patterns in groups:
+            cues = patterns.clone()
+            cues[:, 64 - hidden :] = -1
+            shares.append(lost(memory(patterns), cues, patterns))
+        return Gap(sum(shares) / len(shares), 0.1)
+
+    return Evidence(
+        printed=gap(Exponential, 32),
+        conditional=gap(Exponential, 0),
+        control=gap(trial.control(power(3), Exponential), 0),
+        table={
+            "lost from half, rectified tenth power": gap(power(10), 32).measured,
+            "moved, classical": gap(Classical, 0).measured,
+        },
+    )
+
+
+@claim(
+    "M14",
+    source=f"{SLIDES}, classical Hopfield networks",
+    statement="The picture of Homer, 64 pixels wide and high, is a state of 64 coordinates.",
+    formula="x_Homer ∈ {−1, 1}^64, W = x_Homer x_Homer^T",
+    correction="Of 64 · 64 = 4096 coordinates, one for each pixel.",
+    expected=Verdict.HOLDS_CORRECTED,
+)
+def picture_size(trial: Trial) -> Evidence:
+    """Coordinates of the memory of a picture, which must come back from noise; the control has another width."""
+    picture = signs(trial, 64, 64)
+    noisy = flipped(trial, picture, 3)
+
+    def gap(width: int, dim: int) -> Gap:
+        pattern, cue = (each[:, :width].reshape(1, -1) for each in (picture, noisy))
+        memory = Classical(pattern)
+        return widest(Gap(abs(memory.dim - dim), 0.5), Gap(lost(memory, cue, pattern), 0.5))
+
+    return Evidence(
+        printed=gap(64, 64),
+        corrected=gap(64, 4096),
+        control=gap(trial.control(32, 64), 4096),
+        table={f"d / (2 ln d) for d = {dim}": capacity("classical", dim, "most_fixed") for dim in (64, 4096)},
+    )

@@ -1,0 +1,351 @@
+"""The slides on memories of real states, appendix B of the paper, and the memory as a density."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from massieu.claims.claim import Evidence, Gap, Trial, Verdict
+from massieu.claims.experiment import above, apart, linspace, normals, widest
+from massieu.claims.measures.families import PAPER
+from massieu.claims.memory.polar_memories import SLIDES
+from massieu.claims.registry import claim
+from massieu.measures.measure import gradient
+from massieu.memory import (
+    Continuous,
+    Sparse,
+    Storage,
+    certificate,
+    denoise,
+    guaranteed_storage,
+    log_density,
+    one_step_bound,
+)
+from massieu.statistics import attend
+
+RAMSAUER = "Ramsauer et al. 2020"
+
+
+@claim(
+    "M5",
+    source=f"{SLIDES}, properties ({RAMSAUER}, theorems 1 and 2)",
+    statement="The update of the continuous memory converges globally to a local minimum of the energy.",
+    formula="∇E = 0, ∇^2 E ≥ 0 where it ends",
+    correction="To a stationary point, perhaps a saddle: E(ξ) − E(f(ξ)) ≥ ½ ‖f(ξ) − ξ‖^2, and ∇E = ξ − f(ξ) → 0.",
+    expected=Verdict.HOLDS_CORRECTED,
+)
+def stationary_points(trial: Trial) -> Evidence:
+    """Slope and least curvature where retrieval ends, falls on the way; the control updates at another temperature."""
+    normal = normals(trial)
+    half, across = 1.5 * normal(4, trial.size(3, 16)), normal(1)
+    patterns = torch.nn.functional.pad(torch.cat([half, -half]), (0, 1))  # the last axis and 0 are a plane of symmetry
+    on_axis = torch.nn.functional.pad(across[:, None], (half.shape[1], 0))
+    memory, starts = Continuous(patterns, beta=1.0), torch.cat([on_axis, 2 * normal(20, patterns.shape[1])])
+
+    def slope(beta: float) -> Gap:
+        mover = Continuous(patterns, beta=beta)
+        moved = mover.update(starts)
+        fall = above(memory.energy(moved) + 0.5 * (moved - starts).square().sum(-1), memory.energy(starts))
+        end = mover.retrieve(starts, steps=20_000).state
+        return widest(fall, apart(gradient(memory.energy, end), torch.zeros_like(end)))
+
+    found = memory.retrieve(starts, steps=20_000)
+    curvature = torch.linalg.eigvalsh(memory.hessian(found.state)).amin(-1)
+    pair = Continuous(torch.tensor([[2.0, 0.0], [-2.0, 0.0]]).double(), beta=1.0)
+    saddle = pair.retrieve(torch.tensor([[0.0, 5.0]]).double())
+    return Evidence(
+        printed=above(-curvature, torch.zeros_like(curvature)),
+        corrected=slope(1.0),
+        control=slope(trial.control(2.0, 1.0)),
+        table={
+            "least curvature from generic starts": float(curvature[1:].min()),
+            "energy of (0, 5) after retrieval among ±(2, 0)": float(saddle.energy),
+            "its least curvature": float(torch.linalg.eigvalsh(pair.hessian(saddle.state)).min()),
+        },
+    )
+
+
+@claim(
+    "M7",
+    source=f"{SLIDES}, properties ({RAMSAUER}, theorem 3)",
+    statement="The storage capacity of the continuous memory is exponential in the dimension.",
+    formula="N ≥ √p c^{(d − 1)/4}, ‖x_i‖ = K √(d − 1)",
+    correction=(
+        "At a fixed temperature and if c is large enough. At the temperature of attention, β = 1 / √d, K = 1, d = 64,"
+        " the condition fails, and 1000 random patterns have one fixed point in common."
+    ),
+    expected=Verdict.CONDITIONAL,
+)
+def exponential_storage(trial: Trial) -> Evidence:
+    """Share of patterns without a fixed point of their own, up to as many as guaranteed; the control is warm."""
+    normal = normals(trial)
+    sizes = {20: 7, 64: trial.size(1000, 4000)}
+    draws = {dim: torch.nn.functional.normalize(normal(number, dim), dim=-1) for dim, number in sizes.items()}
+
+    def missing(dim: int, radius: float, beta: float) -> Gap:
+        patterns = radius * (dim - 1) ** 0.5 * draws[dim]
+        starts = patterns[:50]
+        end = Continuous(patterns, beta).retrieve(starts).state
+        rival = torch.cdist(starts, patterns).fill_diagonal_(torch.inf).amin(-1)
+        shared = torch.cdist(end, end).fill_diagonal_(torch.inf).amin(-1) < 1e-3 * rival
+        return Gap(float((shared | ((end - starts).norm(dim=-1) > rival / 2)).double().mean()), 0.01)
+
+    def guaranteed(beta: float) -> Gap:
+        found = [Gap(number / storage(dim, 3.0, beta).patterns, 1.0) for dim, number in sizes.items()]
+        return widest(*found, *(missing(dim, 3.0, beta) for dim in sizes))
+
+    def storage(dim: int, radius: float, beta: float) -> Storage:
+        return guaranteed_storage(dim, radius=radius, beta=beta)
+
+    return Evidence(
+        printed=missing(64, 1.0, 1 / 8),
+        conditional=guaranteed(1.0),
+        control=guaranteed(trial.control(0.01, 1.0)),
+        table={
+            "guaranteed, d = 20, K = 3, β = 1": storage(20, 3.0, 1.0).patterns,
+            "guaranteed, d = 64": storage(64, 3.0, 1.0).patterns,
+            "c for d = 64, K = 1, β = 1/8": storage(64, 1.0, 1 / 8).constant,
+            "where at least is needed": (2 / math.sqrt(0.001)) ** (4 / 63),
+        },
+    )
+
+
+@claim(
+    "M8",
+    source=f"{SLIDES}, properties ({RAMSAUER}, theorem 4)",
+    statement="The continuous memory converges after one update step.",
+    formula="f(ξ) = x_i",
+    correction=(
+        "Up to D_i (N − 1) e^{−β (Δ_i − D_i ‖ξ − x_i‖)}, which is small for separated patterns alone. Exactly never"
+        " with softmax, and with α-entmax if Δ_i ≥ 1 / (β (α − 1)) + D_i ‖ξ − x_i‖."
+    ),
+    expected=Verdict.CONDITIONAL,
+)
+def one_update(trial: Trial) -> Evidence:
+    """Error after one update against its bound, 10^{−3} of the length, and none for entmax; the control is warm."""
+    normal = normals(trial)
+    atoms, dim = trial.size(30, 1000), 32
+    separated = dim**0.5 * torch.nn.functional.normalize(normal(atoms, dim), dim=-1)
+    away = torch.nn.functional.normalize(normal(atoms, dim), dim=-1)
+    known = certificate(Continuous(separated, 4.0))
+    reach = 0.5 * known.radius[:, None] * away
+
+    def gap(patterns: Tensor, beta: float) -> Gap:
+        memory = Continuous(patterns, beta)
+        error = (memory.update(patterns + reach) - patterns).norm(dim=-1)
+        bound = one_step_bound(certificate(memory), reach.norm(dim=-1)).value
+        exact = apart(Sparse(patterns, beta, alpha=2.0).update(patterns + reach), patterns)
+        return widest(Gap(float(error.max() / patterns.norm(dim=-1).max()), 1e-3), above(error, bound), exact)
+
+    alone = apart(Continuous(separated[:8], 1.0).update(separated[:8]), separated[:8])
+    return Evidence(
+        printed=gap(separated + 3 * dim**0.5 * away[:1], 4.0),
+        conditional=gap(separated, 4.0),
+        control=gap(separated, trial.control(0.04, 4.0)),
+        table={"share certified": float(known.certified.double().mean()), "softmax at a pattern": alone.measured},
+    )
+
+
+@claim(
+    "M10",
+    source=f"{SLIDES}, attention ({RAMSAUER})",
+    statement="Attention is the update of the continuous memory, its result multiplied by W_V.",
+    formula="Z = softmax(Q K^T / √d) V, V = K W_V = Y W_K W_V",
+    correction=(
+        "Only for values in the column space of W_K, a restriction that heads do not have: with a free W_V attention is"
+        " hetero-association, and the iteration runs among the keys alone."
+    ),
+    expected=Verdict.CONDITIONAL,
+)
+def value_map(trial: Trial) -> Evidence:
+    """Attention against an update times the best matrix, W_V free and through W_K; the control has β = 1."""
+    normal = normals(trial)
+    tokens, width, dim = trial.size(40, 512), trial.size(24, 256), trial.size(6, 64)
+    source, queries = normal(tokens, width), normal(10, dim)
+    to_keys, free = normal(width, dim) / width**0.5, normal(width, dim) / width**0.5
+    keys, through = source @ to_keys, to_keys @ normal(dim, dim)
+
+    def gap(to_values: Tensor, beta: float) -> Gap:
+        matrix = torch.linalg.lstsq(to_keys, to_values).solution
+        update = Continuous(keys, beta).update(queries)
+        return apart(attend(queries, keys, source @ to_values).output, update @ matrix)
+
+    beta = dim**-0.5
+    read = Continuous(keys, beta, values=source @ free).read(queries)
+    left = free - to_keys @ torch.linalg.lstsq(to_keys, free).solution
+    return Evidence(
+        printed=gap(free, beta),
+        conditional=widest(gap(through, beta), apart(attend(queries, keys, source @ free).output, read)),
+        control=gap(through, trial.control(1.0, beta)),
+        table={"share of a free W_V outside the columns of W_K": float(left.norm() / free.norm())},
+    )
+
+
+@claim(
+    "M11",
+    source=f"{PAPER}, appendix B",
+    statement="The quadratic term of the Hopfield energy models the skip connection.",
+    formula="ξ − ∇E(ξ) = ξ + f(ξ)",
+    correction=(
+        "It removes the skip: a descent step of length 1 is f(ξ) alone, one of length γ is (1 − γ) ξ + γ f(ξ). Only up"
+        " to a factor, which a layer norm takes away, is that ξ + s f(ξ) (C38, X10)."
+    ),
+    expected=Verdict.HOLDS_CORRECTED,
+)
+def skip_connection(trial: Trial) -> Evidence:
+    """Steps down the energy by autograd against mixtures of state and update; the control has no quadratic term."""
+    normal = normals(trial)
+    patterns, state = normal(trial.size(8, 256), trial.size(4, 64)), normal(20, trial.size(4, 64))
+    memory = Continuous(patterns, beta=1.5)
+    update = memory.update(state)
+
+    def gap(step: float, kept: float, quadratic: float = 0.5) -> Gap:
+        def energy(xi: Tensor) -> Tensor:
+            return memory.energy(xi) + (quadratic - 0.5) * xi.square().sum(-1)
+
+        return apart(state - step * gradient(energy, state), kept * state + step * update)
+
+    steps = (0.1, 0.5, 1.0, 1.5)
+    axes = Continuous(2 * torch.eye(2).double(), beta=1.0)
+    query = torch.tensor([[1.0, 0.2]]).double()
+    return Evidence(
+        printed=gap(1.0, 1.0),
+        corrected=widest(*(gap(step, 1 - step) for step in steps)),
+        control=widest(*(gap(step, 1 - step, trial.control(0.0, 0.5)) for step in steps)),
+        table={
+            "energy of (1, 0.2) among 2 I": float(axes.energy(query)),
+            "after the update": float(axes.energy(axes.update(query))),
+            "after the update added to the state": float(axes.energy(query + axes.update(query))),
+        },
+    )
+
+
+@claim(
+    "M12",
+    source=f"the energy of {RAMSAUER}, equation 2",
+    statement="The Boltzmann density of the continuous memory is a mixture of Gaussians around the patterns.",
+    formula="e^{−β E(ξ)} ∝ Σ_i e^{β ‖x_i‖^2 / 2} e^{−β ‖ξ − x_i‖^2 / 2}",
+    expected=Verdict.HOLDS,
+)
+def gaussian_mixture(trial: Trial) -> Evidence:
+    """The density against mixtures of torch and an integral; the control weighs all patterns alike."""
+    normal = normals(trial)
+    patterns, state, beta = normal(6, 2), 2 * normal(50, 2), 1.7
+    memory = Continuous(patterns, beta)
+    line = linspace(-9.0, 9.0, trial.size(241, 1201))
+    plane = log_density(memory, torch.cartesian_prod(line, line))
+    total = plane.logsumexp(-1) + 2 * torch.log(line[1] - line[0])
+
+    def gap(excess: float) -> Gap:
+        density = mixture(patterns, beta, excess).log_prob(state)
+        scaled = -beta * memory.energy(state)
+        offset = (scaled - density)[:1]
+        return widest(apart(log_density(memory, state), density), apart(scaled - density, offset))
+
+    return Evidence(
+        printed=widest(gap(1.0), apart(total, torch.zeros_like(total))),
+        control=gap(trial.control(0.0, 1.0)),
+        table={"weight of the longest over the shortest": float((beta / 2 * _spread(patterns)).exp())},
+    )
+
+
+@claim(
+    "M13",
+    source=f"the update of {RAMSAUER}, equation 3",
+    statement="An update is the best denoiser at noise 1 / β, by the formula of Tweedie, and a step of mean shift.",
+    formula="f(ξ) = ξ + β^{-1} ∇log p(ξ) = E[x | x + β^{-1/2} ε = ξ]",
+    expected=Verdict.HOLDS,
+)
+def tweedie(trial: Trial) -> Evidence:
+    """Updates against slopes of a mixture, the rule of Bayes and mean shift; the control has half of the noise."""
+    normal = normals(trial)
+    atoms, dim, beta = trial.size(8, 500), trial.size(4, 64), 1.3
+    patterns, state = normal(atoms, dim), normal(20, dim)
+    level = torch.nn.functional.normalize(patterns, dim=-1)
+
+    def gap(noise: float) -> Gap:
+        memory = Continuous(patterns, beta)
+        law = mixture(patterns, 1 / noise, 1.0)
+        slope = gradient(law.log_prob, state)
+        likelihood = -torch.cdist(state, patterns).square() / (2 * noise)
+        posterior = torch.softmax(likelihood + law.mixture_distribution.logits, -1)
+        shifted = torch.softmax(-torch.cdist(state, level).square() / (2 * noise), -1) @ level
+        return widest(
+            apart(denoise(memory, state), state + noise * slope),
+            apart(memory.update(state), posterior @ patterns),
+            apart(Continuous(level, beta).update(state), shifted),
+        )
+
+    return Evidence(printed=gap(1 / beta), control=gap(trial.control(0.5 / beta, 1 / beta)))
+
+
+@claim(
+    "M15",
+    source=f"{SLIDES}, continuous patterns",
+    statement="The energy with log-sum-exp for continuous patterns is that of Krotov and Hopfield 2020.",
+    formula="E(v, h) = ½ ‖v‖^2 + h·p − β^{-1} ln Σ_i e^{β h_i} − p·X v, p = softmax(β h)",
+    correction=(
+        "It is that of Ramsauer et al. 2020. The energy of Krotov and Hopfield has two layers, and is the other up to a"
+        " constant where the hidden one rests, h = X v."
+    ),
+    expected=Verdict.CONDITIONAL,
+)
+def two_layers(trial: Trial) -> Evidence:
+    """Both energies without their constants, hidden neurons at rest or not; the control is at another temperature."""
+    normal = normals(trial)
+    atoms, dim, beta = trial.size(8, 500), trial.size(4, 64), 1.3
+    patterns, state, hidden = normal(atoms, dim), normal(20, dim), normal(20, atoms)
+    memory = Continuous(patterns, beta)
+    constant = math.log(atoms) / beta + 0.5 * patterns.square().sum(-1).max()
+
+    def gap(layer: Tensor, cold: float) -> Gap:
+        active = torch.softmax(cold * layer, -1)
+        of_hidden = (layer * active).sum(-1) - torch.logsumexp(cold * layer, -1) / cold
+        energy = 0.5 * state.square().sum(-1) + of_hidden - (active * (state @ patterns.T)).sum(-1)
+        return apart(memory.energy(state) - constant, energy)
+
+    rest = state @ patterns.T
+    return Evidence(
+        printed=gap(hidden, beta), conditional=gap(rest, beta), control=gap(rest, trial.control(2 * beta, beta))
+    )
+
+
+@claim(
+    "M16",
+    source=f"{PAPER}, appendix B",
+    statement="What is proved of the limits of Hopfield memories applies for fixed patterns, not for changing ones.",
+    formula="ξ^{t+1} = X^T softmax(β X ξ^t), X fixed",
+    expected=Verdict.HOLDS,
+)
+def fixed_patterns(trial: Trial) -> Evidence:
+    """Where certified patterns end against the certified bound; in the control the patterns change with the states."""
+    normal = normals(trial)
+    dim = trial.size(16, 64)
+    patterns = 5 * torch.nn.functional.normalize(normal(6, dim), dim=-1)
+    known = certificate(Continuous(patterns, beta=1.0))
+
+    def gap(moving: bool) -> Gap:
+        state = patterns
+        for _ in range(trial.size(200, 500)):
+            state = Continuous(state if moving else patterns, beta=1.0).update(state)
+        return above((state - patterns).norm(dim=-1), known.bound)
+
+    return Evidence(
+        printed=widest(gap(False), Gap(1 - float(known.certified.double().mean()), 0.5)),
+        control=gap(trial.control(True, False)),
+        table={"certified distance from the pattern": float(known.bound[known.certified].max())},
+    )
+
+
+def mixture(patterns: Tensor, beta: float, excess: float) -> torch.distributions.MixtureSameFamily:
+    """Gaussians of variance 1 / β around the patterns, of weights e^{excess β ‖x‖^2 / 2}."""
+    weights = torch.distributions.Categorical(logits=excess * beta / 2 * patterns.square().sum(-1))
+    around = torch.distributions.Normal(patterns, beta**-0.5)
+    return torch.distributions.MixtureSameFamily(weights, torch.distributions.Independent(around, 1))
+
+
+def _spread(patterns: Tensor) -> Tensor:
+    squares = patterns.square().sum(-1)
+    return squares.max() - squares.min()

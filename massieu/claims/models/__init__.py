@@ -1,0 +1,1 @@
+"""Statements of the paper, measured on a trained model."""

@@ -1,0 +1,106 @@
+"""The hidden states of a trained model: where layer normalisation leaves them, and what becomes of a Gaussian cloud."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from massieu import assets
+from massieu.checks import UserError
+from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
+from massieu.claims.measures.families import PAPER
+from massieu.claims.models.trained import BAND, QUESTION, over_band
+from massieu.claims.registry import claim
+from massieu.inspection.anatomy import block_input, read_anatomy, with_input
+from massieu.inspection.loading import load
+
+LENGTH = 64  # tokens of a passage
+
+
+@claim(
+    "C22",
+    source=f"{PAPER}, section 3.3",
+    statement="Layer normalisation recentres the hidden states around the origin.",
+    formula="mean over tokens of LN(x) = 0",
+    correction="It centres the features of one token; the mean of the tokens stays where it is.",
+    expected=Verdict.FAILS,
+    trials=1,
+    on_model=True,
+)
+def recentring(trial: Trial) -> Evidence:
+    """Length of a mean over the root mean square, after the norm: of all tokens, and of the features of a token."""
+    states = torch.cat(hidden_states(*reader(trial.model)))
+
+    def norm(x: Tensor) -> Tensor:
+        return nn.functional.layer_norm(x, x.shape[-1:])
+
+    def features(x: Tensor) -> Gap:
+        return Gap(float((x.mean(-1).abs() / x.square().mean(-1).sqrt()).max()), 1e-3)
+
+    normed = norm(states)
+    off_centre = float(normed.mean(0).norm() / normed.square().sum(-1).mean().sqrt())
+    return Evidence(
+        printed=Gap(off_centre, 0.05),
+        instead=features(normed),
+        control=features(trial.control(states, normed)),
+        table={"tokens": float(len(states)), "mean token over a token": off_centre},
+    )
+
+
+@claim(
+    "C46",
+    source=QUESTION,
+    statement="Tokens drawn from a Gaussian keep a Gaussian law from layer to layer, also with learned weights.",
+    formula="excess kurtosis of whitened projections = 0",
+    correction="The layers of a trained model take a Gaussian cloud out of the band in which such samples stay.",
+    expected=Verdict.FAILS,
+    trials=1,
+    on_model=True,
+)
+def injected_cloud(trial: Trial) -> Evidence:
+    """Kurtosis over its sampling band after every layer, for tokens with the moments of the first layer's input."""
+    model, tokens = reader(trial.model)
+    real = hidden_states(model, tokens)[0].double()
+    centred = real - real.mean(0)
+    mixing = torch.randn(len(real), len(real), generator=trial.generator, dtype=torch.float64) / len(real) ** 0.5
+    cloud = real.mean(0) + mixing @ centred  # Gaussian, with the mean and the covariance of the real tokens
+    spread = torch.rand(len(real), 1, generator=trial.generator, dtype=torch.float64).rsqrt()
+    found = [over_band(state) for state in (cloud, *hidden_states(model, tokens, cloud)[1:])]
+    return Evidence(
+        printed=Gap(max(found[1:]), BAND),
+        instead=Gap(found[0], BAND),
+        control=Gap(over_band(cloud * trial.control(spread, torch.ones(()))), BAND),
+        table={"injected": found[0], "after the last layer": found[-1]},
+        curve=Curve(range(len(found)), {"kurtosis over its band": found}, "layers passed", "of the band"),
+    )
+
+
+def reader(name: str | None) -> tuple[nn.Module, Tensor]:
+    """A model and passages of the embedded text as its tokens, without special ones."""
+    loaded = load(name or str(assets.MODEL))
+    if loaded.tokenizer is None:
+        raise UserError(f"{name} has no tokenizer, so it cannot read the text; choose a model of text")
+    options: dict[str, Any] = {"truncation": True, "max_length": LENGTH, "add_special_tokens": False}
+    encoded = loaded.tokenizer(assets.documents()[:24], **options)["input_ids"]
+    return loaded.model, torch.tensor([row for row in encoded if len(row) == LENGTH])
+
+
+@torch.no_grad()
+def hidden_states(model: nn.Module, tokens: Tensor, first: Tensor | None = None) -> list[Tensor]:
+    """The states between the layers, each ``(tokens, dim)``; with ``first`` in the place of what the first one gets."""
+    block = dict(model.named_modules())[read_anatomy(model, {"input_ids": tokens[:1]}).blocks[0].name]
+
+    def replace(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        stream = block_input(args, kwargs)
+        assert stream is not None
+        place, usual = stream
+        return with_input(args, kwargs, place, usual if first is None else first.to(usual).view_as(usual))
+
+    hook = block.register_forward_pre_hook(replace, with_kwargs=True)
+    try:
+        states = model(input_ids=tokens, output_hidden_states=True).hidden_states
+    finally:
+        hook.remove()
+    return [state.flatten(0, 1) for state in states[:-1]]

@@ -1,0 +1,1 @@
+"""Results of later papers, stated for the same objects."""

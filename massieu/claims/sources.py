@@ -1,0 +1,56 @@
+"""The documents that claims quote, by the names under which tables and pages list them."""
+
+from __future__ import annotations
+
+__all__ = [
+    "AHN",
+    "CASTIN",
+    "DONG",
+    "GARG",
+    "GESHKOVSKI",
+    "KAJITSUKA",
+    "LUCIBELLO",
+    "OSWALD",
+    "OURS",
+    "PAPER",
+    "RAMSAUER",
+    "RAVENTOS",
+    "SANDER",
+    "SANTOS",
+    "SLIDES",
+    "SOHN",
+    "TARZANAGH",
+    "THRAMPOULIDIS",
+    "VASUDEVA",
+    "VELICKOVIC",
+    "YUN_2019",
+    "YUN_2020",
+    "ZAHEER",
+    "ZHAI",
+]
+
+PAPER = "A Probabilistic Interpretation of Transformers"
+SLIDES = "A perspective on the fundamentals of transformers (slides)"
+OURS = "Massieu"  # statements of this project
+
+AHN = "Ahn et al. 2023"
+CASTIN = "Castin et al. 2024"
+DONG = "Dong et al. 2021"
+GARG = "Garg et al. 2022"
+GESHKOVSKI = "Geshkovski et al. 2023"
+KAJITSUKA = "Kajitsuka and Sato 2023"
+LUCIBELLO = "Lucibello and Mézard 2024"
+OSWALD = "von Oswald et al. 2022"
+RAMSAUER = "Ramsauer et al. 2020"
+RAVENTOS = "Raventós et al. 2023"
+SANDER = "Sander et al. 2022"
+SANTOS = "Santos et al. 2024"
+SOHN = "Sohn 2016"
+TARZANAGH = "Tarzanagh et al. 2023"
+THRAMPOULIDIS = "Thrampoulidis 2024"
+VASUDEVA = "Vasudeva et al. 2024"
+VELICKOVIC = "Veličković et al. 2024"
+YUN_2019 = "Yun et al. 2019"
+YUN_2020 = "Yun et al. 2020"
+ZAHEER = "Zaheer et al. 2020"
+ZHAI = "Zhai et al. 2023"

@@ -1,0 +1,1 @@
+"""Universal approximation: contextual maps, networks and sparse patterns."""

@@ -1,0 +1,359 @@
+"""Numbers that tell a token's context: what proofs say of stacks of shifts and of one head, and what float64 says."""
+
+from __future__ import annotations
+
+import decimal
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from massieu.claims.claim import Evidence, Gap, Trial, Verdict
+from massieu.claims.experiment import apart, normals, widest
+from massieu.claims.margin.selection import SLIDES
+from massieu.claims.registry import claim
+from massieu.universal import (
+    BelowResolution,
+    ContextualMap,
+    boltz,
+    boltz_bound,
+    boltz_gap,
+    contextual_map,
+    cost,
+    hardmax_identifiers,
+    multisets,
+    shift_stack,
+    theorem_spacing,
+)
+from massieu.universal.maps import LEAST
+from massieu.universal.search import attended, mixed
+from massieu.universal.staircases import net
+
+YUN = "Yun et al. 2019"
+KAJITSUKA = "Kajitsuka and Sato 2023"
+COUNT = 0.5  # of things that are counted: none
+EPSILON = torch.finfo(torch.float64).eps
+
+
+@claim(
+    "U21",
+    source=f"{YUN}, contextual mapping by selective shifts",
+    statement="Selective shifts by hardmax heads, one layer for each cell and one more, give every token a number that"
+    " tells its sequence, for sequences without repeated tokens.",
+    formula="l_j ← l_j + n^d (max l − min l) 1[l_j = b] for b = 0, …, n^d − 1",
+    expected=Verdict.HOLDS,
+    trials=1,
+)
+def selective_shifts(trial: Trial) -> Evidence:
+    """Contexts that share a number, in exact integers, over all sequences of four grids; the control shifts by the
+    range itself instead of n^d times it."""
+    grids = [(3, 1, 2), (4, 1, 3), (3, 2, 2), (3, 2, 3)]
+
+    def gap(factor: int | None) -> Gap:
+        stacks = [shift_stack(*grid, factor=factor) for grid in grids]
+        lost = sum(each.identifiers.numel() - each.distinct + (not each.consistent) for each in stacks)
+        return Gap(float(lost), COUNT)
+
+    stacks = {f"n = {grid[0]}, d = {grid[1]}, T = {grid[2]}": shift_stack(*grid) for grid in grids}
+    return Evidence(
+        printed=gap(None),
+        control=gap(trial.control(1, None)),
+        table={
+            f"{what}, {name}": float(figure)
+            for name, stack in stacks.items()
+            for what, figure in (("numbers", stack.distinct), ("least gap", stack.gap), ("largest", stack.largest))
+        },
+    )
+
+
+@claim(
+    "U22",
+    source=f"{SLIDES}, theorem 2 [Yun et al. 2019]",
+    statement="Networks of constant width and large enough depth suffice: two heads of size one and four hidden units.",
+    formula="T^{2,1,4}: one layer for each of T C(n^d, T) numbers",
+    expected=Verdict.HOLDS,
+)
+def constant_width(trial: Trial) -> Evidence:
+    """Layers of four ReLUs, one for each number of the shift stack, against random targets; the control lacks the last
+    layer. The table has the depth, which grows exponentially with dT."""
+    numbers = shift_stack(4, 1, 3).identifiers.flatten().double()
+    targets = normals(trial)(len(numbers))
+    bends = torch.tensor([1.0, 0.5, -0.5, -1.0], dtype=torch.float64)
+    heights = torch.tensor([2.0, -2.0, -2.0, 2.0], dtype=torch.float64)
+
+    def gap(depth: int) -> Gap:
+        stream = torch.stack([torch.zeros_like(numbers), numbers], -1)
+        for number, target in zip(numbers[:depth], targets, strict=False):
+            up = torch.tensor([[0.0, 1.0]]).expand(4, 2)
+            layer = net(2, up, bends - number, target * heights[:, None], torch.zeros(1))
+            with torch.no_grad():
+                stream = stream + layer(stream)
+        return apart(stream[:, 0], targets, 1e-8)  # numbers up to 1e5 cancel
+
+    return Evidence(
+        printed=gap(len(numbers)),
+        control=gap(len(numbers) - trial.control(1, 0)),
+        table={
+            f"layers for n = 3, d = {dim}, T = {length}": float(3**dim + 1 + length * math.comb(3**dim, length))
+            for dim, length in ((1, 2), (2, 2), (2, 3), (3, 3), (3, 4))
+        },
+    )
+
+
+@claim(
+    "U23",
+    source=f"{YUN}, contextual mapping by selective shifts",
+    statement="Selective shifts tell every sequence of the grid, whatever its tokens.",
+    formula="q(L) ≠ q(L′) for all L ≠ L′ up to order",
+    correction="Without repeated tokens: hardmax sees sets, so {a, a, b} and {a, b, b} get the same numbers. Sequences"
+    " with repeats have a small measure on a fine grid, hence the approximation in L^p with p < ∞.",
+    expected=Verdict.CONDITIONAL,
+    trials=1,
+)
+def repeated_columns(trial: Trial) -> Evidence:
+    """Contexts without a number of their own, over all multisets of two grids and over sets; the control shifts sets by
+    the range alone."""
+    grids = [(4, 1, 3), (3, 2, 3)]
+
+    def gap(duplicates: bool, factor: int | None = None) -> Gap:
+        stacks = [shift_stack(*grid, duplicates=duplicates, factor=factor) for grid in grids]
+        lost = [sum(len(set(row)) for row in each.sequences.tolist()) - each.distinct for each in stacks]
+        return Gap(float(sum(lost)), COUNT)
+
+    return Evidence(
+        printed=gap(True),
+        conditional=gap(False),
+        control=gap(False, trial.control(1, None)),
+        table={
+            f"share of sequences with repeats, n^d = {cells}": 1 - math.perm(cells, 3) / cells**3
+            for cells in (4, 9, 81, 729)
+        },
+    )
+
+
+@claim(
+    "U24",
+    source=f"{KAJITSUKA}, Boltzmann operator",
+    statement="The Boltzmann operator, the mean of scores under their own softmax, is log Z minus the entropy, and the"
+    " derivative of log Z in the inverse temperature.",
+    formula="boltz(a) = Σ a_j softmax(a)_j = log Z − H = d/dβ log Z(βa) at β = 1",
+    expected=Verdict.HOLDS,
+)
+def boltzmann_operator(trial: Trial) -> Evidence:
+    """The operator against log Z − H written out and against autograd; the control has another temperature."""
+    scores = 3 * normals(trial)(20, 6)
+
+    def gap(beta: float) -> Gap:
+        factor = torch.tensor(beta, dtype=torch.float64, requires_grad=True)
+        probability = torch.exp(beta * scores) / torch.exp(beta * scores).sum(-1, keepdim=True)
+        entropy = -(probability * probability.log()).sum(-1)
+        potential = torch.logsumexp(factor * scores, -1)
+        slopes = [torch.autograd.grad(each, factor, retain_graph=True)[0] for each in potential]
+        found = boltz(scores)
+        return widest(apart(found, potential.detach() - entropy), apart(found, torch.stack(slopes)))
+
+    return Evidence(printed=gap(1.0), control=gap(trial.control(1.1, 1.0)))
+
+
+@claim(
+    "U25",
+    source=f"{KAJITSUKA}, lemma 1 (separation)",
+    statement="The Boltzmann operator separates vectors whose entries are more than 2 log n + 3 apart.",
+    formula="|boltz(a) − boltz(b)| > (log n)² e^{−2 r_max}",
+    expected=Verdict.HOLDS,
+)
+def separation_lemma(trial: Trial) -> Evidence:
+    """By how much the logarithm of the bound exceeds that of the difference, for pairs of random sets in 200 digits;
+    the control has entries a tenth apart."""
+    drawn = torch.rand(10, 6, generator=trial.generator, dtype=torch.float64)
+    sizes = torch.randint(2, 5, (10,), generator=trial.generator).tolist()
+
+    def excess(spaces: Sequence[float], length: int, spacing: float) -> float:
+        values = list(itertools.accumulate(spacing * (1.001 + space) for space in spaces))
+        found = sorted(_exact_boltz(chosen) for chosen in itertools.combinations(values, length))
+        least = min(later - earlier for earlier, later in itertools.pairwise(found))
+        if least == 0:
+            return math.inf
+        return 2 * math.log(math.log(length)) - 2 * values[-1] - float(least.ln())
+
+    def gap(spacing: Callable[[int], float]) -> Gap:
+        worst = max(excess(row, size, spacing(size)) for row, size in zip(drawn.tolist(), sizes, strict=True))
+        return Gap(max(worst, 0.0), 1e-9)
+
+    return Evidence(
+        printed=gap(theorem_spacing),
+        control=gap(trial.control(lambda length: 0.1, theorem_spacing)),
+        table={
+            f"{what}, {cells} values, n = {length}": figure
+            for cells, length in ((3, 2), (5, 3), (6, 3), (9, 3))
+            for what, figure in (
+                ("least gap in float64", boltz_gap(cells, length)),
+                ("bound", boltz_bound(length, cells * theorem_spacing(length))),
+            )
+        },
+    )
+
+
+@claim(
+    "U26",
+    source=f"{KAJITSUKA}, theorem 1",
+    statement="One layer of hardmax attention never tells all sequences apart.",
+    formula="hardmax ⇒ ∃ v, m ≠ m′: id(v, m) = id(v, m′)",
+    expected=Verdict.HOLDS,
+)
+def hardmax_layer(trial: Trial) -> Evidence:
+    """Share of random heads of full rank that give every context a number of its own; the control is softmax."""
+    normal, heads = normals(trial), trial.size(50, 500)
+    tokens, rows = normal(5, 4), multisets(5, 3)
+    queries, keys, values = normal(heads, 4, 4), normal(heads, 4, 4), normal(heads, 4)
+
+    def hardmax(scores: Tensor) -> Tensor:
+        return torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).double()
+
+    def softmax(scores: Tensor) -> Tensor:
+        return scores.softmax(-1)
+
+    def gap(weigh: Callable[[Tensor], Tensor]) -> Gap:
+        # Small scores: a softmax that is nearly hard would be close to the same.
+        scores = 0.03 * torch.einsum("vd,hde,hfe,uf->hvu", tokens, queries, keys, tokens)
+        read = (weigh(scores[..., rows]) * (values @ tokens.mT)[:, None, rows]).sum(-1)
+        # A token reads in the multisets that it belongs to.
+        there = (rows == torch.arange(5)[:, None, None]).any(-1)
+        numbers = read[:, there].unflatten(-1, (5, -1)).sort(-1).values
+        return Gap(float((numbers.diff(dim=-1).flatten(1).amin(-1) > 1e-12).double().mean()), COUNT / heads)
+
+    found = contextual_map(9, 3, rounds=20, generator=trial.seed)
+    return Evidence(
+        printed=gap(hardmax),
+        control=gap(trial.control(softmax, hardmax)),
+        table={
+            "numbers of a rank-one hardmax head, 9 tokens, T = 3": float(
+                hardmax_identifiers(found.codes, found.beta, found.length)
+            ),
+            "contexts": float(found.identifiers().numel()),
+        },
+    )
+
+
+@claim(
+    "U27",
+    source=f"{KAJITSUKA}, theorem 2",
+    statement="One softmax head whose matrices have rank one tells all sequences without repeated tokens apart.",
+    formula="scores β p_q p_j with β min |p_i − p_j| min |p_q| > 2 log n + 3",
+    expected=Verdict.HOLDS,
+    trials=1,
+)
+def rank_one_head(trial: Trial) -> Evidence:
+    """Contexts of nine tokens that share a number, in 200 digits; the control attends to all tokens alike."""
+
+    def read(beta: float, token: int, others: Sequence[int]) -> decimal.Decimal:
+        return _exact_boltz([token, *others], beta * token)
+
+    def gap(beta: float) -> tuple[Gap, float]:
+        shared, least = 0, 0.0
+        for token in range(1, 10):
+            rest = itertools.combinations([other for other in range(1, 10) if other != token], 2)
+            numbers = sorted(read(beta, token, others) for others in rest)
+            steps = [later - earlier for earlier, later in itertools.pairwise(numbers)]
+            shared += sum(step < decimal.Decimal("1e-170") for step in steps)
+            least = min([least, *(float(step.log10()) for step in steps if step > 0)])
+        return Gap(float(shared), COUNT), least
+
+    spacing = theorem_spacing(3)
+    printed, least = gap(spacing)
+    return Evidence(
+        printed=printed,
+        control=gap(trial.control(0.0, spacing))[0],
+        table={"decimal logarithm of the least gap": least},
+    )
+
+
+@claim(
+    "U28",
+    source=f"{SLIDES}, theorem [Kajitsuka and Sato 2023]",
+    statement="One layer with a single head suffices.",
+    formula="H = {FF_2 ∘ Attn ∘ FF_1}",
+    correction=(
+        "One attention layer between two feed-forward nets of unbounded width, in L^p with p < ∞. With the proof's"
+        " weights float64 does not tell the contexts of nine tokens apart; with codes that are searched it does,"
+        " repeated tokens included."
+    ),
+    expected=Verdict.HOLDS_CORRECTED,
+)
+def single_head_in_float64(trial: Trial) -> Evidence:
+    """Contexts of nine tokens in sequences of three closer than a thousand machine epsilons; the control multiplies the
+    scores of the codes that were found by a million."""
+    searched, theorem = contextual_map(9, 3, rounds=30, generator=trial.seed), _at_the_theorem(9, 3)
+
+    def gap(numbers: Tensor) -> Gap:
+        ordered = numbers[numbers.isfinite()].sort().values
+        return Gap(float((ordered.diff() < LEAST * EPSILON * ordered[-1]).sum()), COUNT)
+
+    def numbers(factor: float) -> Tensor:
+        rest = torch.nn.functional.one_hot(multisets(9, 2), 9).sum(1).double()
+        beta, weight = (torch.tensor(each, dtype=torch.float64) for each in (factor * searched.beta, searched.weight))
+        return mixed(searched.codes, attended(searched.codes, beta, rest), weight)
+
+    return Evidence(
+        printed=gap(theorem.identifiers()),
+        corrected=gap(numbers(1.0)),
+        control=gap(numbers(trial.control(1e6, 1.0))),
+        table={
+            "machine epsilons at the proof's scale": theorem.margin,
+            "machine epsilons with codes that were searched": searched.margin,
+            "hidden units of a net for all contexts of 100 cells, T = 8": float(cost((10, 10), 8).identifiers),
+        },
+    )
+
+
+@claim(
+    "U31",
+    source="massieu.universal.contextual_map",
+    statement="If pairwise sums of positive codes differ, a rank-one softmax head tells all multisets apart for all but"
+    " countably many temperatures, whatever the distances of the codes.",
+    formula="a(m) = a(m′) ⟺ Σ_{u<w} (m_u m′_w − m_w m′_u)(p_u − p_w) e^{βq(p_u + p_w)} = 0",
+    expected=Verdict.HOLDS,
+)
+def sidon_codes(trial: Trial) -> Evidence:
+    """Contexts closer than a thousand machine epsilons for a Golomb ruler at a random temperature, and differences
+    of contexts against the sum over pairs; the control attends to all tokens alike."""
+    codes = torch.tensor([1.0, 2.0, 5.0, 10.0, 12.0], dtype=torch.float64) / 12
+    drawn = 1 + float(torch.rand((), generator=trial.generator, dtype=torch.float64))
+    rest = torch.nn.functional.one_hot(multisets(5, 3), 5).sum(1).double()
+    full = rest + torch.eye(5, dtype=torch.float64)[:, None]
+
+    def gap(beta: float) -> Gap:
+        read = attended(codes, torch.tensor(beta, dtype=torch.float64), rest)
+        weights = torch.exp(beta * codes[:, None] * codes)
+        total = (full * weights[:, None]).sum(-1)
+        pairs = torch.einsum("vmu,vnw->vmnuw", full, full)
+        pairs = (pairs - pairs.mT) * (codes[:, None] - codes) * (weights[:, :, None] * weights[:, None])[:, None, None]
+        expected = pairs.sum((-2, -1)) / 2 / (total[:, :, None] * total[:, None])
+        near = read.sort(-1).values.diff(dim=-1) < LEAST * EPSILON
+        return widest(Gap(float(near.sum()), COUNT), apart(read[:, :, None] - read[:, None], expected))
+
+    return Evidence(
+        printed=gap(drawn),
+        control=gap(trial.control(0.0, drawn)),
+        table={"β": drawn, "contexts that collide at β = 0": gap(0.0).measured},
+    )
+
+
+def _at_the_theorem(vocabulary: int, length: int) -> ContextualMap:
+    """The map at the scale of the proof, resolved or not."""
+    try:
+        return contextual_map(vocabulary, length, scale="theorem")
+    except BelowResolution as refusal:
+        if refusal.found is None:
+            raise
+        return refusal.found
+
+
+def _exact_boltz(values: Sequence[float], beta: float = 1.0) -> decimal.Decimal:
+    """The mean of values under weights e^{β value}, in 200 digits."""
+    with decimal.localcontext(prec=200):
+        exact = [decimal.Decimal(value) for value in values]
+        weights = [(decimal.Decimal(beta) * (value - max(exact))).exp() for value in exact]
+        return sum((w * x for w, x in zip(weights, exact, strict=True)), decimal.Decimal(0)) / sum(weights)

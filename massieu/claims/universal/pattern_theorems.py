@@ -1,0 +1,168 @@
+"""What theorems on sparse attention ask besides their conditions on the pattern."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
+from massieu.claims.experiment import normals
+from massieu.claims.registry import claim
+from massieu.claims.universal.patterns import SLIDES, YUN, without_derivative
+from massieu.nn import Transformer
+from massieu.patterns import Pattern, check_universality, dilated, probability_condition, ring, star_ring
+from massieu.statistics import probabilities
+
+
+@claim(
+    "U5",
+    source="Zaheer et al. 2020, theorem 1 in the appendix",
+    statement="Patterns that contain a star approximate every continuous function in d_p, 1 ≤ p ≤ ∞.",
+    formula="(∫ ‖f − g‖_p^p)^{1/p} ≤ ε",
+    correction=(
+        "For p < ∞. The proof quantises tokens, gives every sequence of cells an identifier and looks its value up;"
+        " between two cells an identifier passes through those of other sequences, where the error is as large as f."
+    ),
+    expected=Verdict.CONDITIONAL,
+)
+def largest_error(trial: Trial) -> Evidence:
+    """Largest and mean square error of quantisation, identifier and table for two tokens and a random smooth function;
+    the control has ramps between cells as wide as a cell."""
+    coefficients = normals(trial)(2, 3).numpy()
+
+    def errors(cells: int, ramp: float) -> tuple[float, float]:
+        generator = np.random.default_rng(trial.seed)
+        anywhere, between = generator.random((10_000, 2)), generator.random((2_000, 2))
+        between[:, 1] = (generator.integers(1, cells, 2_000) + ramp * (between[:, 1] - 0.5)) / cells
+        miss, worse = (
+            by_table(each, coefficients, cells, ramp) - smooth(each, coefficients) for each in (anywhere, between)
+        )
+        return float(np.sqrt((miss**2).mean())), float(max(np.abs(miss).max(), np.abs(worse).max()))
+
+    counts = [4, 8, 16, 32, 64]
+    found = [errors(cells, 1e-4) for cells in counts]
+    return Evidence(
+        printed=Gap(max(found[-1]), 0.15),
+        conditional=Gap(found[-1][0], 0.15),
+        control=Gap(errors(counts[-1], trial.control(1.0, 1e-4))[0], 0.15),
+        table={f"largest error, {cells} cells": each[1] for cells, each in zip(counts, found, strict=True)},
+        curve=Curve(
+            counts,
+            {"L2": [each[0] for each in found], "largest": [each[1] for each in found]},
+            "cells",
+            "error",
+            log_x=True,
+            log_y=True,
+        ),
+    )
+
+
+@claim(
+    "U6",
+    source=f"{SLIDES}, theorem; {YUN}, assumption 2",
+    statement="Any sparse transformer whose pattern meets the three conditions is a universal approximator.",
+    formula="ρ(t v)_{j*} ≥ 1 − η for some t, whenever v_{j*} leads by ζ",
+    correction=(
+        "If the map from scores to weights tends to hardmax as scores grow, which softmax, sparsemax and entmax do. A"
+        " map that ignores its scores may leave every token alone, whatever the pattern."
+    ),
+    expected=Verdict.CONDITIONAL,
+)
+def probability_maps(trial: Trial) -> Evidence:
+    """Share of pairs without a derivative in three layers of attention within a star and a ring, for weights that are
+    all on the first token of a list and for softmax; the control has softmax within a dilated window."""
+    normal = normals(trial)
+    weights, x = normal(3, 3, 5, 5), normal(12, 5)
+
+    def first(scores: Tensor) -> Tensor:
+        """All weight on the diagonal, each token being the first of its own list."""
+        return torch.eye(len(scores), dtype=scores.dtype)
+
+    def gap(weigh: Callable[[Tensor], Tensor], pattern: Pattern) -> Gap:
+        absent = pattern.log_weights(len(x), torch.float64)
+
+        def layers(tokens: Tensor) -> Tensor:
+            for query, value, inner in weights:
+                attended = weigh(tokens @ query @ tokens.mT + absent) @ tokens @ value
+                tokens = tokens + torch.tanh((tokens + attended) @ inner)
+            return tokens
+
+        return Gap(without_derivative(layers, x), 1e-9)
+
+    return Evidence(
+        printed=gap(first, star_ring()),
+        conditional=gap(probabilities, star_ring()),
+        control=gap(probabilities, trial.control(dilated(2, 2), star_ring())),
+        table={
+            "softmax meets the condition": float(probability_condition("softmax", 12).holds),
+            "the first of a list meets it": float(
+                probability_condition(lambda scores: torch.eye(scores.shape[-1])[0].expand_as(scores), 12).holds
+            ),
+        },
+    )
+
+
+@claim(
+    "U8",
+    source=f"{SLIDES}, theorem; {YUN}, theorem 1",
+    statement="A sparse transformer with these conditions approximates any sequence-to-sequence function.",
+    formula="f : R^{d×T} → R^{d×T}",
+    correction=(
+        "With trainable positions. Without them it commutes with every permutation that keeps the pattern, such as the"
+        " turns of a ring, and cannot tell positions apart."
+    ),
+    expected=Verdict.CONDITIONAL,
+)
+def positions_needed(trial: Trial) -> Evidence:
+    """Share of a random function of the position that no linear readout of a transformer on a ring explains, for equal
+    tokens, without positions and with them; the control has the same vector at every position."""
+    length = 10
+    token = normals(trial)(1, 1, 16)
+    target = normals(trial)(length)
+
+    def gap(vectors: Tensor | None) -> Gap:
+        model = Transformer(
+            16,
+            2,
+            2,
+            causal=False,
+            pattern=ring(),
+            positions=None if vectors is None else "learned",
+            max_length=length,
+            dtype=torch.float64,
+            generator=torch.Generator().manual_seed(trial.seed),
+        )
+        if vectors is not None and model.positions is not None:
+            model.positions.weight.data.copy_(vectors)
+        with torch.no_grad():
+            hidden = model(token.expand(1, length, 16))[0]
+        centred, aim = hidden - hidden.mean(0), target - target.mean()
+        explained = centred @ torch.linalg.pinv(centred, atol=1e-9) @ aim
+        return Gap(float((aim - explained).norm() / aim.norm()), 1e-6)
+
+    learned = normals(trial)(length, 16)
+    return Evidence(
+        printed=gap(None),
+        conditional=gap(learned),
+        control=gap(trial.control(learned[:1].expand(length, 16), learned)),
+        table={"theorem for the ring applies": float(check_universality(ring(), length).theorem == "Yun 2020")},
+    )
+
+
+def smooth(points: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
+    """A function of two tokens by a few waves, of root mean square one."""
+    scale = np.sqrt(0.5 * (coefficients**2).sum())
+    waves = np.sin(np.pi * points[:, :, None] * np.arange(1, 4) * 2 + np.array([0.0, 1.0])[None, :, None])
+    found: np.ndarray = (waves * coefficients).sum((1, 2)) / scale
+    return found
+
+
+def by_table(points: np.ndarray, coefficients: np.ndarray, cells: int, ramp: float) -> np.ndarray:
+    """Quantise both tokens by ramps of a width in cells, join them in one identifier, and look the value up."""
+    edges = np.arange(1, cells)
+    steps = np.clip((points[:, :, None] * cells - edges) / ramp + 0.5, 0, 1).sum(-1)
+    identifier = np.rint(steps[:, 0] + cells * steps[:, 1]).astype(int).clip(0, cells**2 - 1)
+    return smooth((np.stack([identifier % cells, identifier // cells], 1) + 0.5) / cells, coefficients)
