@@ -4,12 +4,17 @@ from __future__ import annotations
 
 __all__ = [
     "AHN",
+    "AMIT",
     "CASTIN",
+    "DEMIRCIGIL",
     "DONG",
     "GARG",
     "GESHKOVSKI",
     "KAJITSUKA",
+    "KROTOV",
     "LUCIBELLO",
+    "MCELIECE",
+    "MILLIDGE",
     "OSWALD",
     "OURS",
     "PAPER",
@@ -34,12 +39,17 @@ SLIDES = "A perspective on the fundamentals of transformers (slides)"
 OURS = "Massieu"  # statements of this project
 
 AHN = "Ahn et al. 2023"
+AMIT = "Amit et al. 1985"
 CASTIN = "Castin et al. 2024"
+DEMIRCIGIL = "Demircigil et al. 2017"
 DONG = "Dong et al. 2021"
 GARG = "Garg et al. 2022"
 GESHKOVSKI = "Geshkovski et al. 2023"
 KAJITSUKA = "Kajitsuka and Sato 2023"
+KROTOV = "Krotov and Hopfield 2016"
 LUCIBELLO = "Lucibello and Mézard 2024"
+MCELIECE = "McEliece et al. 1987"
+MILLIDGE = "Millidge et al. 2022"
 OSWALD = "von Oswald et al. 2022"
 RAMSAUER = "Ramsauer et al. 2020"
 RAVENTOS = "Raventós et al. 2023"
