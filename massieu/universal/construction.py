@@ -52,8 +52,8 @@ def construct(
         generator: draws candidates, or its seed.
 
     Returns:
-        The network in float64, whose :meth:`Realization.certify` goes through all sequences. In float32 it works
-        for few identifiers only.
+        The network in float64, whose :meth:`Realization.certify` goes through all sequences, also after ``.float()``.
+        On one axis float32 needs wider strips: the slope of the default ones rounds codes away.
 
     Source:
         The form of Kajitsuka and Sato 2023, with codes of our own.

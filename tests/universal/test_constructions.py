@@ -55,7 +55,31 @@ def test_a_network_without_its_context_is_wrong_and_its_certificate_says_so():
     assert "NOT within" in str(certificate)
 
 
-@pytest.mark.parametrize(("cells", "length", "right"), [(9, 2, True), (4, 9, False)])
+@pytest.mark.parametrize(
+    ("grid", "length", "ramp", "right"),
+    [(6, 4, None, 0.199), (4, 3, None, 0.797), (6, 4, 0.01, 1), ((3, 3), 3, None, 1)],
+)
+def test_a_certificate_in_float32_counts_the_tokens_that_are_right(grid, length, ramp, right):
+    network = construct(smooth if isinstance(grid, int) else random_table(9, 3, 2), grid, length, ramp=ramp)
+    exact = network.certify()
+    assert exact.holds
+    assert exact.dtype == torch.float64
+    assert exact.right == 1
+    found = network.float().certify()
+    inputs, targets, _ = network.cases()
+    with torch.no_grad():
+        apart = (network(inputs.float()) - targets).abs().amax(-1)
+    assert found.dtype == torch.float32
+    assert found.right == pytest.approx(right, abs=0.1)
+    assert found.right == (apart <= found.tolerance).double().mean()
+    assert found.holds == (right == 1)
+    assert found.margin == pytest.approx(exact.margin * 2.0**-29)
+    advice = "of the tokens right: go back with .double(), or construct with wider strips"
+    assert (advice in str(found)) == (right < 1)
+    assert network.double().certify(1e-6).tolerance == 1e-6
+
+
+@pytest.mark.parametrize(("cells", "length", "right"), [(9, 2, True), (5, 8, False)])
 def test_float32_does_for_few_identifiers_alone(cells, length, right):
     network = construct(smooth, cells, length, rounds=0, ramp=1e-3)
     inputs, targets, _ = network.cases()

@@ -10,17 +10,27 @@ from torch import Tensor
 
 from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
 from massieu.claims.experiment import apart, normals, widest
-from massieu.claims.margin.selection import SLIDES
 from massieu.claims.registry import claim
-from massieu.claims.universal.contextual_maps import COUNT, KAJITSUKA
+from massieu.claims.sources import KAJITSUKA, OURS, SLIDES
+from massieu.claims.universal.contextual_maps import COUNT
 from massieu.nn import FeedForward, MeasureAttention
 from massieu.universal import Realization, construct, memorize
 
 
 @claim(
     "U29",
-    source=f"{KAJITSUKA}, proposition on universality",
-    statement="Feed-forward net, one head, feed-forward net realise any permutation-equivariant function on a grid.",
+    source=KAJITSUKA,
+    place="proposition on universality",
+    title="One layer realizes a function on a grid",
+    wording=(
+        "Transformers with one layer of single-head attention between feed-forward nets are universal for "
+        "continuous permutation-equivariant functions on a compact domain."
+    ),
+    reading=(
+        "Our reading: for one random equivariant function with two outputs on a 3 × 3 grid such a network is "
+        "exact to 1e-12 on all 729 sequences of three centers of cells, repeated tokens included."
+    ),
+    reference="the table of random values, read directly",
     formula="FF_2 ∘ (1 + Attn) ∘ FF_1 = f on {1, …, n}^{d × T}",
     expected=Verdict.HOLDS,
 )
@@ -58,9 +68,16 @@ def one_layer_realises_a_function(trial: Trial) -> Evidence:
 
 @claim(
     "U30",
-    source=f"{KAJITSUKA}, corollary on memorisation",
-    statement="One head and a feed-forward net memorise N sequences of n tokens with 4(s + d) + d(2nN + d) parameters;"
-    " ours are counted where they are not zero.",
+    source=KAJITSUKA,
+    place="corollary on memorization",
+    title="One head memorizes with about 2nNd parameters",
+    wording="One head and a feed-forward net memorize N sequences of n tokens with 4(s + d) + d(2nN + d) parameters.",
+    reading=(
+        "Our reading: for 60 (200 in full) random sequences of eight tokens in four dimensions with random "
+        "classes no token gets a wrong class, with no more weights that are not zero than the corollary has "
+        "parameters for s = 1. As layers store them, zeros included, there are more."
+    ),
+    reference="the classes, and the corollary's number written out",
     formula="s = 1: 4(1 + d) + d(2nN + d)",
     expected=Verdict.HOLDS,
 )
@@ -94,8 +111,18 @@ def memorisation(trial: Trial) -> Evidence:
 
 @claim(
     "U32",
-    source=f"{KAJITSUKA}, proposition on universality, for the networks of massieu.universal.construct",
-    statement="For a continuous function the error vanishes as the grid becomes finer, in proportion to a cell.",
+    source=OURS,
+    place="massieu.universal.construct",
+    title="The error is of the order of a cell",
+    wording=(
+        "For a continuous function the error of a constructed network vanishes as the grid becomes finer, in "
+        "proportion to a cell."
+    ),
+    reading=(
+        "For a random smooth function of two tokens the exponents of the root mean square and the largest error "
+        "at 2000 random points, between 4 and 16 cells (32 in full), are −1 up to 0.25."
+    ),
+    reference="the function itself",
     formula="‖h_n − f‖ = O(1/n)",
     expected=Verdict.HOLDS,
 )
@@ -133,16 +160,26 @@ def order_of_a_cell(trial: Trial) -> Evidence:
 
 @claim(
     "U33",
-    source=f"{SLIDES}, theorem 2: the distance D_p",
-    statement="Networks that quantise their tokens are close to the function in D_p, whatever p.",
-    formula="D_p(h, f) = (∫ ‖h − f‖_p^p)^{1/p} ≤ ε",
-    correction="For p < ∞, or off the strips at borders of cells: there a continuous network runs through the numbers"
-    " of other contexts, and its largest error does not fall with the strips' width.",
-    expected=Verdict.CONDITIONAL,
+    source=OURS,
+    place="massieu.universal.construct and docs/universal.md, on strips",
+    title="The largest error of a construction lies in its strips",
+    wording=(
+        "Off the strips at borders of cells a constructed network is as close to the function as a piecewise "
+        "constant one; in the strips its largest error is larger, however narrow they are."
+    ),
+    reading=(
+        "For a random smooth function of two tokens and eight cells the largest error at 2000 points off the "
+        "strips is at most 1.5 times that of the value at the center, and at 2000 points in strips of 1e-2, 1e-3 "
+        "and 1e-4 cells it is more than 1.5 times that. So these networks approximate in D_p for p < ∞; nothing "
+        "is said of other networks."
+    ),
+    reference="the function itself, and its value at the center of each cell",
+    formula="max ‖h − f‖ within strips ≫ max ‖f(center) − f‖",
+    expected=Verdict.HOLDS,
 )
 def boundary_strips(trial: Trial) -> Evidence:
-    """Largest error, over the largest that a piecewise constant function makes, within strips and off them; the control
-    has strips of nine tenths of a cell at the same points."""
+    """Largest error, over the largest that a piecewise constant function makes, off strips and within them; the control
+    has strips of nine tenths of a cell at the points off them."""
     function = _smooth(trial)
     ramp = 1e-3
     cells = torch.randint(8, (2000, 2, 1), generator=trial.generator)
@@ -156,28 +193,35 @@ def boundary_strips(trial: Trial) -> Evidence:
             found = _network(function, 8, ramp, trial)(points) - function(points)
         return Gap(float(found.abs().max()) / constant, 1.5)
 
+    within = {width: gap(_moved(border, ramp, width), width).measured for width in (1e-2, ramp, 1e-4)}
     return Evidence(
-        printed=gap(border, ramp),
-        conditional=gap(off, ramp),
+        printed=widest(gap(off, ramp), Gap(1.5 / min(within.values()), 1.0)),
         control=gap(off, trial.control(0.9, ramp)),
-        table={
-            f"largest error in strips of {width:g} cells": gap(_moved(border, ramp, width), width).measured * constant
-            for width in (1e-2, 1e-4)
-        },
+        table={f"largest error in strips of {width:g} cells": each * constant for width, each in within.items()},
     )
 
 
 @claim(
     "U34",
-    source=f"{SLIDES}, theorem 3 [Yun et al. 2019, with positional encodings]",
-    statement="With positional encodings, networks approximate the permutation-equivariant functions.",
-    formula="C = {f continuous, f(XP) = f(X)P}",
-    correction="All continuous functions on a compact domain: equivariance is what positional encodings remove.",
-    expected=Verdict.HOLDS_CORRECTED,
+    source=SLIDES,
+    place="approximation, theorem 3 (Yun et al. 2019, with positional encodings)",
+    title="With positions networks approximate what order decides",
+    wording=(
+        "With positional encodings, transformer networks universally approximate the continuous "
+        "permutation-equivariant functions."
+    ),
+    reading=(
+        "Our reading: and, as Yun et al. prove, all continuous functions, where the slide repeats the class of "
+        "theorem 2. Networks that memorize all 16 sequences of two tokens of four cells with positions in the "
+        "tokens are off by at most 1e-9, for a random function of order and for an equivariant one."
+    ),
+    reference="the random values themselves",
+    formula="f : [0, 1]^{d×T} → R^{d×T}, equivariant or not",
+    expected=Verdict.HOLDS,
 )
 def positional_encodings(trial: Trial) -> Evidence:
-    """Distance of a random function of order from the class as printed, and the error of a network whose tokens carry
-    positions; the control swaps the positions."""
+    """Errors of networks whose tokens carry positions, for a random function of order and for its mean with its image
+    under the swap of the tokens, which is equivariant; the control swaps the positions."""
     rows = torch.cartesian_prod(torch.arange(4), torch.arange(4))
     targets = normals(trial)(16, 2)
     place = torch.tensor([0.0, 1.0], dtype=torch.float64)
@@ -185,18 +229,20 @@ def positional_encodings(trial: Trial) -> Evidence:
     def tokens(places: Tensor) -> Tensor:
         return torch.stack([(rows + 0.5) / 4, places.expand(16, 2)], -1)
 
-    network = memorize(tokens(place), targets, rounds=20, generator=trial.seed)
+    swapped = targets[4 * rows[:, 1] + rows[:, 0]].flip(1)
+    equivariant = (targets + swapped) / 2
+    functions = [
+        (each, memorize(tokens(place), each, rounds=20, generator=trial.seed)) for each in (targets, equivariant)
+    ]
 
     def gap(places: Tensor) -> Gap:
         with torch.no_grad():
-            return apart(network(tokens(places))[..., 0], targets)
+            return widest(*(apart(network(tokens(places))[..., 0], values) for values, network in functions))
 
-    swapped = targets[4 * rows[:, 1] + rows[:, 0]].flip(1)
     return Evidence(
-        # The nearest equivariant function is the mean of the function and its image under the swap.
-        printed=apart((targets + swapped) / 2, targets),
-        corrected=gap(place),
+        printed=gap(place),
         control=gap(trial.control(place.flip(0), place)),
+        table={"distance of the function of order from equivariance": float((targets - equivariant).abs().max())},
     )
 
 
