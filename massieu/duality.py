@@ -188,6 +188,10 @@ def bregman(potential: Measure | Callable[[Tensor], Tensor], first: Tensor, seco
     For a log normalizer, :math:`B_G(\eta_1, \eta_2) = KL(p_{\eta_2} \| p_{\eta_1})`, and for its dual
     :math:`B_{G^*}(m_1, m_2) = KL(p_{\eta_1} \| p_{\eta_2})`.
 
+    Of a measure it is :meth:`massieu.Measure.divergence`, which keeps its digits for close points. A function is known
+    by its values alone: the difference is uncertain by some units of rounding of :math:`|F|`, which for close points is
+    all there is of it, with either sign.
+
     Args:
         potential: F, a measure (for its log normalizer) or a function of ``(..., queries, dim)``.
         first: a, where the potential is evaluated, shape ``(..., queries, dim)``.
@@ -202,12 +206,10 @@ def bregman(potential: Measure | Callable[[Tensor], Tensor], first: Tensor, seco
         tensor([4.])
     """
     check_pair(first, second)
-    function: Callable[[Tensor], Tensor]
     if isinstance(potential, Measure):
-        function, slope = potential.log_normalizer, potential.mean(second)
-    else:
-        function, slope = potential, gradient(potential, second)
-    return function(first) - function(second) - (slope * (first - second)).sum(-1)
+        return potential.divergence(second, first)
+    slope = gradient(potential, second)
+    return potential(first) - potential(second) - (slope * (first - second)).sum(-1)
 
 
 def natural_gradient(measure: Measure, natural: Tensor) -> Tensor:

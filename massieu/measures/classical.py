@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from massieu.measures.measure import Measure, as_integer, as_parameter
+from massieu.measures.remainders import cumulant_remainder, exp_remainder, log_remainder
 
 __all__ = ["Gamma", "Hypercube", "Laplace", "Poisson"]
 
@@ -47,6 +48,12 @@ class Hypercube(Measure):
         natural = self.expect(natural)
         # 1 - tanh^2 as a product: the difference has no correct digit left beyond |natural| = 19 in float64.
         return torch.diag_embed(4 * torch.sigmoid(2 * natural) * torch.sigmoid(-2 * natural))
+
+    def remainder(self, natural: Tensor, step: Tensor) -> Tensor:
+        r"""The sum over spins of :math:`\log E[e^u]`, :math:`u = (x - \tanh \eta)\, \delta`."""
+        natural, step = torch.broadcast_tensors(self.expect(natural), step)
+        log_p = torch.nn.functional.logsigmoid(torch.stack([2 * natural, -2 * natural], -1))
+        return cumulant_remainder(log_p, torch.stack([step, -step], -1)).sum(-1)
 
     def _draw(self, natural: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
         """Independent spins, shape ``(count, ..., queries, dim)``."""
@@ -102,6 +109,11 @@ class Gamma(Measure):
         r""":math:`\mathrm{diag}(k \theta^2 / (1 - \theta \eta)^2)`, shape ``(..., queries, dim, dim)``."""
         natural = self.expect(natural)
         return torch.diag_embed(self.shape.to(natural) * self._tilted_scale(natural).square())
+
+    def remainder(self, natural: Tensor, step: Tensor) -> Tensor:
+        r""":math:`\sum_i k_i (x - \log(1 + x))` at :math:`x = -\theta_i \delta_i / (1 - \theta_i \eta_i)`."""
+        natural = self.expect(natural)
+        return (self.shape.to(natural) * log_remainder(-self._tilted_scale(natural) * step)).sum(-1)
 
     def expected_log_density(self, natural: Tensor) -> Tensor:
         r""":math:`E[\log h]` from :math:`E[\log x] = \psi(k) + \log \frac{\theta}{1 - \theta \eta}`."""
@@ -167,6 +179,10 @@ class Poisson(Measure):
         r""":math:`\mathrm{diag}(\lambda e^\eta)`, shape ``(..., queries, dim, dim)``."""
         return torch.diag_embed(self.mean(natural))
 
+    def remainder(self, natural: Tensor, step: Tensor) -> Tensor:
+        r""":math:`\sum_i \lambda_i e^{\eta_i} (e^{\delta_i} - 1 - \delta_i)`, shape ``(..., queries)``."""
+        return (self.mean(natural) * exp_remainder(step)).sum(-1)
+
     def _draw(self, natural: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
         """Poisson draws at the tilted rate, shape ``(count, ..., queries, dim)``."""
         rate = self.mean(natural)
@@ -221,6 +237,11 @@ class Laplace(Measure):
         r"""Diagonal of :math:`b^2 (1 - b \eta)^{-2} + b^2 (1 + b \eta)^{-2}`, shape ``(..., queries, dim, dim)``."""
         right, left = self._sides(self.expect(natural))
         return torch.diag_embed(right.square() + left.square())
+
+    def remainder(self, natural: Tensor, step: Tensor) -> Tensor:
+        """The remainders of both exponential parts, as in :class:`Gamma`, shape ``(..., queries)``."""
+        right, left = self._sides(self.expect(natural))
+        return (log_remainder(-right * step) + log_remainder(left * step)).sum(-1)
 
     def expected_log_density(self, natural: Tensor) -> Tensor:
         r""":math:`-\sum_i \log 2 b_i + E|x_i| / b_i`, shape ``(..., queries)``."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from massieu.measures.measure import Measure, as_log_weight, as_parameter, common_batch
+from massieu.measures.remainders import mixture_remainder
 from massieu.statistics import probabilities
 
 __all__ = ["Convolution", "Mixture", "Tilted"]
@@ -55,6 +56,13 @@ class Mixture(Measure):
         centred = means - torch.einsum("...qn,...qnd->...qd", share, means)[..., None, :]
         within = torch.stack([measure.fisher(natural) for measure in self.measures], -3)
         return (share[..., None, None] * within).sum(-3) + (share[..., None] * centred).mT @ centred
+
+    def remainder(self, natural: Tensor, step: Tensor) -> Tensor:
+        natural = self.expect(natural)
+        _, means = self._components(natural)
+        within = torch.stack([measure.remainder(natural, step) for measure in self.measures], -1)
+        log_share = torch.log_softmax(self.log_weight.to(natural) + self._potentials(natural), -1)
+        return mixture_remainder(log_share, (means * step[..., None, :]).sum(-1), within)
 
     def contains(self, natural: Tensor) -> Tensor:
         return torch.stack(torch.broadcast_tensors(*(m.contains(natural) for m in self.measures))).all(0)
@@ -130,6 +138,10 @@ class Convolution(Measure):
         natural = self.expect(natural)
         return torch.stack([a @ measure.fisher(natural @ a) @ a.mT for a, measure in self._heads(natural)]).sum(0)
 
+    def remainder(self, natural: Tensor, step: Tensor) -> Tensor:
+        natural = self.expect(natural)
+        return torch.stack([measure.remainder(natural @ a, step @ a) for a, measure in self._heads(natural)]).sum(0)
+
     def contains(self, natural: Tensor) -> Tensor:
         return torch.stack([measure.contains(natural @ a) for a, measure in self._heads(natural)]).all(0)
 
@@ -183,6 +195,9 @@ class Tilted(Measure):
 
     def fisher(self, natural: Tensor) -> Tensor:
         return self.measure.fisher(self._shifted(natural)[0])
+
+    def remainder(self, natural: Tensor, step: Tensor) -> Tensor:
+        return self.measure.remainder(self._shifted(natural)[0], step)
 
     def expected_log_density(self, natural: Tensor) -> Tensor:
         shifted, own = self._shifted(natural)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from massieu.measures.classical import as_coordinates
 from massieu.measures.measure import Measure, as_integer, as_log_weight
+from massieu.measures.remainders import cumulant_remainder
 
 __all__ = ["DirichletMultinomial", "Multinomial"]
 
@@ -51,6 +52,10 @@ class Multinomial(Measure):
         r""":math:`n (\mathrm{diag}(p) - p p^\top)`, shape ``(..., queries, dim, dim)``."""
         probability = torch.softmax(self._scores(natural), dim=-1)
         return self.count * _balanced(-probability[..., :, None] * probability[..., None, :])
+
+    def remainder(self, natural: Tensor, step: Tensor) -> Tensor:
+        """``count`` times that of one draw, shape ``(..., queries)``."""
+        return self.count * cumulant_remainder(torch.log_softmax(self._scores(natural), dim=-1), step)
 
     def _draw(self, natural: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
         """Multinomial counts, drawn cell by cell as binomials, shape ``(count, ..., queries, dim)``."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from massieu.measures.measure import Measure, as_log_weight, as_parameter
+from massieu.measures.remainders import mixture_remainder
 from massieu.statistics import probabilities
 
 __all__ = ["Gaussian", "GaussianMixture"]
@@ -50,6 +51,10 @@ class Gaussian(Measure):
     def fisher(self, natural: Tensor) -> Tensor:
         natural = self.expect(natural)
         return self.covariance.to(natural).expand(*natural.shape, self.dim)
+
+    def remainder(self, natural: Tensor, step: Tensor) -> Tensor:
+        r""":math:`\tfrac12 \delta^\top \Sigma \delta`, the same at any :math:`\eta`."""
+        return 0.5 * self._square(step + torch.zeros_like(self.expect(natural)))
 
     def expected_log_density(self, natural: Tensor) -> Tensor:
         natural = self.expect(natural)
@@ -112,6 +117,13 @@ class GaussianMixture(Measure):
         centred = means - torch.einsum("...qn,...qnd->...qd", share, means)[..., None, :]
         within = torch.einsum("...qn,nde->...qde", share, self.covariances.to(natural))
         return within + (share[..., None] * centred).mT @ centred
+
+    def remainder(self, natural: Tensor, step: Tensor) -> Tensor:
+        r"""Within the components :math:`\tfrac12 \delta^\top \Sigma_n \delta`, and between them as for points."""
+        _, means = self._components(natural)
+        within = 0.5 * torch.einsum("...qd,nde,...qe->...qn", step, self.covariances.to(natural), step)
+        log_share = torch.log_softmax(self.log_weight.to(natural) + self._exponents(natural), -1)
+        return mixture_remainder(log_share, (means * step[..., None, :]).sum(-1), within)
 
     def lower_bound(self, natural: Tensor) -> Tensor:
         r"""Jensen's bound of Proposition 3, :math:`\sum_n w_n g_n(\eta) \le G(\eta)`, for weights that sum to one.

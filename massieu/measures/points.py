@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from massieu.measures.measure import Measure, as_log_weight, as_parameter, common_batch, row_space
+from massieu.measures.remainders import cumulant_remainder
 from massieu.statistics import attend, probabilities, row_statistics
 
 __all__ = ["Points"]
@@ -74,6 +75,22 @@ class Points(Measure):
             centred = support[..., None, :, :] - m[..., :, None, :]
             blocks.append((p[..., None] * centred).mT @ centred)
         return torch.cat(blocks, -3)
+
+    def remainder(self, natural: Tensor, step: Tensor) -> Tensor:
+        r""":math:`\log E_p[e^u]` with :math:`u_j = (x_j - m) \cdot \delta`, without cancellation; by blocks of rows."""
+        natural, support, log_weight = self._operands(natural)
+        natural, step = torch.broadcast_tensors(natural, step)
+        support = support - support.mean(-2, keepdim=True)  # changes neither law; far points keep their digits
+        rows = max(1, FISHER_NUMBERS // max(1, math.prod(natural.shape[:-2]) * support.shape[-2]))
+        blocks = []
+        for start in range(0, natural.shape[-2], rows):
+            block = slice(start, start + rows)
+            scores = natural[..., block, :] @ support.mT
+            if log_weight is not None:
+                own = log_weight if log_weight.dim() < 2 or log_weight.shape[-2] == 1 else log_weight[..., block, :]
+                scores = scores + own
+            blocks.append(cumulant_remainder(torch.log_softmax(scores, -1), step[..., block, :] @ support.mT))
+        return torch.cat(blocks, -1) if blocks else step.new_zeros(step.shape[:-1])
 
     def entropy(self, natural: Tensor) -> Tensor:
         natural, support, log_weight = self._operands(natural)
