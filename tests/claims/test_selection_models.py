@@ -18,9 +18,7 @@ def test_the_verdict_is_the_expected_one(key, seed):
     (claim,) = select([key])
     found = examine(claim, seed=seed)
     assert found.verdict is claim.expected, (found.reason, found.evidence)
-    assert claim.statement
-    assert claim.source
-    assert claim.correction
+    assert found.evidence.gaps["control"].share > 1.25
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -42,7 +40,7 @@ def test_of_all_orders_of_the_checkpoints_only_exchanges_of_near_equals_pass():
 def test_a_setback_is_a_part_of_the_whole_change_column_by_column():
     values = torch.tensor([[0.0, 1.0], [4.0, 2.0], [3.0, 3.0], [5.0, 9.0]])
     assert selection_models.setback(values).tolist() == pytest.approx([0.2, 0.0])
-    assert selection_models.setback(values.flip(0)).tolist() == pytest.approx([0.8, 0.75])
+    assert selection_models.setback(values.flip(0)).tolist() == pytest.approx([1.0, 1.0])
 
 
 def test_effective_shares_are_those_of_the_written_out_weights():

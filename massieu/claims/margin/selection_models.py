@@ -1,4 +1,4 @@
-"""Why attention is thought to select tokens, and whether trained heads select them with the largest margin.
+"""Motivations for attention that selects tokens, and the margin of the selection by trained heads.
 
 The three motivations of the slides are measured along the training of the embedded model.
 """
@@ -19,6 +19,7 @@ from massieu import assets
 from massieu.checks import UserError
 from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
 from massieu.claims.registry import claim
+from massieu.claims.sources import SLIDES
 from massieu.inspection.loading import Loaded, load
 from massieu.inspection.margins import margin_report, random_head, span_projection
 from massieu.inspection.rows import exact_rows, num_atoms
@@ -27,7 +28,6 @@ from massieu.inspection.weights import head_weights
 from massieu.margin import TokenSelection, descend, max_margin
 from massieu.taps import AttentionCall, tap
 
-MOTIVATION = 'slides "A perspective on the fundamentals of transformers", empirical motivation'
 STEPS = (0, 250, 1500, 6500)  # of the checkpoints
 LENGTH = 64  # tokens of a passage
 EARLY = 16  # rows that see fewer tokens cannot be sparse
@@ -38,8 +38,19 @@ SETBACK = 0.1  # of the whole change of a quantity that should only rise or only
 
 @claim(
     "X13",
-    source="mathematics of this project, on the slides' attention as an SVM",
-    statement="Trained heads select tokens by the max-margin direction of their own selection.",
+    source=SLIDES,
+    place="optimization, summary 2 and 3",
+    title="Trained heads select with the largest margin",
+    wording=(
+        "When few tokens are selected, attention becomes equivalent to an SVM, and gradient descent converges to the"
+        " max-margin solution of this SVM."
+    ),
+    reading=(
+        "Our reading: also in a transformer trained on text. On rows of its own text the median head's score matrix,"
+        " on the span of the constraints, has a cosine of at least 0.95 with the max-margin solution for the tokens"
+        " that the head itself selects."
+    ),
+    reference="weights trained by normalized descent on what a head reads and selects, and random weights",
     formula="corr(P W, W^mm) = 1, W = W_K^⊤ W_Q, P on the span of the constraints",
     correction=(
         "Their correlation is about a third. That of a random matrix of the same singular values with the max-margin"
@@ -52,7 +63,7 @@ SETBACK = 0.1  # of the whole change of a quantity that should only rise or only
 )
 def max_margin_heads(trial: Trial) -> Evidence:
     """One minus the correlation with the max-margin direction of the own selection: of trained heads, of weights
-    trained by normalised descent on what a head reads, and of random ones."""
+    trained by normalized descent on what a head reads, and of random ones."""
     options: dict[str, Any] = {"rows": trial.size(8, 32), "max_length": trial.size(24, LENGTH), "seed": trial.seed}
     table = margin_report(trial.model, heads=None if trial.full else [0], **options)
     if not table.get("span_correlation", table["layer"] * numpy.nan).notna().any():
@@ -90,8 +101,15 @@ def max_margin_heads(trial: Trial) -> Evidence:
 
 @claim(
     "S1",
-    source=f"{MOTIVATION} 1",
-    statement="Attention maps are sparse: a row rests on a small part of the tokens that it sees.",
+    source=SLIDES,
+    place="optimization, motivation 1",
+    title="The attention map of the embedded model is sparse",
+    wording="The attention map is sparse.",
+    reading=(
+        "Our reading of sparse: on average over the heads of the embedded model, after training, a row of a passage"
+        " of 64 tokens has at most the entropy of an even distribution on a quarter of the tokens that it sees."
+    ),
+    reference="the same measurement on the embedded model before training",
     formula="e^H / N ≤ 1/4",
     correction=(
         "Some heads' are. On average over the heads of a small trained transformer a row rests on half of its tokens;"
@@ -124,18 +142,21 @@ def sparse_maps(trial: Trial) -> Evidence:
 
 @claim(
     "S2",
-    source=f"{MOTIVATION} 2",
-    statement="Attention maps get sparser as training goes on.",
-    formula="e^H / N falls from checkpoint to checkpoint",
-    correction=(
-        "Not in every head, but on average over them, and nearly all of it between two of four checkpoints. Afterwards"
-        " some layers grow sparser and others diffuse again, and the mean hardly moves."
+    source=SLIDES,
+    place="optimization, motivation 2",
+    title="Attention maps of the embedded model get sparser",
+    wording="The attention map gets sparser as training evolves.",
+    reading=(
+        "Along the four checkpoints of the embedded model, at steps 0, 250, 1500 and 6500, the mean over its heads of"
+        " the effective share of the visible tokens rises from one to a later one by at most a tenth of its whole"
+        " change. Single heads do get more diffuse, and nearly all of the fall lies between two checkpoints."
     ),
-    expected=Verdict.HOLDS_CORRECTED,
+    reference="the same checkpoints read backwards",
+    formula="mean over heads of e^H / N falls from checkpoint to checkpoint",
+    expected=Verdict.HOLDS,
 )
 def sparser_in_training(trial: Trial) -> Evidence:
-    """Rises of the effective share over its whole change: share of heads with some, and those of the mean; the control
-    reads the checkpoints backwards."""
+    """Rises of the mean effective share over its whole change; the control reads the checkpoints backwards."""
     shares, peaks = sparsity(trial.seed, trial.size(12, 48))
     order = torch.arange(len(shares))
     series: dict[str, Sequence[float]] = {
@@ -147,19 +168,23 @@ def sparser_in_training(trial: Trial) -> Evidence:
 
 @claim(
     "S3",
-    source=f"{MOTIVATION} 3",
-    statement="Attention weights increase in norm as training goes on.",
-    formula="‖W_K^⊤ W_Q‖ rises from checkpoint to checkpoint",
-    correction=(
-        "Not in every head and not to the end: on average over the heads by a factor of four, up to a small fall at the"
-        " last checkpoint (weight decay was on), in which half of the heads have a part; one ends below its start."
+    source=SLIDES,
+    place="optimization, motivation 3",
+    title="Attention weights of the embedded model grow",
+    wording="Attention weights increase in norm.",
+    reading=(
+        "Along the four checkpoints of the embedded model the mean over its heads of the Frobenius norm of the score"
+        " matrix falls from one to a later one by at most a tenth of its whole change. Half of the heads, and the"
+        " mean by less than a twentieth, do fall at the last checkpoint, and one head ends below its start: weight"
+        " decay was on."
     ),
-    expected=Verdict.HOLDS_CORRECTED,
+    reference="the same checkpoints read backwards",
+    formula="mean over heads of ‖W_K^⊤ W_Q‖ rises from checkpoint to checkpoint",
+    expected=Verdict.HOLDS,
     trials=1,
 )
 def growing_norms(trial: Trial) -> Evidence:
-    """Falls of the norm over its whole change: share of heads with some, and those of the mean; the control reads the
-    checkpoints backwards."""
+    """Falls of the mean norm over its whole change; the control reads the checkpoints backwards."""
     norms = score_norms()
     order = torch.arange(len(norms))
     series: dict[str, Sequence[float]] = {"mean norm": norms.mean(-1).tolist()}
@@ -177,10 +202,10 @@ def _along_training(rising: Tensor, order: Tensor, curve: Curve) -> Evidence:
     start, *_, end = rising.mean(-1).tolist()
     orders = [torch.tensor(each) for each in itertools.permutations(range(len(rising)))]
     return Evidence(
-        printed=Gap(float((setback(rising) > SETBACK).double().mean()), 0.05),
-        corrected=gap(rising),
+        printed=gap(rising),
         control=gap(rising[order]),
         table={
+            "heads with a setback": float((setback(rising) > SETBACK).double().mean()),
             "last over first, mean": end / start,
             "of 24 orders of the checkpoints, so many pass": float(sum(gap(rising[each]).within for each in orders)),
         },
@@ -189,13 +214,13 @@ def _along_training(rising: Tensor, order: Tensor, curve: Curve) -> Evidence:
 
 
 def setback(values: Tensor) -> Tensor:
-    """The largest fall from one checkpoint to the next over the range of all; zero if a curve only rises.
+    """The largest fall from one value to a later one over the range of all; zero if a curve only rises.
 
     Example:
         >>> setback(torch.tensor([0.0, 4.0, 3.0, 5.0]))
         tensor(0.2000)
     """
-    return (-values.diff(dim=0)).amax(0).clamp_min(0) / (values.amax(0) - values.amin(0))
+    return (values.cummax(0).values - values).amax(0) / (values.amax(0) - values.amin(0))
 
 
 @functools.lru_cache(maxsize=4)

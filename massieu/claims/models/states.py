@@ -1,4 +1,4 @@
-"""The hidden states of a trained model: where layer normalisation leaves them, and what becomes of a Gaussian cloud."""
+"""The hidden states of a trained model: where layer normalization leaves them, and what becomes of a Gaussian cloud."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from massieu import assets
 from massieu.checks import UserError
 from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
-from massieu.claims.measures.families import PAPER
-from massieu.claims.models.trained import BAND, QUESTION, over_band
+from massieu.claims.models.trained import BAND, over_band
 from massieu.claims.registry import claim
+from massieu.claims.sources import PAPER
 from massieu.inspection.anatomy import block_input, read_anatomy, with_input
 from massieu.inspection.loading import load
 
@@ -21,10 +21,20 @@ LENGTH = 64  # tokens of a passage
 
 @claim(
     "C22",
-    source=f"{PAPER}, section 3.3",
-    statement="Layer normalisation recentres the hidden states around the origin.",
+    source=PAPER,
+    place="section 3.3",
+    title="Layer normalization recenters the hidden states",
+    wording=(
+        "The hidden states are assumed to be recentered around the origin through layer normalization or some other"
+        " normalization."
+    ),
+    reading=(
+        "The mean over the tokens of a text, in all layers of a trained model, of its hidden states after a layer"
+        " normalization without gain and offset has at most a twentieth of the length of a token."
+    ),
+    reference="the mean over the features of one token, which layer normalization does remove",
     formula="mean over tokens of LN(x) = 0",
-    correction="It centres the features of one token; the mean of the tokens stays where it is.",
+    correction="It centers the features of one token; the mean of the tokens stays where it is.",
     expected=Verdict.FAILS,
     trials=1,
     on_model=True,
@@ -40,19 +50,30 @@ def recentring(trial: Trial) -> Evidence:
         return Gap(float((x.mean(-1).abs() / x.square().mean(-1).sqrt()).max()), 1e-3)
 
     normed = norm(states)
-    off_centre = float(normed.mean(0).norm() / normed.square().sum(-1).mean().sqrt())
+    off_center = float(normed.mean(0).norm() / normed.square().sum(-1).mean().sqrt())
     return Evidence(
-        printed=Gap(off_centre, 0.05),
+        printed=Gap(off_center, 0.05),
         instead=features(normed),
         control=features(trial.control(states, normed)),
-        table={"tokens": float(len(states)), "mean token over a token": off_centre},
+        table={"tokens": float(len(states)), "mean token over a token": off_center},
     )
 
 
 @claim(
     "C46",
-    source=QUESTION,
-    statement="Tokens drawn from a Gaussian keep a Gaussian law from layer to layer, also with learned weights.",
+    source=PAPER,
+    place="section 6",
+    title="Gaussian tokens stay Gaussian through learned layers",
+    wording=(
+        "A useful experiment would be to sample from an initial distribution and observe how distributions change"
+        " with each layer, especially with learned weights."
+    ),
+    reading=(
+        "Our reading, from the Gaussian equilibrium that section 6 assumes: Gaussian tokens with the mean and"
+        " covariance of what the first layer reads stay within one and a half times the band of kurtosis of Gaussian"
+        " samples after every layer of a trained model."
+    ),
+    reference="the injected sample itself, and the same sample with heavy tails",
     formula="excess kurtosis of whitened projections = 0",
     correction="The layers of a trained model take a Gaussian cloud out of the band in which such samples stay.",
     expected=Verdict.FAILS,
@@ -63,9 +84,9 @@ def injected_cloud(trial: Trial) -> Evidence:
     """Kurtosis over its sampling band after every layer, for tokens with the moments of the first layer's input."""
     model, tokens = reader(trial.model)
     real = hidden_states(model, tokens)[0].double()
-    centred = real - real.mean(0)
+    centered = real - real.mean(0)
     mixing = torch.randn(len(real), len(real), generator=trial.generator, dtype=torch.float64) / len(real) ** 0.5
-    cloud = real.mean(0) + mixing @ centred  # Gaussian, with the mean and the covariance of the real tokens
+    cloud = real.mean(0) + mixing @ centered  # Gaussian, with the mean and the covariance of the real tokens
     spread = torch.rand(len(real), 1, generator=trial.generator, dtype=torch.float64).rsqrt()
     found = [over_band(state) for state in (cloud, *hidden_states(model, tokens, cloud)[1:])]
     return Evidence(

@@ -1,4 +1,4 @@
-"""What the theory predicts for a trained model, measured by an inspection, beside a case built to fulfil it.
+"""Predictions of the theory for a trained model, measured by an inspection, beside a case built to fulfill it.
 
 The control of each is that case with one thing changed: heads that are not tied, a curve in the place of a line.
 """
@@ -14,14 +14,13 @@ from torch import Tensor
 
 from massieu.checks import UserError
 from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
-from massieu.claims.measures.families import PAPER
 from massieu.claims.registry import claim
+from massieu.claims.sources import PAPER
 from massieu.inspection import Inspection, inspect_model
 from massieu.inspection.clouds import gaussian_band, projection_kurtosis
 from massieu.inspection.regression import Regression, held_out_r2
 from massieu.nn import Transformer
 
-QUESTION = f"{PAPER}, section 6 (a question for future work)"
 BAND = 1.5  # the band holds nineteen of twenty Gaussian samples, this multiple practically all
 DIFFUSE = 0.85  # of the largest entropy, on average over the heads of a layer
 
@@ -56,8 +55,16 @@ def median(found: Inspection, column: str, table: str = "layers") -> float:
 
 @claim(
     "X1",
-    source=f"{PAPER}, section 3.1, on a trained model",
-    statement="The attention of a trained model is a gradient: its Jacobian in the query token is symmetric.",
+    source=PAPER,
+    place="section 3.1, after equation 4",
+    title="Attention of a trained model is a gradient",
+    wording="Attention averaging is exactly the gradient of the log normalizer.",
+    reading=(
+        "Our reading: also with learned weights. In the median layer of a trained model on its text, at least nine"
+        " tenths of the energy of the Jacobian of the attention sublayer in the query token, keys and values held, is"
+        " symmetric."
+    ),
+    reference="random transformers whose heads are built to write what they read, and others whose heads are free",
     formula="J = J^T",
     correction="It is where every head writes what it reads, B = cA; training does not tie them.",
     expected=Verdict.FAILS,
@@ -86,18 +93,19 @@ def gradient_field(trial: Trial) -> Evidence:
 
 @claim(
     "C47",
-    source=QUESTION,
-    statement="Query and key weights of a trained model combine to the Fisher matrix, an inverse covariance.",
-    formula="W_Q^T W_K ≈ Λ^{−1}",
-    correction="As for X2: trained heads are not what the theory wants.",
-    expected=Verdict.FAILS,
-    trials=1,
-    on_model=True,
-)
-@claim(
-    "X2",
-    source=f"{PAPER}, section 3.2, on a trained model",
-    statement="Query and key weights of a trained model combine to the inverse covariance of its hidden states.",
+    source=PAPER,
+    place="section 3.2, last paragraph; section 6, last sentence",
+    title="Trained query-key weights are an inverse covariance",
+    wording=(
+        "The affine approximation suggests W_q^T W_k ≈ Σ^{−1}; one could test whether query and key weight matrices"
+        " combine to an approximation of the Fisher information matrix."
+    ),
+    reading=(
+        "Our reading, since a head has rank d_k: whitened by the covariance of what its layer reads, the score matrix"
+        " of the median head of a trained model has the trace and the cosine with the identity of a projector of rank"
+        " d_k, each to a fifth."
+    ),
+    reference="heads built as Λ^{−1/2} P Λ^{−1/2} from the same covariances, and random heads",
     formula="Λ^{1/2} A_h Λ^{1/2} is a projector of rank d_k",
     correction="Whitened trained heads have neither the trace nor the direction of a projector.",
     expected=Verdict.FAILS,
@@ -127,10 +135,25 @@ def whitened_heads(trial: Trial) -> Evidence:
 
 @claim(
     "X3",
-    source=f"{PAPER}, section 3.3, on a trained model",
-    statement="In every layer of a trained model attention pushes tokens apart, pair by pair.",
-    formula="(x_i − x_j)·(a_i − a_j) > 0",
-    correction="It does where heads are tied and see the same keys; some trained layers pull pairs together.",
+    source=PAPER,
+    place="abstract; section 3.3",
+    title="Attention of a trained model pushes tokens apart",
+    wording=(
+        "The ascent step induces a parallel expansion of points: with a residual connection, recentered and roughly"
+        " radially symmetric hidden states expand away from their starting points."
+    ),
+    reading=(
+        "Our reading, on a trained model, whose states need not be symmetric: in every layer attention pushes more"
+        " pairs of tokens of a passage apart than together."
+    ),
+    reference=(
+        "random transformers with tied heads, where theory has all pairs pushed apart, and others with free heads"
+    ),
+    formula="(x_i − x_j)·(a_i − a_j) > 0 for most pairs",
+    correction=(
+        "All pairs are pushed apart where heads are tied and tokens see the same keys. In most layers of the embedded"
+        " model more pairs are pushed together."
+    ),
     expected=Verdict.FAILS,
     trials=1,
     on_model=True,
@@ -140,16 +163,17 @@ def expansion(trial: Trial) -> Evidence:
     found = inspection(trial.model)
     layers = found.layers
 
-    def gap(measured: Inspection) -> Gap:
-        return Gap(1 - float(measured.layers["monotone_share"].min()), 0.05)
+    def gap(measured: Inspection, allowed: float = 0.05) -> Gap:
+        return Gap(1 - float(measured.layers["monotone_share"].min()), allowed)
 
     return Evidence(
-        printed=gap(found),
+        printed=gap(found, 0.5),
         instead=gap(synthetic(trial.seed, "tied")),
         control=gap(synthetic(trial.seed, trial.control("free", "tied"))),
         table={
             "layers that expand in the median": float((layers["expansion"] > 1).mean()),
             "by more than permuted outputs": float((layers["expansion"] > layers["expansion_control"]).mean()),
+            "layers whose cloud gains volume": float((layers["log_volume_attention"] > 0).mean()),
             "layers whose norm contracts": float((layers["norm_contraction"] < 1).mean()),
         },
         curve=profile(found, "monotone_share", "monotone_control", "expansion", "expansion_control"),
@@ -158,26 +182,24 @@ def expansion(trial: Trial) -> Evidence:
 
 @claim(
     "C44",
-    source=QUESTION,
-    statement="The fully connected layers of a trained model are close to linear.",
-    formula="m ≈ W x + b",
-    correction="As for X4: a matrix explains a part of them.",
-    expected=Verdict.FAILS,
-    trials=1,
-    on_model=True,
-)
-@claim(
-    "X4",
-    source=f"{PAPER}, section 6 (a question), on a trained model",
-    statement="A single matrix explains nine tenths of the fully connected layers of a trained model.",
-    formula="R² > 0.9",
-    correction="Measured on documents that the fit has not seen: about half of them.",
+    source=PAPER,
+    place="section 6",
+    title="Fully connected layers of a trained model are nearly linear",
+    wording="It would be useful to know how close the FC layer is to a purely linear layer, if at all.",
+    reading=(
+        "Our reading of close: in the median layer of a trained model one matrix and an offset, fitted by ridge"
+        " regression to half of the documents, explain nine tenths of the variance of the layer's output, before the"
+        " residual is added, on the other half."
+    ),
+    reference="the same regression on a linear map of Gaussian inputs, and on the squares of its outputs",
+    formula="m ≈ W x + b, R² ≥ 0.9",
+    correction="A matrix explains about half of them on documents that the fit has not seen.",
     expected=Verdict.FAILS,
     trials=1,
     on_model=True,
 )
 def linear_mlp(trial: Trial) -> Evidence:
-    """What a ridge regression leaves unexplained of unseen rows: of the MLP's update, of a linear map, of squares."""
+    """Variance of unseen rows that a ridge regression leaves: of the MLP's update, of a linear map, of squares."""
     found = inspection(trial.model)
     x = torch.randn(2000, 16, generator=trial.generator, dtype=torch.float64)
     matrix = torch.randn(16, 16, generator=trial.generator, dtype=torch.float64)
@@ -203,8 +225,18 @@ def linear_mlp(trial: Trial) -> Evidence:
 
 @claim(
     "X5",
-    source=f"{PAPER}, section 6, on a trained model",
-    statement="The hidden states of a trained model are Gaussian.",
+    source=PAPER,
+    place="section 6",
+    title="Hidden states of a trained model are Gaussian",
+    wording=(
+        "The quadratic term of the Hopfield energy strongly suggests that we are working with Gaussian distributions."
+    ),
+    reading=(
+        "Our reading: in the median layer of a trained model, the mean excess kurtosis of 64 random projections of up"
+        " to 1024 whitened hidden states is at most one and a half times that of 19 of 20 Gaussian samples of this"
+        " size."
+    ),
+    reference="a Gaussian sample, and the same sample with heavy tails",
     formula="excess kurtosis of whitened projections = 0",
     correction="They lie outside the band in which a Gaussian sample of the same size stays.",
     expected=Verdict.FAILS,
@@ -236,8 +268,18 @@ def over_band(x: Tensor) -> float:
 
 @claim(
     "X6",
-    source=f"{PAPER}, section 3.1, on a trained model",
-    statement="The attention sublayer of a trained model ascends the log normaliser of its heads.",
+    source=PAPER,
+    place="section 3.1, after Corollary 1",
+    title="Attention of a trained model ascends the log normalizer",
+    wording=(
+        "When the attention sublayer is added to the residual connection, it performs a gradient update of the log"
+        " normalizer with respect to the hidden states."
+    ),
+    reading=(
+        "Our reading: also with learned weights and several heads. In the median layer of a trained model the mean"
+        " cosine of the update of a token with the gradient of Σ_h log Z_h, keys held, is at least 0.8."
+    ),
+    reference="random transformers whose heads are built to write what they read, and others whose heads are free",
     formula="a ∥ ∇ Σ_h log Z_h",
     correction="It does where every head writes what it reads; trained layers go across the slope, some against it.",
     expected=Verdict.FAILS,
@@ -267,8 +309,15 @@ def ascent(trial: Trial) -> Evidence:
 
 @claim(
     "X7",
-    source=f"{PAPER}, Corollary 1, on a trained model",
-    statement="The mean and covariance of keys and values predict the output of a head, without its softmax.",
+    source=PAPER,
+    place="section 3.1, Corollary 1",
+    title="Means and covariances predict trained heads",
+    wording="If the intrinsic measure is Gaussian, the gradient of the log normalizer is μ + Σ η.",
+    reading=(
+        "Our reading, with real keys in the place of a Gaussian and values beside the keys: in the median layer of a"
+        " trained model v̄ + Cov(v, k) q / √d_k explains 19 of 20 parts of the variance of the heads' outputs."
+    ),
+    reference="the outputs of the model's own attention; for the control, covariances with shuffled keys",
     formula="o ≈ v̄ + Cov(v, k) q / √d_k",
     correction="In layers whose attention is diffuse: to first order in the query.",
     expected=Verdict.CONDITIONAL,
@@ -276,7 +325,7 @@ def ascent(trial: Trial) -> Evidence:
     on_model=True,
 )
 def linear_response(trial: Trial) -> Evidence:
-    """What the first order in the query leaves unexplained: in all layers, in diffuse ones, with shuffled keys."""
+    """Variance that the first order in the query leaves: in all layers, in diffuse ones, with shuffled keys."""
     found = inspection(trial.model)
     entropy = found.heads.groupby(["stack", "layer"])["normalized_entropy"].mean().rename("share").reset_index()
     layers = found.layers.merge(entropy, on=["stack", "layer"])
