@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from massieu.checks import MissingPackageError, pip_install
 from massieu.dynamics.maps import check_cloud, check_number
 from massieu.measures.gaussian import checked_covariance
 from massieu.measures.measure import as_parameter
@@ -23,6 +24,8 @@ __all__ = [
     "halve",
     "layer_norm",
     "moments",
+    "normal_ranks",
+    "normal_scores",
     "renormalization",
     "renormalize",
     "rms_norm",
@@ -192,6 +195,75 @@ def zca(cloud: Tensor) -> Tensor:
     return (cloud - source.mean[..., None, :]) @ source.inverse_root()
 
 
+def normal_scores(cloud: Tensor) -> Tensor:
+    r"""Replace every feature by the normal quantiles of its ranks over the tokens.
+
+    .. math:: \eta_{id} \mapsto \Phi^{-1}\Big(\frac{r_{id} - 1/2}{n}\Big), \qquad
+              r_{id} = 1 + \#\{j : \eta_{jd} < \eta_{id}\}
+
+    Every feature is then as normal as n tokens can be, whatever it was; the cloud as a whole need not be. In one
+    dimension residual attention keeps the order of the tokens, so that this map undoes it token by token. Ties count
+    in the order of the tokens. Without derivatives: the result does not change with small changes of the cloud.
+
+    Source:
+        Van der Waerden's scores, in the place of the renormalization of "A Probabilistic Interpretation of
+        Transformers", Theorem 1.
+
+    Example:
+        >>> normal_scores(torch.tensor([[3.0], [1.0], [100.0]]))
+        tensor([[ 0.0000],
+                [-0.9674],
+                [ 0.9674]])
+    """
+    check_cloud(cloud)
+    ranks = torch.argsort(torch.argsort(cloud.detach(), dim=-2, stable=True), dim=-2)
+    levels = (ranks.double() + 0.5) / max(cloud.shape[-2], 1)
+    quantiles: Tensor = torch.special.ndtri(levels)
+    return quantiles.to(cloud.dtype)
+
+
+def normal_ranks(cloud: Tensor) -> Tensor:
+    r"""Move the tokens to fixed normal points, by the assignment that costs least.
+
+    .. math:: \eta_i \mapsto z_{\pi(i)}, \qquad \pi = \arg\max_\pi \sum_i \eta_i \cdot z_{\pi(i)}
+
+    Ranks and normal quantiles in several dimensions; in one, :func:`normal_scores`. The points :math:`z` are a
+    scrambled Sobol sequence under the normal quantile function, brought to mean zero and the identity as covariance.
+    A cloud that rests on them is left there by residual attention over any keys that are its values:
+    :math:`\eta + s \nabla G(\eta)` is the gradient of a convex function, and pairs of points and images under such a
+    gradient are an optimal assignment. The cloud hence stays as normal as the points are, for any number of blocks.
+    Without derivatives. The time grows with the third power of the number of tokens.
+
+    Args:
+        cloud: finite, shape ``(..., tokens, dim)``.
+
+    Source:
+        Vector ranks by optimal transport, Chernozhukov et al. 2017, "Monge-Kantorovich depth, quantiles, ranks and
+        signs"; the theorem is Brenier's.
+
+    Example:
+        >>> from massieu.dynamics import ascend
+        >>> start = normal_ranks(torch.randn(50, 2, generator=torch.Generator().manual_seed(0)))
+        >>> torch.equal(normal_ranks(ascend(start)), start)
+        True
+    """
+    check_cloud(cloud)
+    tokens, dim = cloud.shape[-2:]
+    if dim == 1 or not cloud.numel():
+        return normal_scores(cloud)
+    try:
+        from scipy.optimize import linear_sum_assignment
+    except ImportError:
+        raise MissingPackageError(
+            f"normal_ranks needs scipy, which is not installed; {pip_install('verify')}, or use normal_scores"
+        ) from None
+    uniform = torch.quasirandom.SobolEngine(dim, scramble=True, seed=0).draw(tokens, dtype=torch.float64)
+    points = zca(torch.special.ndtri(uniform.clamp(1e-12, 1 - 1e-12)))
+    flat = cloud.detach().reshape(-1, tokens, dim).double().cpu()
+    chosen = [linear_sum_assignment((each @ points.T).numpy(), maximize=True)[1] for each in flat]
+    return torch.stack([points[torch.from_numpy(each)] for each in chosen]).reshape(cloud.shape).to(cloud)
+
+
 CONTRACTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "layer_norm": layer_norm,
     "rms_norm": rms_norm,
@@ -201,6 +273,7 @@ CONTRACTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "batch_norm": batch_norm,
     "clip_to_ball": clip_to_ball,
     "zca": zca,
+    "normal_scores": normal_scores,
 }
 """Contractions by name, each a function of a cloud ``(..., tokens, dim)``."""
 

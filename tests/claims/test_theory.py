@@ -1,4 +1,4 @@
-"""The claims about families, duality, thermodynamics and heads: their verdicts, and that these can go wrong."""
+"""The claims about families, duality and thermodynamics: their verdicts, and that these can go wrong."""
 
 import pytest
 
@@ -8,16 +8,14 @@ from massieu.measures import ConjugatePrior, Gamma, Gaussian, GaussianMixture, H
 
 FAMILIES = ["C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8", "C9", "C10", "C13", "C28"]
 DUALITY = ["C14", "C15", "C16", "C17", "C18"]
-OTHERS = ["C19", "C35", "C36", "C37", "C39", "C42", "X12"]
+OTHERS = ["C35", "C36", "C37"]
 KEYS = [*FAMILIES, *DUALITY, *OTHERS]
 
 # Where the code breaks, by which factor too large, and which claims must notice.
 BREAKS = [
-    (Points, "log_normalizer", 1 + 1e-6, ["C2", "C36", "C39"]),
-    (Points, "log_normalizer", 1.01, ["C42"]),  # whose bound is a sampling error
-    (Points, "mean", 1.1, ["X12"]),
-    (Points, "mean", 1 + 1e-6, ["C4", "C5", "C6", "C9", "C15", "C37", "C39"]),
-    (Points, "fisher", 1 + 1e-6, ["C5", "C18", "C19"]),
+    (Points, "log_normalizer", 1 + 1e-6, ["C2", "C36"]),
+    (Points, "mean", 1 + 1e-6, ["C4", "C5", "C6", "C9", "C15", "C37"]),
+    (Points, "fisher", 1 + 1e-6, ["C5", "C18"]),
     (Hypercube, "mean", 1 + 1e-6, ["C37"]),
     (Gamma, "log_normalizer", 1 + 1e-6, ["C1"]),
     (Gamma, "mean", 1 + 1e-6, ["C7"]),
@@ -46,7 +44,7 @@ def test_a_wrong_sign_of_the_mean_changes_the_verdicts_of_those_who_use_it(monke
     mean = Points.mean
     monkeypatch.setattr(Points, "mean", lambda self, natural: -mean(self, natural))
     surprised = {claim.key for claim in select(KEYS) if examine(claim).surprises}
-    assert surprised >= {"C4", "C5", "C6", "C9", "C14", "C15", "C18", "C37", "C39"}
+    assert surprised >= {"C4", "C5", "C6", "C9", "C14", "C15", "C18", "C37"}
     assert not surprised & {"C1", "C3", "C7", "C10", "C13", "C28", "C35"}
 
 
@@ -57,5 +55,3 @@ def test_figures_of_the_ledger_come_out(result):
     assert figures["mean log odds of Beta(1.8, 2.3) tilted by 0.7"] == pytest.approx(0.57710918787, abs=1e-10)
     assert figures["the same after Bayes"] == pytest.approx(-0.04789, abs=1e-5)
     assert figures["null directions of 8 keys in 16 dimensions"] == 9
-    assert figures["free dimensions of B for 3 heads"] == 3
-    assert figures["law"] == pytest.approx(8.6422, abs=1e-4)

@@ -1,5 +1,8 @@
 """Renormalisation undoes Gaussian attention exactly, and every contraction does what its name says."""
 
+import itertools
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,13 +10,17 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from massieu import Gaussian
+from massieu.checks import MissingPackageError
 from massieu.dynamics import (
     CONTRACTIONS,
+    ascend,
     batch_norm,
     clip_to_ball,
     global_rms,
     halve,
     layer_norm,
+    normal_ranks,
+    normal_scores,
     renormalization,
     renormalize,
     rms_norm,
@@ -107,8 +114,8 @@ def test_contractions_keep_batches_apart_and_stay_finite(name):
     for hard in (single, contraction(same), contraction(0 * same), contraction(1e15 * torch.eye(3))):
         assert bool(torch.isfinite(hard).all())
     assert (
-        torch.isfinite(torch.autograd.grad(contraction(x := (0 * same).requires_grad_()).sum(), x)[0]).all()
-        or name == "zca"
+        name in ("zca", "normal_scores")  # which has none
+        or torch.isfinite(torch.autograd.grad(contraction(x := (0 * same).requires_grad_()).sum(), x)[0]).all()
     )
 
 
@@ -130,8 +137,56 @@ def test_zca_whitens_on_the_span():
     assert_close(values, torch.tensor([0.0, 0.0, 0.0, 1.0, 1.0]).double(), rtol=0, atol=1e-12)
 
 
+def test_ranks_become_the_quantiles_of_scipy():
+    norm = pytest.importorskip("scipy.stats").norm
+    cloud = randn(2, 9, 3).exp()
+    found = normal_scores(cloud)
+    for batch, feature in ((0, 0), (1, 2)):
+        ranks = [sum(bool(other < each) for other in cloud[batch, :, feature]) for each in cloud[batch, :, feature]]
+        assert found[batch, :, feature].tolist() == pytest.approx(norm.ppf([(rank + 0.5) / 9 for rank in ranks]))
+
+
+def test_normal_points_are_assigned_at_least_cost_and_kept_apart_in_batches():
+    pytest.importorskip("scipy")
+    cloud = randn(2, 5, 3)
+    found = normal_ranks(cloud)
+    points = found[0].sort(0).values
+    assert_close(found[1].sort(0).values, points)
+    for each, moved in zip(cloud, found, strict=True):
+        cost = (each * moved).sum()
+        others = [(each * moved[list(order)]).sum() for order in itertools.permutations(range(5))]
+        assert cost >= max(others) - 1e-12
+    assert_close(zca(normal_ranks(randn(50, 3))), normal_ranks(randn(50, 3)))
+    assert_close(normal_ranks(cloud[..., :1]), normal_scores(cloud[..., :1]))
+    assert normal_ranks(torch.empty(0, 3)).shape == (0, 3)
+
+
+def test_residual_attention_is_undone_token_by_token_by_normal_ranks_unless_values_are_free():
+    pytest.importorskip("scipy")
+    start = normal_ranks(randn(40, 3))
+    for step in (0.1, 1.0, 100.0):
+        assert torch.equal(normal_ranks(ascend(start, step=step)), start)
+        assert torch.equal(normal_ranks(ascend(start, randn(7, 3), step=step)), start)
+    assert not torch.equal(normal_ranks(start + 100.0 * (ascend(start) - start) @ randn(3, 3)), start)
+
+
+def test_normal_ranks_name_the_package_that_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    with pytest.raises(MissingPackageError, match="normal_ranks needs scipy"):
+        normal_ranks(randn(4, 2))
+
+
 def test_empty_clouds_stay_empty():
-    for name in ("layer_norm", "rms_norm", "global_rms", "batch_norm", "halve", "squash", "clip_to_ball"):
+    for name in (
+        "normal_scores",
+        "layer_norm",
+        "rms_norm",
+        "global_rms",
+        "batch_norm",
+        "halve",
+        "squash",
+        "clip_to_ball",
+    ):
         assert CONTRACTIONS[name](torch.empty(0, 3)).shape == (0, 3)
 
 

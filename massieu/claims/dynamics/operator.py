@@ -9,8 +9,8 @@ from torch import Tensor
 
 from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
 from massieu.claims.experiment import above, apart, jacobian, linspace, normals, widest
-from massieu.claims.measures.families import PAPER
 from massieu.claims.registry import claim
+from massieu.claims.sources import OURS, PAPER
 from massieu.duality import prox
 from massieu.dynamics import ascend, evolve, layer_norm
 from massieu.measures import Points
@@ -20,13 +20,22 @@ from massieu.statistics import attend
 
 @claim(
     "C11",
-    source=f"{PAPER}, section 3.1, after Corollary 1",
-    statement="Attention added to the residual connection is a step of gradient ascent on the log normaliser.",
+    source=PAPER,
+    place="section 3.1, after Corollary 1",
+    title="Residual attention is gradient ascent on log Z",
+    wording=(
+        "Attention added to the residual connection is a gradient update of the log normalizer with respect to the"
+        " hidden states."
+    ),
+    reading=(
+        "64 queries over 12 keys in 4 dimensions (256 in 64 in full): log Z rises by s ‖∇log Z‖^2 at least, for s ="
+        " 0.01 to 1000; as printed for free values, where it does not, and for values = keys, where the update is also"
+        " the gradient to 1e-9. The control goes backwards."
+    ),
+    reference="autograd through a log-sum-exp written out in torch",
     formula="η + s Σ_j p_j v_j = η + s ∇log Z(η)",
     correction=(
         "Only if the values are the keys. Then no step is too long: G(η + s ∇G) ≥ G(η) + s ‖∇G‖^2 for every s > 0."
-        " Iterates diverge, unless they start at the minimum, and their attention ends on keys with"
-        " ‖x_n‖^2 > x_n·x_k for all others."
     ),
     expected=Verdict.CONDITIONAL,
 )
@@ -70,12 +79,24 @@ def ascent(trial: Trial) -> Evidence:
 
 @claim(
     "C12",
-    source=f"{PAPER}, sections 4 and 5, simultaneous gradient updates taken as one",
-    statement="The simultaneous update of all tokens is the gradient of the sum of their log normalisers.",
+    source=PAPER,
+    place="sections 4 and 5",
+    title="Simultaneous updates of all tokens as one gradient",
+    wording=(
+        "Attention makes simultaneous gradient updates on each token; why each has one of its own is unclear, and they"
+        " are not independent, since they depend on the other hidden states."
+    ),
+    reading=(
+        "Our reading: taken as one, the updates would be the gradient of Σ_i log Z_i, which they are not. As corrected,"
+        " for 10 tokens in 4 dimensions (64 in 16 in full): each is the gradient of its own log Z_i with the keys held"
+        " fixed, all together are that of E = ½ Σ_i Z_i divided by Z_i, to 1e-9, and Σ_i Z_i never falls in 20 steps of"
+        " 0.1. The control has a causal mask."
+    ),
+    reference="autograd through log-sum-exps of all scores, written out in torch",
     formula="Σ_j p_ij x_j = ∂/∂x_i Σ_l log Z_l, Z_l = Σ_j e^{x_l·x_j}",
     correction=(
-        "That gradient has a second part, from the tokens as keys of the others. The update is the gradient of"
-        " E = ½ Σ_i Z_i in the metric Z_i: ẋ_i = Z_i^{-1} ∂E/∂x_i, so that Σ_i Z_i never falls."
+        "That gradient has a second part, from the tokens as keys of the others. The update is the gradient of E = ½"
+        " Σ_i Z_i in the metric Z_i: ẋ_i = Z_i^{-1} ∂E/∂x_i, so that Σ_i Z_i never falls along the flow."
     ),
     expected=Verdict.HOLDS_CORRECTED,
 )
@@ -93,8 +114,11 @@ def simultaneous(trial: Trial) -> Evidence:
         energy = gradient(lambda tokens: 0.5 * log_z(tokens, causal).exp().sum(), cloud)
         seen = evolve(cloud, steps=20, step=0.1, causal=causal, observe=["log_sum_normalizer"]).observables
         total = seen["log_sum_normalizer"]
+        moved = ascend(cloud, causal=causal) - cloud
+        own = gradient(lambda tokens: torch.logsumexp(tokens @ cloud.T, -1), cloud)
         return widest(
-            apart(ascend(cloud, causal=causal) - cloud, energy / log_z(cloud, causal).exp()[:, None]),
+            apart(moved, own),
+            apart(moved, energy / log_z(cloud, causal).exp()[:, None]),
             above(total[:-1], total[1:]),
         )
 
@@ -115,16 +139,28 @@ def simultaneous(trial: Trial) -> Evidence:
 
 @claim(
     "C21",
-    source=f"{PAPER}, section 3.3",
-    statement="With the residual connection, recentred and roughly symmetric states are pushed away from the origin.",
+    source=PAPER,
+    place="section 3.3, second paragraph",
+    title="With a residual, recentered states move outward",
+    wording=(
+        "With a residual connection, roughly radially symmetric hidden states that are recentered, by layer"
+        " normalization or another one, push each of them further away from the origin."
+    ),
+    reading=(
+        "64 tokens in 8 dimensions (512 in 64 in full) after layer norm, and recentered normal and lognormal ones, as"
+        " keys and values: no token comes closer to the origin in one step, and η·m(η) ≥ G(η) − G(0), which is not"
+        " negative for centered keys. Our reading adds pairs, which part by the distance of their updates at least:"
+        " ‖Δη'‖^2 ≥ ‖Δη‖^2 + ‖Δm‖^2. In the control a random matrix mixes the values."
+    ),
+    reference="distances before the update, and G by a log-sum-exp written out in torch",
     formula="Σ_j x_j = 0: η·m(η) ≥ G(η) − G(0) ≥ 0, so ‖η + m‖ ≥ ‖η‖; ‖Δη'‖^2 ≥ ‖Δη‖^2 + ‖Δm‖^2",
     expected=Verdict.HOLDS,
 )
 def expansion(trial: Trial) -> Evidence:
-    """Lengths and distances of all tokens, after layer norm and recentred; the control mixes the values freely.
+    """Lengths and distances of all tokens, after layer norm and recentered; the control mixes the values freely.
 
-    Centred keys suffice, as a skewed cloud shows. Pairs of tokens part, centred or not, if they see the same keys and
-    these are the values: not behind a causal mask. Layer normalisation recentres each token, not their cloud.
+    Centred keys suffice, as a skewed cloud shows. Pairs of tokens part, centered or not, if they see the same keys and
+    these are the values: not behind a causal mask. Layer normalization recentres each token, not their cloud.
     """
     normal = normals(trial)
     tokens, dim = trial.size(64, 512), trial.size(8, 64)
@@ -140,7 +176,12 @@ def expansion(trial: Trial) -> Evidence:
         for cloud in clouds:
             moved = cloud + attend(cloud, cloud, cloud @ mixing, scale=beta).output
             parted = torch.pdist(moved).square() - torch.pdist(moved - cloud).square()
-            gaps += [above(cloud.norm(dim=-1), moved.norm(dim=-1)), above(torch.pdist(cloud).square(), parted)]
+            rise = (torch.logsumexp(beta * cloud @ cloud.T, -1) - math.log(tokens)) / beta
+            gaps += [
+                above(cloud.norm(dim=-1), moved.norm(dim=-1)),
+                above(torch.pdist(cloud).square(), parted),
+                above(rise, (cloud * (moved - cloud)).sum(-1)),
+            ]
         return widest(*gaps)
 
     pulled = ascend(one_sided, beta=1 / dim).norm(dim=-1) < one_sided.norm(dim=-1)
@@ -158,12 +199,24 @@ def expansion(trial: Trial) -> Evidence:
 
 @claim(
     "C23",
-    source=f"{PAPER}, section 3.3",
-    statement="Ascent of the log normaliser, the dual of maximum entropy, increases entropy and spreads hidden states.",
+    source=PAPER,
+    place="section 3.3, second paragraph",
+    title="Ascent of log Z increases entropy",
+    wording=(
+        "Since the log normalizer is the dual of maximum entropy, its ascent should increase entropy and expand the"
+        " hidden states away from their starting points."
+    ),
+    reading=(
+        "200 queries over 16 centered keys in 4 dimensions (5000 in full): the entropy of the attention distribution"
+        " must not fall, as printed, and does. The entropy of the law of the hidden states rises: log volumes of"
+        " residual attention with step 0.7 are log det(I + sC) ≥ 0 to 1e-7, and a normal law on a line over 12 keys"
+        " gains E log(1 + C). The control descends."
+    ),
+    reference="Jacobians by autograd and differences of fourth order, against the covariance of attention",
     formula="H(after) ≥ H(before)",
     correction=(
-        "It depends on whose: the attention distribution, of which log Z is the dual, mostly sharpens. The law of the"
-        " hidden states gains E log det(I + sC) ≥ 0, because log Z is convex."
+        "If it is the entropy of the law of the hidden states: it gains E log det(I + sC) ≥ 0, because log Z is convex."
+        " The attention distribution, of which log Z is the dual, mostly sharpens."
     ),
     expected=Verdict.CONDITIONAL,
 )
@@ -207,8 +260,16 @@ def entropy_gain(trial: Trial) -> Evidence:
 
 @claim(
     "C41",
-    source=f"{PAPER}, section 2.3",
-    statement="Residual updates are the steps of a discretised differential equation.",
+    source=PAPER,
+    place="section 2.3",
+    title="Residual updates are steps of a differential equation",
+    wording="Residual connections have been interpreted as a discretized update to a differential equation.",
+    reading=(
+        "Our reading: residual attention is Euler's method for η̇ = ∇log Z(η). For 5 tokens over 8 keys in 3 dimensions"
+        " the error at time one falls with order 1 ± 0.05 from 32 to 64 steps (256 to 512 in full). The control is the"
+        " midpoint rule."
+    ),
+    reference="a Runge-Kutta solution of fourth order with 256 steps, with a softmax written out in torch",
     formula="η' = η + h m(η): Euler's method for η̇ = ∇log Z(η), of order one",
     expected=Verdict.HOLDS,
 )
@@ -255,8 +316,15 @@ def euler_steps(trial: Trial) -> Evidence:
 
 @claim(
     "C48",
-    source="mathematics of this project, on the operator theory cited in section 2.3 of the paper",
-    statement="Residual attention with given keys as values can be inverted, whatever its step.",
+    source=OURS,
+    place="on the operator theory cited in section 2.3 of the paper",
+    title="Residual attention with given keys can be inverted",
+    wording="Residual attention with given keys as values can be inverted, whatever its step.",
+    reading=(
+        "20 tokens over 12 keys in 4 dimensions (256 keys in full), steps 1, 10 and 100: `prox` gives back the tokens"
+        " and the log determinant to 1e-9, and brings no pair further apart. In the control the values are free."
+    ),
+    reference="the tokens before the step, and Jacobians by autograd",
     formula="η + s m(η) = y ⟺ η = prox_{sG}(y), 1-Lipschitz, log volume log det(I + sC)",
     expected=Verdict.HOLDS,
 )

@@ -10,17 +10,28 @@ from torch import Tensor
 
 from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
 from massieu.claims.experiment import normals, widest
-from massieu.claims.measures.families import PAPER
 from massieu.claims.registry import claim
+from massieu.claims.sources import OURS, PAPER
 from massieu.dynamics import resample, token_limit
-from massieu.measures import Gaussian, Points
+from massieu.measures import Gaussian
 from massieu.statistics import attend, row_statistics
 
 
 @claim(
     "C27",
-    source=f"{PAPER}, section 4",
-    statement="The tokens discretise a law, like samples, and attention is an update of that law.",
+    source=PAPER,
+    place="section 4",
+    title="Tokens discretize a distribution",
+    wording=(
+        "The tokens can be interpreted as a discretization of a distribution, parallel to an empirical distribution of"
+        " samples, with attention as an update of that distribution."
+    ),
+    reading=(
+        "Our reading: attention over N normal tokens is close to the mean map of their law, within a tenth. N = 16384"
+        " (262144 in full) in 16 dimensions, 32 queries: as printed for queries drawn from the same law, where it is"
+        " not, and for queries of length one, where it is. In the control the tokens come from a law with another mean."
+    ),
+    reference="the mean map η of a standard normal law",
     formula="Σ_j p_j x_j ≈ m(η) for N tokens x_j ~ h",
     correction=(
         "Attention is importance sampling: the error is small for N ≫ e^{η^⊤Ση}, which for typical queries of the"
@@ -28,7 +39,7 @@ from massieu.statistics import attend, row_statistics
     ),
     expected=Verdict.CONDITIONAL,
 )
-def discretisation(trial: Trial) -> Evidence:
+def discretization(trial: Trial) -> Evidence:
     """Relative error of attention over drawn tokens, queries typical and short; the control draws from another law."""
     normal = normals(trial)
     count, dim = trial.size(16384, 262144), 16
@@ -60,8 +71,19 @@ def discretisation(trial: Trial) -> Evidence:
 
 @claim(
     "C40",
-    source=f"{PAPER}, section 5",
-    statement="Like the bootstrap of sequential Monte Carlo, attention makes N new tokens out of N weighted ones.",
+    source=PAPER,
+    place="section 5",
+    title="Like bootstrap samples, attention makes N out of N",
+    wording=(
+        "Sequential Monte Carlo, particularly with bootstrapping, depends on its samples and qualitatively similarly"
+        " uses N samples to generate N new ones."
+    ),
+    reading=(
+        "Our reading: a token drawn by the attention weights has attention as its mean and the covariance of attention."
+        " 20000 draws for each of 12 tokens in 3 dimensions (200000 in full), within six standard errors. The control"
+        " draws without the weights. C55 follows the samples over layers."
+    ),
+    reference="mean and covariance under softmax weights written out in torch",
     formula="J ~ p(· | η): E[x_J] = m(η), Cov[x_J] = ∇m(η)",
     expected=Verdict.HOLDS,
 )
@@ -69,8 +91,9 @@ def bootstrap(trial: Trial) -> Evidence:
     """Mean and covariance of resampled tokens in standard errors; the control draws without the weights."""
     normal = normals(trial)
     cloud, count = 0.6 * normal(12, 3), trial.size(20000, 200000)
-    measure = Points(cloud)
-    mean, covariance = measure.mean(cloud), measure.fisher(cloud)
+    weights = torch.softmax(cloud @ cloud.T, -1)
+    mean = weights @ cloud
+    covariance = torch.einsum("qn,nd,ne->qde", weights, cloud, cloud) - mean[:, :, None] * mean[:, None]
 
     def errors(found: Tensor, expected: Tensor) -> Gap:
         """Standard errors between a sample mean and what is expected; the largest of 144 seldom exceeds six."""
@@ -81,8 +104,8 @@ def bootstrap(trial: Trial) -> Evidence:
     def gap(beta: float) -> Gap:
         trial.generator.set_state(begin)
         drawn = resample(cloud, generator=trial.generator, beta=beta, count=count)
-        centred = drawn - mean
-        return widest(errors(drawn, mean), errors(centred[..., None] * centred[..., None, :], covariance))
+        centered = drawn - mean
+        return widest(errors(drawn, mean), errors(centered[..., None] * centered[..., None, :], covariance))
 
     size = row_statistics(cloud, cloud).effective_atoms
     return Evidence(
@@ -94,8 +117,16 @@ def bootstrap(trial: Trial) -> Evidence:
 
 @claim(
     "X9",
-    source="mathematics of this project, on section 4 of the paper",
-    statement="Attention over N Gaussian tokens errs like importance sampling: by N^{-1/2}, at a price of e^{η^⊤Ση}.",
+    source=OURS,
+    place="on section 4 of the paper",
+    title="Attention over N tokens errs like importance sampling",
+    wording="Attention over N Gaussian tokens errs like importance sampling: by N^{-1/2}, at a price of e^{η^⊤Ση}.",
+    reading=(
+        "Queries of length 0.3 and 1 in 2 dimensions, 250, 1000 and 2000 tokens, 1500 draws of them (20000 in full):"
+        " root mean square errors against the law within 15 percent. The control has the law of plain sampling, without"
+        " the exponential."
+    ),
+    reference="errors over many draws of the tokens against the exact mean Ση",
     formula="rmse^2 = e^{η^⊤Ση} (tr Σ + ‖Ση‖^2) / N",
     expected=Verdict.HOLDS,
 )
