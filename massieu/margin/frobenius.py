@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from massieu.margin.program import (
-    ZERO,
+    CANCEL,
+    RESOLUTION,
     Flags,
     Floats,
     Product,
@@ -125,7 +126,7 @@ def _nothing(program: Program) -> Solved:
 def _better(found: Solved, than: Solved) -> bool:
     if found.feasible and than.feasible:
         return found.upper / found.lower < than.upper / than.lower
-    return found.feasible or (not than.feasible and found.eps < than.eps)
+    return bool(found.feasible) or (not than.feasible and found.eps < than.eps)
 
 
 def _ended(program: Program, x: Floats, tolerance: float, start: int) -> Solved:
@@ -141,9 +142,15 @@ def _ended(program: Program, x: Floats, tolerance: float, start: int) -> Solved:
         closer = program.meet(weights, (x > 0) | program.free)
         if program.margin(closer) * np.linalg.norm(weights) > margin * np.linalg.norm(closer):
             weights, margin = closer, program.margin(closer)
-    # In the hull of constraints of size one, a combination that is zero up to rounding shows that there is no margin.
-    shown = total > 0 and norm <= ZERO * float(multipliers[program.least].sum())
-    feasible = margin > 0 and not shown
+    feasible: bool | None = True if program.separates(weights) else None
+    if feasible is None and total > 0 and norm <= RESOLUTION * float(multipliers[program.least].sum()):
+        closer = program.scatter(program.cancelled(x))
+        weight = float(closer[program.least].sum())
+        off = float(np.linalg.norm(program.adjoint(closer)))
+        # Multipliers that keep their size while the constraints cancel show that there is no margin.
+        if weight >= 0.5 * float(multipliers[program.least].sum()) and off <= CANCEL * weight:
+            feasible, multipliers, norm, total = False, closer, off, program.reward(closer)
+            eps = norm / total
     upper = float(np.linalg.norm(weights)) / margin if feasible else np.inf
     lower = 1.0 / eps if eps > 0 else np.inf
     return Solved(
@@ -152,8 +159,8 @@ def _ended(program: Program, x: Floats, tolerance: float, start: int) -> Solved:
         lower=lower,
         upper=upper,
         feasible=feasible,
-        farkas=multipliers if shown else None,
+        farkas=multipliers if feasible is False else None,
         eps=eps,
-        converged=shown or (feasible and upper / lower - 1 <= tolerance),
+        converged=feasible is False or (feasible is True and upper / lower - 1 <= tolerance),
         products=program.products - start,
     )

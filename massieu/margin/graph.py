@@ -44,7 +44,7 @@ class GraphMargin:
         dual: a multiplier for each row of ``graph.above``.
         margin: largest margin of weights of norm one.
         lower, upper: the least norm lies between them.
-        feasible: weights with a positive margin were found.
+        feasible: True if weights with a positive margin were found, False if ``farkas`` is given, None if undecided.
         farkas: multipliers for the rows of ``graph.above``, then ``graph.equal``, that show there are none, or None.
         eps: no weights of norm one that meet the equalities have a margin above it.
         converged: the bounds agree to the tolerance, or ``farkas`` is given.
@@ -56,7 +56,7 @@ class GraphMargin:
     margin: float
     lower: float
     upper: float
-    feasible: bool
+    feasible: bool | None
     farkas: Tensor | None
     eps: float
     converged: bool

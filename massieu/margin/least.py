@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from massieu.margin.frobenius import least_frobenius
 from massieu.margin.nuclear import least_nuclear
-from massieu.margin.program import ZERO, Program, Solved, one_thread
+from massieu.margin.program import CANCEL, RESOLUTION, Program, Solved, one_thread
 
 __all__ = ["checked_tolerance", "least_norm", "sentence"]
 
@@ -28,7 +28,7 @@ def least_norm(program: Program, norm: str, *, tolerance: float, rounds: int) ->
         return program.natural(solver(program, tolerance=tolerance, rounds=rounds))
 
 
-def sentence(feasible: bool, converged: bool, asked: bool, gap: float, eps: float) -> str:
+def sentence(feasible: bool | None, converged: bool, asked: bool, gap: float, eps: float) -> str:
     """How a solver ended."""
     if not asked:
         return "nothing was asked: all tokens are tied"
@@ -36,6 +36,7 @@ def sentence(feasible: bool, converged: bool, asked: bool, gap: float, eps: floa
         return f"solved: the bounds agree to {gap:.0e}"
     if feasible:
         return f"stopped early: feasible, but the bounds agree only to {gap:.0e}; raise rounds"
-    if converged:
-        return f"infeasible: constraints of size one cancel to less than {ZERO:.0e}, so no weights have a margin"
-    return f"undecided: no margin was found, and none above {eps:.0e} exists; raise rounds"
+    if feasible is False:
+        return f"infeasible: constraints of size one cancel to less than {CANCEL:.0e}, so no weights have a margin"
+    undecided = f"undecided: no margin was found, and none above {eps:.0e} exists"
+    return f"{undecided}; margins below {RESOLUTION:.0e} are not always resolved, so raise rounds or rescale the data"

@@ -214,7 +214,8 @@ def locally_optimal(problem: TokenSelection, selection: Tensor | Sequence[int]) 
         raise ValueError("local optimality compares scores, but the problem has targets, whose loss has one minimum")
     solution = max_margin(problem, selection=selection, rivals="untied")
     if not solution.feasible:
-        reason = f"no weights select these tokens: none of norm one has a margin above {solution.eps:.2g}"
+        lead = "no weights select" if solution.feasible is False else "it is undecided if weights can select"
+        reason = f"{lead} these tokens: none of norm one has a margin above {solution.eps:.2g}"
         return LocalOptimality(False, reason, (), solution)
     chosen = solution.selection[:, None]
     pairs = (solution.support & (problem.scores >= problem.scores.gather(1, chosen))).nonzero().tolist()
@@ -312,7 +313,7 @@ def _feasible(problem: TokenSelection) -> MaxMargin:
     solution = max_margin(problem)
     if not solution.feasible:
         raise ValueError(
-            "the best tokens must be selectable, but no weights put them all first"
+            "the best tokens must be selectable, but no weights were found that put them all first"
             f" (largest margin at norm one: {solution.eps:.2g}); there is no direction to compare with"
         )
     return solution

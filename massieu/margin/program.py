@@ -20,8 +20,12 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Product = Callable[[Floats], Floats]
 
-ZERO = 1e-10
-"""Constraints of size one whose hull comes this near to zero are taken to contain it."""
+CANCEL = 1e-15
+"""Constraints of size one that sum to less than this part of their multipliers cancel: what is left is rounding."""
+
+RESOLUTION = 1e-8
+"""Margins of constraints of size one below this may stay undecided: the hull is found by least squares, whose residual
+is the square of the margin, and rounding hides what is below the square root of 1e-16."""
 
 ROUNDING = 1e-12
 """What rounding leaves of values of size one."""
@@ -35,10 +39,11 @@ class Solved:
         weights: shape ``(dim, query_dim)``; of the largest margin found where the program is not feasible.
         multipliers: shape ``(groups, slots)``.
         lower, upper: the least norm lies between them.
-        feasible: weights with a positive margin were found.
-        farkas: multipliers that show the opposite, or None.
+        feasible: True with weights of a positive margin, False with multipliers that show that there are none, None
+            if neither was found.
+        farkas: these multipliers, or None.
         eps: no weights of norm one have a margin above it.
-        converged: the bounds agree to the tolerance, or the certificate is as good as zero.
+        converged: the bounds agree to the tolerance, or ``farkas`` is given.
         products: Gram products spent.
     """
 
@@ -46,7 +51,7 @@ class Solved:
     multipliers: Floats
     lower: float
     upper: float
-    feasible: bool
+    feasible: bool | None
     farkas: Floats | None
     eps: float
     converged: bool
@@ -121,6 +126,38 @@ class Program:
         values = self.values(weights)
         rest = np.abs(values[self.equal] / self.asks[self.equal]).max() if self.equal.any() else 0.0
         return float((values[self.least] / self.asks[self.least]).min() - rest)
+
+    def separates(self, weights: Floats) -> bool:
+        """Whether weights have a positive margin by more than rounding."""
+        if self.margin(weights) <= 0:
+            return False
+        return bool(self.values(weights)[self.least].min(initial=np.inf) > CANCEL * np.linalg.norm(weights))
+
+    def cancelled(self, x: Floats) -> Floats:
+        """The multipliers nearest to given ones under which the constraints in use cancel, as far as they can.
+
+        Multipliers from a solver leave a residual of its tolerance. Where the constraints in use are dependent, a small
+        correction removes it; where they are independent, nothing but zero cancels.
+        """
+        linalg, inside = scipy_module("sparse.linalg"), np.flatnonzero((x > 0) | self.free)
+        size = self.rows.shape[-1] * self.queries.shape[-1]
+
+        def spread(part: Floats) -> Floats:
+            full = np.zeros(len(x))
+            full[inside] = part
+            return self.adjoint(self.scatter(full)).ravel()
+
+        def back(flat: Floats) -> Floats:
+            weights = flat.reshape(self.rows.shape[-1], self.queries.shape[-1])
+            return self.select(self.values(weights))[inside]
+
+        operator = linalg.LinearOperator((size, len(inside)), matvec=spread, rmatvec=back, dtype=float)
+        part = x[inside]
+        for _ in range(3):  # each pass removes what rounding left of the last
+            part = part - linalg.lsmr(operator, spread(part), atol=1e-16, btol=1e-16, maxiter=4 * len(inside))[0]
+        found = np.zeros(len(x))
+        found[inside] = np.where(self.free[inside], part, np.maximum(part, 0.0))
+        return found
 
     def reward(self, multipliers: Floats) -> float:
         """Sum of the multipliers with what is asked for."""

@@ -123,13 +123,13 @@ def selection_report(
     notes = {
         f"{again} of {len(chosen)} rows see the selected token again: its copies are not asked to lose": again > 0,
         NOTHING_ASKED: not asked,
-        NOT_FEASIBLE: not solution.feasible,
+        NOT_FEASIBLE: solution.feasible is False,
         NOT_CERTAIN: not solution.converged,
     }
     found: dict[str, Any] = {
         "rows": len(chosen),
         "constraints": int(rivals.sum()),
-        "feasible": solution.feasible,
+        "feasible": bool(solution.feasible),
         "reproduced": float((~rivals).gather(1, problem.selected(weights)[:, None]).double().mean()),
         "best_margin": solution.margin if asked else torch.nan,
         "gap": solution.gap if solution.feasible else torch.nan,

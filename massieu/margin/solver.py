@@ -36,14 +36,15 @@ class MaxMargin:
         support: tokens whose constraint is active: multiplier not zero, or equality; the same shape.
         margin: largest margin of weights of norm one, which is one over the norm of ``weights``.
         lower, upper: the least norm lies between them, whatever the solver did.
-        feasible: weights with a positive margin were found.
+        feasible: True if weights with a positive margin were found, False if ``farkas`` shows that there are none, None
+            if neither was. None comes of too few ``rounds``, or of data whose largest margin is below about 1e-8 where
+            every constraint has size one: rounding hides smaller ones from the solver.
         farkas: multipliers, of sum one over the rivals, that show that there are none, the same shape, or None. They
-            show it up to rounding: constraints that cancel to 1e-10 of their own size count as cancelling, so data that
-            are feasible by less are called infeasible. If tied tokens were to be picked, those of the pick that failed
-            least.
+            show it up to rounding: constraints that cancel to 1e-15 of their own size count as cancelling. If tied
+            tokens were to be picked, those of the pick that failed least.
         eps: no weights of norm one have a margin above it: norm of the constraints summed with the multipliers.
-        converged: the bounds agree to the tolerance, or ``farkas`` is given; else feasible weights are not the best,
-            and without them nothing is decided.
+        converged: the bounds agree to the tolerance, or ``farkas`` is given; else feasible weights are not certified
+            as the best, and without them nothing is decided.
         products: Gram products spent.
         norm: "fro" or "nuc".
         ties: "pick" or "equal".
@@ -57,7 +58,7 @@ class MaxMargin:
     margin: float
     lower: float
     upper: float
-    feasible: bool
+    feasible: bool | None
     farkas: Tensor | None
     eps: float
     converged: bool

@@ -136,7 +136,7 @@ def test_bad_arguments_get_a_sentence():
         regularization_path(problem, [])
     with pytest.raises(ValueError, match="starts must be a whole number and not negative, got -1"):
         regularization_path(problem, [1.0], starts=-1)
-    with pytest.raises(ValueError, match="the best tokens must be selectable, but no weights put them all first"):
+    with pytest.raises(ValueError, match="the best tokens must be selectable, but no weights were found that put them"):
         regularization_path(INFEASIBLE, [1.0])
     with pytest.raises(ValueError, match="starts must be a whole number and not negative, got 1.5"):
         regularization_path(problem, [1.0], starts=1.5)
