@@ -10,16 +10,27 @@ from torch import Tensor
 
 from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
 from massieu.claims.experiment import above, apart, linspace, normals, one, widest
-from massieu.claims.measures.families import PAPER
 from massieu.claims.registry import claim
+from massieu.claims.sources import PAPER
 from massieu.measures import ConjugatePrior, Gamma, Gaussian, GaussianMixture, Points
 from massieu.measures.measure import Measure, gradient
 
 
 @claim(
     "C7",
-    source=f"{PAPER}, Proposition 1b",
-    statement="With a member of a family as intrinsic measure, the mean map is that of the family at the sum of both.",
+    source=PAPER,
+    place="section 3.1, Proposition 1b",
+    title="A tilted member has the mean of the summed parameters",
+    wording=(
+        "With a member of an exponential family as intrinsic measure, the gradient of log Z is the mean of that"
+        " family at the sum of both natural parameters."
+    ),
+    reading=(
+        "Gamma densities of random shape and scale (statistics x and log x), at 8 pairs of tilts inside the natural"
+        " domain, to 1e-9. The appendix has misprints (e^{x·η} for e^{x·η_1}, η_1 + η_2 for η_1 + η), which are not"
+        " tested."
+    ),
+    reference="autograd through integrals of the density of torch.distributions over a grid of log x",
     formula="∇log ∫ p_0(x | η_1, η_2) e^{x·η} dx = E[x | η_1 + η, η_2]",
     expected=Verdict.HOLDS,
 )
@@ -48,8 +59,12 @@ def tilt_of_a_tilt(trial: Trial) -> Evidence:
 
 @claim(
     "C8",
-    source=f"{PAPER}, Corollary 1",
-    statement="With a Gaussian intrinsic measure, the mean map is affine.",
+    source=PAPER,
+    place="section 3.1, Corollary 1",
+    title="A Gaussian intrinsic measure has an affine mean map",
+    wording="With a Gaussian intrinsic measure, the gradient of log Z is μ + Σ η.",
+    reading="A random Gaussian in the plane at 5 natural parameters, to 1e-9.",
+    reference="autograd through integrals of the density of torch.distributions over a grid",
     formula="∇log ∫ N(x; μ, Σ) e^{x·η} dx = μ + Σ η",
     expected=Verdict.HOLDS,
 )
@@ -81,8 +96,19 @@ def gaussian_mean(trial: Trial) -> Evidence:
 
 @claim(
     "C9",
-    source=f"{PAPER}, Proposition 2",
-    statement="Gaussians of one covariance as intrinsic measure add Σ η to the attention over their means.",
+    source=PAPER,
+    place="appendix A, Proposition 2",
+    title="Gaussians of one covariance: attention over means plus Σ η",
+    wording=(
+        "For a mixture of Gaussians with one covariance, the gradient of log Z is Σ η plus the softmax average of"
+        " the means."
+    ),
+    reading=(
+        "Four Gaussians on the line with random means and random weights that need not sum to one, at 9 natural"
+        " parameters, to 1e-9. Equation 4, the last step of the printed proof, has a gradient and a logarithm too"
+        " many; the table has its error."
+    ),
+    reference="autograd through integrals of the densities of torch.distributions over a grid",
     formula="∇log Z(η) = Σ η + Σ_n softmax(log π + μ·η)_n μ_n",
     expected=Verdict.HOLDS,
 )
@@ -123,8 +149,19 @@ def equal_covariances(trial: Trial) -> Evidence:
 
 @claim(
     "C10",
-    source=f"{PAPER}, Proposition 3",
-    statement="For Gaussians with covariances of their own, the weighted mean of their log normalisers bounds log Z.",
+    source=PAPER,
+    place="appendix A, Proposition 3",
+    title="The weighted mean of the g_n is a lower bound of log Z",
+    wording=(
+        "For a mixture of Gaussians with covariances of their own, the weighted mean of the log normalizers of the"
+        " components is a lower bound of log Z."
+    ),
+    reading=(
+        "Our reading: for any positive weights, as in Proposition 2, since Proposition 3 states no condition. Three"
+        " Gaussians on the line at 81 natural parameters between −2 and 2, with weights of sum 1, 1.8 and 0.54, to"
+        " 1e-9."
+    ),
+    reference="log of integrals of the densities of torch.distributions over a grid",
     formula="Σ_n π_n (μ_n·η + ½ η^⊤ Σ_n η) ≤ log Z(η)",
     correction=(
         "Only for weights that sum to one; then the gap is KL(π ‖ r(η)), r_n ∝ π_n e^{g_n}. For weights of sum c the"
@@ -172,8 +209,15 @@ def jensen_bound(trial: Trial) -> Evidence:
 
 @claim(
     "C28",
-    source=f"{PAPER}, section 4",
-    statement="A conjugate prior can serve as the intrinsic measure of an exponential family.",
+    source=PAPER,
+    place="section 4",
+    title="A conjugate prior can be the intrinsic measure",
+    wording="An exponential family can be derived from a conjugate prior as its intrinsic measure.",
+    reading=(
+        "Our reading: its mean map is that of the prior (ξ + x, ν). A Beta prior with random parameters, in log"
+        " odds, at 5 statistics x from 0 to 1, to 1e-9."
+    ),
+    reference="autograd through integrals of the density over a grid of log odds",
     formula="p(η | ξ, ν) tilted by x: (ξ, ν) → (ξ + x, ν)",
     expected=Verdict.HOLDS,
 )

@@ -1,4 +1,4 @@
-"""Section 3.2 of the paper: divergences, the conjugate of the log normaliser, and the Fisher metric."""
+"""Section 3.2 of the paper: divergences, the conjugate of the log normalizer, and the Fisher metric."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from torch import Tensor
 
 from massieu.claims.claim import Evidence, Gap, Trial, Verdict
 from massieu.claims.experiment import above, apart, jacobian, normals, widest
-from massieu.claims.measures.families import PAPER
 from massieu.claims.registry import claim
+from massieu.claims.sources import PAPER
 from massieu.duality import bregman, conjugate, natural_from_mean
 from massieu.measures import Points
 from massieu.measures.measure import gradient
@@ -16,10 +16,20 @@ from massieu.measures.measure import gradient
 
 @claim(
     "C14",
-    source=f"{PAPER}, section 3.2",
-    statement="The Bregman divergence of log Z between η_1 and η_2 is the Kullback-Leibler divergence of p_1 from p_2.",
+    source=PAPER,
+    place="section 3.2",
+    title="The Bregman divergence of log Z is KL(p_1 ‖ p_2)",
+    wording="The Bregman divergence B_G(η_1, η_2) of the log normalizer equals KL(p(x | η_1) ‖ p(x | η_2)).",
+    reading=(
+        "With the usual B_G(a, b) = G(a) − G(b) − ∇G(b)·(a − b), which the paper does not write out: both orders for"
+        " 9 random points in 4 dimensions, for log Z and for its conjugate, to 1e-9."
+    ),
+    reference="sums over the probabilities of a softmax written out in torch",
     formula="B_G(η_1, η_2) = KL(p_1 ‖ p_2)",
-    correction="The order is the other one: B_G(η_1, η_2) = KL(p_2 ‖ p_1), and B_{G*}(ū_1, ū_2) = KL(p_1 ‖ p_2).",
+    correction=(
+        "The order is the other one: B_G(η_1, η_2) = KL(p_2 ‖ p_1), and B_{G*}(ū_1, ū_2) = KL(p_1 ‖ p_2). Only for a"
+        " Bregman divergence with its arguments exchanged would the printed order be right."
+    ),
     expected=Verdict.FAILS,
 )
 def bregman_order(trial: Trial) -> Evidence:
@@ -58,8 +68,16 @@ def bregman_order(trial: Trial) -> Evidence:
 
 @claim(
     "C15",
-    source=f"{PAPER}, equation 6",
-    statement="The conjugate of log Z is a supremum over η, attained where the mean of the family is its argument.",
+    source=PAPER,
+    place="section 3.2, equation 6",
+    title="G* is a supremum over η, attained where ū is the mean",
+    wording="The conjugate of log Z is sup_η (η·ū − G(η)), and the dual variable is the expected sufficient statistic.",
+    reading=(
+        "For 12 random weighted points in 4 dimensions and the means of 5 members: η found from its mean, the value"
+        " there, and 1280 other η with no larger value, to 1e-9. Means outside of the hull, where G* is infinite,"
+        " are not in the statement."
+    ),
+    reference="the objective written out in torch, at the η from which the mean was made",
     formula="G*(ū) = sup_η (η·ū − G(η)), ū = ∇log Z(η)",
     expected=Verdict.HOLDS,
 )
@@ -100,8 +118,16 @@ def conjugate_attained(trial: Trial) -> Evidence:
 
 @claim(
     "C16",
-    source=f"{PAPER}, section 3.2, after equation 6",
-    statement="The conjugate is minus what is left of the entropy when the mean of log h is taken off.",
+    source=PAPER,
+    place="section 3.2, after equation 6",
+    title="G* is the negative entropy with an offset",
+    wording="G*(ū) = −H(p − E_p[log h]): the conjugate is the negative entropy with an offset.",
+    reading=(
+        "Our reading: the printed minus sign before the parenthesis applies to both terms, −(H(p) − E_p[log h]); an"
+        " entropy of a difference would have no meaning. 9 random weighted points in 4 dimensions at 5 natural"
+        " parameters, to 1e-9."
+    ),
+    reference="entropies and means written out over a softmax in torch",
     formula="G*(ū) = −(H(p) − E_p[log h])",
     correction="The parenthesis closes earlier: G*(ū) = −H(p) − E_p[log h] = KL(p ‖ h).",
     expected=Verdict.HOLDS_CORRECTED,
@@ -137,13 +163,21 @@ def parenthesis(trial: Trial) -> Evidence:
 
 @claim(
     "C17",
-    source=f"{PAPER}, section 3.2, after equation 6",
-    statement="The dual problem of attention is a variant of the maximum entropy problem.",
+    source=PAPER,
+    place="section 3.2, after equation 6",
+    title="The dual problem of attention is maximum entropy",
+    wording="The dual problem of attention is a variant of the maximum entropy problem.",
+    reading=(
+        "Our reading: −G*(ū) is the maximum of H(p) + E_p[log h] over all probabilities p with mean ū, attained by"
+        " the member of the family. 10 random weighted points in 3 dimensions (in full 60 in 16) and one mean, to"
+        " 1e-9."
+    ),
+    reference="Newton steps among the probabilities of the given mean, which use neither log Z nor its conjugate",
     formula="−G*(ū) = max {H(p) + E_p[log h] : E_p[x] = ū}",
     expected=Verdict.HOLDS,
 )
 def maximum_entropy(trial: Trial) -> Evidence:
-    """The maximum over all probabilities of a given mean, by Newton steps among them; the control maximises H alone."""
+    """The maximum over all probabilities of a given mean, by Newton steps among them; the control maximizes H alone."""
     normal = normals(trial)
     atoms, dim = trial.size(10, 60), trial.size(3, 16)
     support, log_weight = normal(atoms, dim), normal(atoms)
@@ -187,13 +221,23 @@ def _most_entropic(support: Tensor, log_weight: Tensor, start: Tensor) -> Tensor
 
 @claim(
     "C18",
-    source=f"{PAPER}, section 3.2",
-    statement="The Hessian of log Z, the Fisher information, is the second moment of the sufficient statistic.",
+    source=PAPER,
+    place="section 3.2",
+    title="The Hessian of log Z is E[u uᵀ]",
+    wording=(
+        "The Hessian of log Z, which is the Fisher information matrix, is the second moment E[u u^⊤] of the"
+        " sufficient statistic."
+    ),
+    reading=(
+        "Our reading: u as it stands, not centered. 9 random points in 5 dimensions (in full 28 in 16) at 4 natural"
+        " parameters, against E[u u^⊤], the covariance and the variance of the score, to 1e-9."
+    ),
+    reference="second derivatives by autograd through a log-sum-exp written out in torch",
     formula="∇^2 log Z(η) = E[u u^⊤]",
-    correction="It is the centred one: ∇^2 log Z = E[u u^⊤] − ū ū^⊤; E[u u^⊤] = ∇^2 Z / Z, the same only where ū = 0.",
+    correction="It is the centered one: ∇^2 log Z = E[u u^⊤] − ū ū^⊤; E[u u^⊤] = ∇^2 Z / Z, the same only where ū = 0.",
     expected=Verdict.FAILS,
 )
-def uncentred_hessian(trial: Trial) -> Evidence:
+def uncentered_hessian(trial: Trial) -> Evidence:
     """The Hessian by autograd against both moments and the variance of the score; the control takes another query."""
     normal = normals(trial)
     dim = trial.size(5, 16)

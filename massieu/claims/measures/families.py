@@ -11,23 +11,32 @@ from torch import Tensor
 from massieu.claims.claim import Evidence, Gap, Trial, Verdict
 from massieu.claims.experiment import apart, jacobian, linspace, normals, one, widest
 from massieu.claims.registry import claim
+from massieu.claims.sources import PAPER
 from massieu.measures import Gamma, Points
 from massieu.measures.measure import gradient
 from massieu.statistics import attend, row_statistics
 
-PAPER = "A Probabilistic Interpretation of Transformers"
-
 
 @claim(
     "C1",
-    source=f"{PAPER}, equations 1 and 2",
-    statement="The normaliser of an exponential family is the Laplace transform of its intrinsic measure.",
+    source=PAPER,
+    place="section 3.1, equations 1 and 2",
+    title="Z is the Laplace transform of the intrinsic measure",
+    wording="The normalizer of an exponential family is the Laplace transform of its intrinsic measure.",
+    reading=(
+        "Our reading: the transform ∫ h(x) e^{−s x} dx, at s = η as printed and at s = −η, for a Gamma density of"
+        " random shape and scale and 11 values of η within 0.8 of the edge of the natural domain, to 1e-9."
+    ),
+    reference="integrals of the density of torch.distributions over a grid of log x",
     formula="Z(η) = (L h)(η)",
-    correction="The two-sided transform is taken at −η, and only where the integral is finite: Z(η) = (L h)(−η).",
+    correction=(
+        "In the usual sign the two-sided transform is taken at −η, and only where the integral is finite: Z(η) = (L"
+        " h)(−η). The integral that equation 2 writes out has the right sign."
+    ),
     expected=Verdict.HOLDS_CORRECTED,
 )
 def laplace_transform(trial: Trial) -> Evidence:
-    """Integrals of a Gamma law against its closed log normaliser, with both signs; the control integrates another."""
+    """Integrals of a Gamma law against its closed log normalizer, with both signs; the control integrates another."""
     shape, scale = 1.5 + torch.rand(2, generator=trial.generator, dtype=torch.float64)
     measure = Gamma(shape, scale)
     natural = linspace(-0.8, 0.8, 11)[:, None] / scale
@@ -53,8 +62,16 @@ def laplace_transform(trial: Trial) -> Evidence:
 
 @claim(
     "C2",
-    source=f"{PAPER}, section 3.1, after equation 2",
-    statement="For the uniform measure on finitely many points, the normaliser is a sum of exponentials.",
+    source=PAPER,
+    place="section 3.1, after equation 2",
+    title="On finitely many points, Z is a sum of exponentials",
+    wording="For the uniform discrete measure on finitely many points, the normalizer is the sum of the exponentials.",
+    reading=(
+        "log Z of 12 random points in 4 dimensions (in full 512 in 64) at 5 natural parameters, to 1e-9. Our"
+        " reading: uniform means weight one for each point, since weights 1/N shift log Z by log N, which is the"
+        " control."
+    ),
+    reference="exponentials added one by one by math.fsum",
     formula="Z(η) = Σ_n e^{x_n·η}",
     expected=Verdict.HOLDS,
 )
@@ -85,8 +102,18 @@ def uniform_measure(trial: Trial) -> Evidence:
 
 @claim(
     "C3",
-    source=f"{PAPER}, equation 3",
-    statement="Attention weights are an exponential family over the keys with the query as natural parameter.",
+    source=PAPER,
+    place="section 3.1, equation 3",
+    title="Attention weights form an exponential family",
+    wording=(
+        "With the query as natural parameter and the keys as points, exponential dot product weights are of the form"
+        " of an exponential family."
+    ),
+    reading=(
+        "The weights of attention with scale one for 10 random keys and 5 queries in 6 dimensions against equation"
+        " 3, and log odds that add up over queries, as they do in no other family, to 1e-9."
+    ),
+    reference="exponentials of the scores divided by their sum",
     formula="p(k_j | q) = e^{k_j·q} / Z(q)",
     expected=Verdict.HOLDS,
 )
@@ -118,8 +145,18 @@ def attention_weights(trial: Trial) -> Evidence:
 
 @claim(
     "C4",
-    source=f"{PAPER}, equation 4",
-    statement="The mean of the sufficient statistic is the gradient of log Z and a one-to-one function of η.",
+    source=PAPER,
+    place="section 3.1, equation 4",
+    title="The mean statistic is ∇log Z and one-to-one in η",
+    wording=(
+        "The expected sufficient statistic is the gradient of log Z and can be written as a one-to-one function of η."
+    ),
+    reading=(
+        "Our reading: one-to-one for any measure. For 8 random keys in 16 dimensions a step of length 3 across all"
+        " differences of keys moves the mean by less than 1e-6; the same step with 64 keys that span moves it by"
+        " more. The gradient is compared for both to 1e-9."
+    ),
+    reference="autograd through a log-sum-exp written out in torch",
     formula="E[u] = ∇log Z(η), injective",
     correction="One-to-one only if the support spans the space; with N ≤ D tokens, m(η + v) = m(η) for v ⟂ k_i − k_j.",
     expected=Verdict.CONDITIONAL,
@@ -154,12 +191,23 @@ def one_to_one(trial: Trial) -> Evidence:
 
 @claim(
     "C5",
-    source=f"{PAPER}, section 3.1, after equation 4",
-    statement="The attention average is exactly the gradient of the log normaliser.",
+    source=PAPER,
+    place="section 3.1, after equation 4",
+    title="Attention is the gradient of log Z",
+    wording=(
+        "For the exponential family defined by attention, attention averaging is exactly the gradient of the log"
+        " normalizer."
+    ),
+    reading=(
+        "Our reading: attention with values of its own, as transformers have it. For 20 random keys in 6 dimensions"
+        " (in full 64) and 3 queries: with free values, with the keys as values, and with values in a source field,"
+        " to 1e-9."
+    ),
+    reference="autograd through a log-sum-exp written out in torch",
     formula="Σ_j p_j v_j = ∇log Z(q)",
     correction=(
-        "Only if the values are the keys. For any others it is the derivative in a source field: ∂_a log Σ_j"
-        " e^{q·k_j + a·v_j} at a = 0, and it responds to the query with Cov(v, k)."
+        "Only if the values are the keys, which is what the paper averages. For any others it is the derivative in a"
+        " source field: ∂_a log Σ_j e^{q·k_j + a·v_j} at a = 0, and it responds to the query with Cov(v, k)."
     ),
     expected=Verdict.CONDITIONAL,
 )
@@ -193,8 +241,15 @@ def source_field(trial: Trial) -> Evidence:
 
 @claim(
     "C6",
-    source=f"{PAPER}, Proposition 1a",
-    statement="For a sum of atoms, the gradient of log Z is the average of the atoms with softmax weights.",
+    source=PAPER,
+    place="section 3.1, Proposition 1a",
+    title="For atoms, ∇log Z is their softmax average",
+    wording="For a sum of point masses, the gradient of log Z is the average of the points with softmax weights.",
+    reading=(
+        "9 random points in 5 dimensions (in full 64) at 4 natural parameters, with equal weights as printed and"
+        " also with random weights, to 1e-9."
+    ),
+    reference="autograd through sums of exponentials written out in torch",
     formula="∇log Z(η) = Σ_n softmax(x·η)_n x_n",
     expected=Verdict.HOLDS,
 )
@@ -219,8 +274,15 @@ def softmax_average(trial: Trial) -> Evidence:
 
 @claim(
     "C13",
-    source=f"{PAPER}, equation 5",
-    statement="The log normaliser of attention is the log-sum-exp of its scores.",
+    source=PAPER,
+    place="section 3.1, equation 5",
+    title="log Z of attention is the log-sum-exp of its scores",
+    wording="The log normalizer of attention is the log of the sum of the exponentials of its scores.",
+    reading=(
+        "log Z of attend and of row_statistics with scale one, for 40 random keys in 8 dimensions (in full 4096 in"
+        " 64) and queries of length up to hundreds, to 1e-9."
+    ),
+    reference="exponentials added one by one by math.fsum",
     formula="log Z(q_i) = log Σ_j e^{k_j·q_i}",
     expected=Verdict.HOLDS,
 )

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
 from massieu.claims.experiment import above, apart, jacobian, linspace, normals, widest
-from massieu.claims.measures.families import PAPER
 from massieu.claims.registry import claim
+from massieu.claims.sources import PAPER
 from massieu.measures import Hypercube, Points
 from massieu.measures.measure import gradient
 from massieu.statistics import row_statistics
@@ -16,8 +16,15 @@ from massieu.statistics import row_statistics
 
 @claim(
     "C35",
-    source=f"{PAPER}, section 2.4",
-    statement="The log normaliser is what statistical mechanics knows as the free energy.",
+    source=PAPER,
+    place="section 2.4",
+    title="log Z is known as the free energy",
+    wording="The log normalizer is known in statistical mechanics as free energy.",
+    reading=(
+        "Our reading: as an equation, log Z = F, with energies −k·q. 16 random keys in 4 dimensions (in full 1024 in"
+        " 64) at 31 inverse temperatures from 0.03 to 30, with entropy and heat capacity too, to 1e-9."
+    ),
+    reference="energies, entropies and derivatives in temperature written out over Boltzmann's law",
     formula="log Z = F",
     correction="The free energy is F = U − T S = −β^{-1} log Z; log Z = S − β U itself is the Massieu potential.",
     expected=Verdict.HOLDS_CORRECTED,
@@ -72,8 +79,17 @@ def free_energy(trial: Trial) -> Evidence:
 
 @claim(
     "C36",
-    source=f"{PAPER}, section 2.4",
-    statement="The log normaliser of a joint distribution, taken as unnormalised, is the evidence lower bound.",
+    source=PAPER,
+    place="section 2.4",
+    title="log Z is known as the evidence lower bound",
+    wording=(
+        "With the joint taken as an unnormalized distribution, the log normalizer is known as the evidence lower bound."
+    ),
+    reading=(
+        "Our reading: as an equation, log Z = ELBO, for an approximation other than the posterior. Ising models of 6"
+        " spins (in full 12) with random couplings, and the bound of their mean field, to 1e-9."
+    ),
+    reference="sums over all states of the spins",
     formula="log Z = ELBO",
     correction="It is the log evidence; the bound is below it by KL(q ‖ posterior) and equal only at the posterior.",
     expected=Verdict.FAILS,
@@ -122,13 +138,26 @@ def evidence_bound(trial: Trial) -> Evidence:
 
 @claim(
     "C37",
-    source=f"{PAPER}, section 5, footnote 1 and appendix B",
-    statement="Attention is a mean field; its dot-product approximation is a layer of the original Hopfield network.",
+    source=PAPER,
+    place="section 3.2, footnote 1; section 5; appendix B",
+    title="Attention as mean field, linear attention as Hopfield layer",
+    wording=(
+        "Attention has been called a mean-field approximation; perhaps linear attention can be seen as a layer of"
+        " the original Hopfield network, and softmax attention as one of a modern network."
+    ),
+    reading=(
+        "Our reading: the derivative of attention at zero is the Hebbian matrix (1/N) X^⊤ X, the mean field of free"
+        " spins is the mean map of their measure, and both energies are sums over hidden units. 7 random patterns of"
+        " 5 spins (in full 32 of 9), to 1e-9."
+    ),
+    reference=(
+        "all states of the spins enumerated, a Jacobian by autograd, and hidden units summed or integrated over a grid"
+    ),
     formula="∇log Z(β η) ≈ β (1/N) X^⊤X η",
     correction=(
-        "On the spins {±1}^D the mean map is the mean field, tanh. The linear part of attention is the Hebbian field of"
-        " centred patterns, around their mean. The energy of the original network is the log normaliser of Gaussian"
-        " hidden units, that of attention is one of a single hidden unit with N states."
+        "On the spins {±1}^D the mean map is the mean field, tanh. The linear part of attention is the Hebbian field"
+        " of centered patterns, around their mean. The energy of the original network is the log normalizer of"
+        " Gaussian hidden units, that of attention is one of a single hidden unit with N states."
     ),
     expected=Verdict.HOLDS_CORRECTED,
 )
@@ -140,22 +169,22 @@ def ising(trial: Trial) -> Evidence:
     two, three = (torch.cartesian_prod(*[each] * spins) for each in (values[::2], values))
     patterns, natural, origin = normal(count, spins), normal(4, spins), torch.zeros(1, spins, dtype=torch.float64)
     centre = patterns.mean(0)
-    hebb, centred_hebb = (each.T @ each / count for each in (patterns, patterns - centre))
+    hebb, centered_hebb = (each.T @ each / count for each in (patterns, patterns - centre))
     attention, mean_field = Points(patterns), Hypercube(spins).mean(natural)
     slope = jacobian(attention.mean, origin)[0]
-    overlap, one_hot = two @ patterns[:2].T / spins**0.5, Points(torch.eye(count, dtype=torch.float64))
+    overlap = two @ patterns[:2].T / spins**0.5
 
     betas = torch.logspace(-3, 0, 13, dtype=torch.float64)
     exact = attention.mean(betas[:, None, None] * natural) - centre
-    linear = betas[:, None, None] * natural @ centred_hebb
+    linear = betas[:, None, None] * natural @ centered_hebb
     error = ((exact - linear).norm(dim=(1, 2)) / exact.norm(dim=(1, 2))).tolist()
     hidden_units = widest(
         apart(_gaussian_units(overlap), 0.5 * overlap.square().sum(-1)),
-        apart(one_hot.log_normalizer(two @ patterns.T), attention.log_normalizer(two)),
+        apart((two @ patterns.T).exp().sum(-1).log(), attention.log_normalizer(two)),  # one hidden unit of N states
     )
 
     def gap(states: Tensor) -> Gap:
-        return widest(apart(Points(states).mean(natural), mean_field), apart(slope, centred_hebb), hidden_units)
+        return widest(apart(Points(states).mean(natural), mean_field), apart(slope, centered_hebb), hidden_units)
 
     return Evidence(
         printed=apart(slope, hebb),
