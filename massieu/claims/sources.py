@@ -10,6 +10,7 @@ __all__ = [
     "DONG",
     "GARG",
     "GESHKOVSKI",
+    "GESHKOVSKI_2024",
     "KAJITSUKA",
     "KROTOV",
     "LUCIBELLO",
@@ -45,6 +46,7 @@ DEMIRCIGIL = "Demircigil et al. 2017"
 DONG = "Dong et al. 2021"
 GARG = "Garg et al. 2022"
 GESHKOVSKI = "Geshkovski et al. 2023"
+GESHKOVSKI_2024 = "Geshkovski et al. 2024"
 KAJITSUKA = "Kajitsuka and Sato 2023"
 KROTOV = "Krotov and Hopfield 2016"
 LUCIBELLO = "Lucibello and Mézard 2024"

@@ -1,5 +1,6 @@
 """The attention operator on clouds of tokens: steps, contractions, trajectories, laws, fixed points."""
 
+from massieu.dynamics.balance import Balance, balance
 from massieu.dynamics.contractions import (
     CONTRACTIONS,
     Affine,
@@ -27,11 +28,13 @@ __all__ = [
     "CONTRACTIONS",
     "OBSERVABLES",
     "Affine",
+    "Balance",
     "FixedPoints",
     "Regime",
     "TokenLimit",
     "Trajectory",
     "ascend",
+    "balance",
     "batch_norm",
     "clip_to_ball",
     "cluster_labels",
