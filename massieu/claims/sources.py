@@ -20,6 +20,7 @@ __all__ = [
     "OURS",
     "PAPER",
     "RAMSAUER",
+    "RAN_MILO",
     "RAVENTOS",
     "SANDER",
     "SANTOS",
@@ -54,6 +55,7 @@ MCELIECE = "McEliece et al. 1987"
 MILLIDGE = "Millidge et al. 2022"
 OSWALD = "von Oswald et al. 2022"
 RAMSAUER = "Ramsauer et al. 2020"
+RAN_MILO = "Ran-Milo 2026"
 RAVENTOS = "Raventós et al. 2023"
 SANDER = "Sander et al. 2022"
 SANTOS = "Santos et al. 2024"
