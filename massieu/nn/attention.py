@@ -10,8 +10,9 @@ from torch.nn import functional
 
 from massieu import statistics
 from massieu.kernels.graphs import call_eagerly
+from massieu.measures import Measure
 from massieu.nn.cache import KeyValueCache
-from massieu.nn.checks import check_measure, unknown
+from massieu.nn.checks import check_activation, check_measure, unknown
 from massieu.nn.heads import Heads, present
 from massieu.nn.positions import rotate
 from massieu.patterns import Pattern
@@ -44,6 +45,14 @@ class MeasureAttention(Heads):
         :math:`e^{a_h^\top v_j}`. Each head then returns :math:`\partial_a \log \sum_j e^{s_{ij} + a^\top v_j}` at
         :math:`a = a_h`: a gradient in the source, whatever the values are. At zero this is free attention.
 
+    With an ``activation`` the projected keys are natural parameters of a measure too, and its mean maps them to the
+    expected statistics that the queries are multiplied with:
+
+    .. math:: p_{ij}^h \propto e^{\mathrm{scale}\, q_i \cdot \nabla G(k_j)}
+
+    For a :class:`~massieu.Gaussian` this is an affine map of the keys, which their projection can do itself; for any
+    other family it is not, and the Fisher matrix is its affine approximation.
+
     There is no dropout on the weights, which never exist as a matrix: ``dropout`` acts on the output.
 
     Args:
@@ -64,13 +73,16 @@ class MeasureAttention(Heads):
         sink: whether every head has one more atom at the origin, with value zero and a learned log weight (``sink``,
             zero at first), that every query sees. It keeps a tied layer a gradient, counts in every statistic and
             has no place in a cache.
+        activation: a measure on the space of a head, whose mean the keys pass through before rotary positions and the
+            inner products, such as ``Hypercube(head_dim)`` (tanh) or ``Sphere(head_dim)``; None for keys as projected.
+            Its parameters are fixed, and no part of the state of the layer.
         dropout: probability of dropping an entry of the output in training.
         generator: draws the weights.
 
     Source:
-        "A Probabilistic Interpretation of Transformers", Proposition 1a, with weights. It takes values = keys and
-        leaves heads with weights open (section 5); :math:`B = cA` is when they have a potential, and for free values
-        the gradient is the one in a source.
+        "A Probabilistic Interpretation of Transformers", Proposition 1a, with weights, and section 6 for the
+        activation. It takes values = keys and leaves heads with weights open (section 5); :math:`B = cA` is when they
+        have a potential, and for free values the gradient is the one in a source.
 
     Example:
         >>> layer = MeasureAttention(16, num_heads=4, tying="tied")
@@ -99,6 +111,7 @@ class MeasureAttention(Heads):
         scale: float | None = None,
         rotary: float | None = None,
         sink: bool = False,
+        activation: Measure | None = None,
         dropout: float = 0.0,
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
@@ -126,7 +139,8 @@ class MeasureAttention(Heads):
                 f"pattern must be one of massieu.patterns, got {type(pattern).__name__}; of a schedule take"
                 " schedule[layer], and from_mask makes a pattern of a boolean matrix"
             )
-        self.tying, self.pattern = tying, pattern
+        check_activation(activation, self.head_dim)
+        self.tying, self.pattern, self.activation = tying, pattern, activation
         self.scale = self.head_dim**-0.5 if scale is None else scale
         if tying == "tied":
             self.coefficient = nn.Parameter(torch.ones(num_heads, device=device, dtype=dtype))
@@ -138,7 +152,12 @@ class MeasureAttention(Heads):
     def extra_repr(self) -> str:
         """The options that the projections do not show."""
         shown = f"tying={self.tying!r}, {super().extra_repr()}, sink={self.sink is not None}"
-        return shown if self.pattern is None else f"{shown}, pattern={self.pattern!r}"
+        options = {"pattern": self.pattern, "activation": self.activation}
+        return shown + "".join(f", {name}={option!r}" for name, option in options.items() if option is not None)
+
+    def activate(self, key: Tensor) -> Tensor:
+        """Means of the members of the activation's family that have the projected keys as natural parameters."""
+        return key if self.activation is None else call_eagerly(self.activation.mean, key)
 
     def forward(
         self,
@@ -210,6 +229,8 @@ class MeasureAttention(Heads):
 
     def matrices(self) -> tuple[Tensor, Tensor]:
         r"""The maps :math:`A_h` and :math:`B_h` of every head, each ``(heads, dim, context_dim)``, without biases.
+
+        An activation between the two factors of :math:`A_h` is left out, as are rotary positions.
 
         Example:
             >>> score, output = MeasureAttention(16, num_heads=4, tying="tied").matrices()

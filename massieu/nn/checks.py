@@ -9,8 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from massieu.kernels.rows import arrange, check_floating
+from massieu.measures import Measure
 
-__all__ = ["check_count", "check_dtype", "check_measure", "check_tokens", "check_words", "is_plain", "unknown"]
+__all__ = [
+    "check_activation",
+    "check_count",
+    "check_dtype",
+    "check_measure",
+    "check_tokens",
+    "check_words",
+    "is_plain",
+    "unknown",
+]
 
 
 def check_tokens(x: Any, name: str, dim: int, *, sequences: bool = True) -> None:
@@ -63,6 +73,20 @@ def check_measure(query: Tensor, key: Tensor, log_weight: Any, lengths: Any) -> 
     given = [x for x in (log_weight, lengths) if x is not None]
     if given and all(is_plain(x) for x in (query, *given) if isinstance(x, Tensor)):
         arrange(query, key, None, log_weight, sink=None, scale=1.0, causal=False, window=None, lengths=lengths)
+
+
+def check_activation(activation: Any, head_dim: int) -> None:
+    """One sentence unless this is None or a measure on the space of a head."""
+    if activation is None:
+        return
+    if not isinstance(activation, Measure):
+        name = activation.__name__ if isinstance(activation, type) else type(activation).__name__
+        raise TypeError(f"activation must be a massieu.Measure, got {name}; massieu.Hypercube(head_dim) is tanh")
+    if activation.dim != head_dim or activation.batch_shape:
+        raise ValueError(
+            f"activation must be one measure of dimension head_dim = {head_dim}, got {activation!r} of dimension"
+            f" {activation.dim} and batch {activation.batch_shape}; build it for the size of a head"
+        )
 
 
 def check_count(value: Any, name: str, remedy: str, least: int = 1) -> None:

@@ -111,12 +111,16 @@ class Heads(nn.Module):
                 f"context must have the batch size of x or one, got {context.shape[0]} and {x.shape[0]};"
                 " give every sequence its context"
             )
-        query, key = self._split(self.q_proj(x)), self._split(self.k_proj(context))
+        query, key = self._split(self.q_proj(x)), self.activate(self._split(self.k_proj(context)))
         value = None if self.v_proj is None else self._split(self.v_proj(context))
         if self.rotary is not None:
             key = rotate(key, past, base=self.rotary)
             query = rotate(query, past + key.shape[-2] - query.shape[-2], base=self.rotary)
         return query, key, value
+
+    def activate(self, key: Tensor) -> Tensor:
+        """Map the projected keys ``(batch, key_heads, atoms, head_dim)`` to those of the scores: as they are."""
+        return key
 
     def merge(self, heads: Tensor) -> Tensor:
         """``(batch, heads, tokens, head_dim)`` back to ``(batch, tokens, heads * head_dim)``."""
