@@ -30,10 +30,12 @@ __all__ = [
     "THRAMPOULIDIS",
     "VASUDEVA",
     "VELICKOVIC",
+    "XIE",
     "YUN_2019",
     "YUN_2020",
     "ZAHEER",
     "ZHAI",
+    "ZHANG",
 ]
 
 PAPER = "A Probabilistic Interpretation of Transformers"
@@ -64,7 +66,9 @@ TARZANAGH = "Tarzanagh et al. 2023"
 THRAMPOULIDIS = "Thrampoulidis 2024"
 VASUDEVA = "Vasudeva et al. 2024"
 VELICKOVIC = "Veličković et al. 2024"
+XIE = "Xie et al. 2022"
 YUN_2019 = "Yun et al. 2019"
 YUN_2020 = "Yun et al. 2020"
 ZAHEER = "Zaheer et al. 2020"
 ZHAI = "Zhai et al. 2023"
+ZHANG = "Zhang et al. 2023"

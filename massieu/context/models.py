@@ -127,9 +127,21 @@ class LinearModel(ContextModel):
 
     the minus being that of :func:`massieu.context.predict`, through which ``attention`` gives the same.
 
+    The part :math:`z^\top A x` that is linear in :math:`z = \frac1n \sum_i y_i x_i` has the matrix
+    :math:`A = -(u_y M_x + u_x m_y^\top)`, with :math:`u_x, u_y` the parts of u for inputs and target and
+    :math:`M_x, m_y^\top` the rows of M for both. The first term can be any matrix, the second has rank one. Gradient
+    flow on the expected loss keeps :math:`u_x = 0, m_y = 0` where it starts there: negative weights of a task are as
+    likely as positive ones, and the gradients in :math:`u_x` and :math:`m_y` are odd in them. It keeps
+    :math:`u_y = 0, M_x = 0` likewise, where the best matrix, of rank one, may be a local minimum. Gradients of batches
+    leave both sets. So the model starts in the first with :math:`A = I / 16`, a short step of descent.
+
     Args:
         dim: of the inputs.
         generator: draws the weights.
+
+    Source:
+        Zhang, Frei and Bartlett 2023: gradient flow on the expected loss finds a global minimum from a positive
+        semidefinite :math:`M_x` that is small enough; the two sets and the local minimum are derived and measured here.
 
     Example:
         >>> from massieu.context import task_named
@@ -142,12 +154,7 @@ class LinearModel(ContextModel):
         super().__init__()
         self.dim = dim
         self.attention = LinearAttention(dim + 1, head_dim=dim + 1, form="mean", generator=generator)
-        assert self.attention.v_proj is not None
-        with torch.no_grad():
-            # Values start with targets alone and keys with inputs: from weights that mix them training may stop at a
-            # product of rank one, far from the best.
-            self.attention.v_proj.weight[:, :-1] = 0
-            self.attention.k_proj.weight[:, -1] = 0
+        self._start(generator)
 
     @property
     def matrix(self) -> Tensor:
@@ -173,6 +180,25 @@ class LinearModel(ContextModel):
         row, _ = self._maps()
         found = self._ask(grams[:, None] @ row, prompts.queries[:, -1:])
         return (found - prompts.targets[:, -1:]).square().mean()
+
+    @torch.no_grad()
+    def _start(self, generator: torch.Generator | None) -> None:
+        """A short step of gradient descent, :math:`A = I / 16`, in random coordinates of the head.
+
+        Values start with targets alone and keys with inputs. From random weights :math:`u_y M_x` may have to pass zero,
+        and training may be caught by :math:`u_x m_y^\\top`, whose best value is a local minimum of rank one.
+        """
+        layer = self.attention
+        assert layer.v_proj is not None
+        assert layer.out_proj is not None
+        drawn = torch.randn(self.dim + 1, self.dim, generator=generator).to(layer.k_proj.weight)
+        frame = torch.linalg.qr(drawn).Q
+        along = 0.5 * torch.nn.functional.normalize(layer.out_proj.weight[-1], dim=0)
+        layer.k_proj.weight.zero_()
+        layer.k_proj.weight[:, :-1] = layer.q_proj.weight[:, :-1] = 0.5 * frame
+        layer.v_proj.weight.zero_()
+        layer.v_proj.weight[:, -1] = -along
+        layer.out_proj.weight[-1] = along
 
     def _maps(self) -> tuple[Tensor, Tensor]:
         """u and the columns of M that see an input, shapes ``(dim + 1,)`` and ``(dim + 1, dim)``."""

@@ -4,7 +4,7 @@ import pytest
 
 from massieu.claims import Verdict, select
 from massieu.claims.context import predictors as context_predictors
-from massieu.context import ConceptMixture, LeastSquares, Linear, LinearModel, Ridge, optimum, steps
+from massieu.context import ConceptMixture, LeastSquares, Linear, LinearModel, optimum, steps
 from massieu.nn import LinearAttention, MeasureAttention
 
 LAYERS = ["I1", "I2", "I3", "I4", "I5", "I6", "I7", "I8", "I9", "I10", "I15", "I16", "I17"]
@@ -27,7 +27,7 @@ BREAKS = [
     (optimum, "_solve", 1.01, ["I5", "I6", "I7", "I8"]),
     (steps, "descent_loss", 2.0, ["I9"]),
     (LeastSquares, "predict", 1.5, ["I11"]),
-    (Ridge, "variance", 1.01, ["I12"]),
+    (LeastSquares, "predict", 1.01, ["I12"]),
     (ConceptMixture, "_posterior", 0.0, ["I13"]),
     (context_predictors, "tree_posterior", 1.5, ["I14"]),
     (LinearModel, "_ask", 1.3, ["I15"]),

@@ -8,7 +8,9 @@ import torch
 from torch.testing import assert_close
 
 from massieu import cli
+from massieu.claims.context.layers import train
 from massieu.context import (
+    Linear,
     LinearModel,
     Prompts,
     Recipe,
@@ -17,6 +19,7 @@ from massieu.context import (
     learn,
     learning,
     models,
+    optimal_linear_attention,
     predict,
     shifted,
     task_named,
@@ -167,6 +170,43 @@ def test_the_matrix_is_the_part_that_is_linear_in_the_moment():
     odd = (model(Prompts.of(inputs, targets)) - model(Prompts.of(inputs, -targets)))[:, 1] / 2
     moment = inputs[:, 0] * targets[:, :1]
     assert_close(odd, torch.einsum("ti,ij,tj->t", moment, model.matrix, inputs[:, 1]))
+
+
+def test_a_linear_layer_starts_with_a_short_step_whatever_the_seed():
+    for dim, seed in ((1, 0), (3, 325), (8, 2)):
+        model = LinearModel(dim, generator=generator(seed)).double()
+        assert_close(model.matrix, torch.eye(dim, dtype=torch.float64) / 16, rtol=0, atol=1e-7)
+    assert not torch.equal(
+        LinearModel(3, generator=generator(0)).attention.k_proj.weight, model.attention.k_proj.weight
+    )
+
+
+def test_mirrored_tasks_have_no_gradient_out_of_either_set_of_rank_one_and_full_rank():
+    model = LinearModel(3, generator=generator()).double()
+    values, keys = model.attention.v_proj.weight, model.attention.k_proj.weight
+    prompts = Linear(3, noise=0.5).draw(64, 7, generator(1), torch.float64)
+
+    def slopes():
+        loss = model.loss(prompts) + model.loss(Prompts.of(prompts.inputs, -prompts.targets))
+        return torch.autograd.grad(loss, [values, keys])
+
+    for_values, for_keys = slopes()
+    assert for_values[:, :-1].abs().max() < 1e-12 < for_values[:, -1].abs().max()
+    assert for_keys[:, -1].abs().max() < 1e-12 < for_keys[:, :-1].abs().max()
+    with torch.no_grad():
+        values[:, :-1], keys[:, -1] = keys[:, :-1].clone(), values[:, -1].clone()
+        values[:, -1], keys[:, :-1] = 0, 0
+    for_values, for_keys = slopes()
+    assert for_values[:, -1].abs().max() < 1e-12 < for_values[:, :-1].abs().max()
+    assert for_keys[:, :-1].abs().max() < 1e-12 < for_keys[:, -1].abs().max()
+    assert torch.linalg.matrix_rank(model.matrix, atol=1e-9) == 1
+
+
+def test_a_linear_layer_reaches_the_optimum_from_a_start_that_once_ended_at_rank_one():
+    task = Linear(3, noise=0.5, covariance=[2.0, 1.0, 0.5])
+    best = optimal_linear_attention(task.covariance, task.prior, noise=0.5, examples=6)
+    model = train(task, 6, 400, 128, generator(325))
+    assert best.loss_of(model.matrix.detach()) < 1.02 * best.loss
 
 
 def test_the_loss_is_the_mean_error_and_its_gradient_that_of_a_likelihood(task):

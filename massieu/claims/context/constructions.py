@@ -11,6 +11,7 @@ from torch import Tensor
 from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
 from massieu.claims.experiment import apart, normals, widest
 from massieu.claims.registry import claim
+from massieu.claims.sources import AHN, OSWALD, OURS, SLIDES
 from massieu.context import (
     GradientDescentPlus,
     Optimum,
@@ -27,15 +28,24 @@ from massieu.context import (
     softmax_step_layer,
 )
 
-SLIDES = "A perspective on the fundamentals of transformers, slides on in-context learning"
-OSWALD = "von Oswald et al. 2022"
 LAYERED = 1e-12  # rounding of a hundred layers in float64
 
 
 @claim(
     "I1",
-    source=f"{SLIDES}, construction ({OSWALD}, Proposition 1)",
-    statement="Weights of one linear head can be set so that it takes a step of gradient descent on every token.",
+    source=SLIDES,
+    place="in-context learning, claim [Oswald et al. '22]",
+    title="One linear head takes a step of gradient descent",
+    wording=(
+        "A linear attention layer with one head can be constructed whose step on every token e_j = (x_j, y_j) is"
+        " (x_j, y_j − ΔW x_j)."
+    ),
+    reading=(
+        "For four random regression problems (5 inputs, 3 outputs, 12 examples; in full 12, 8 and 45), a random"
+        " start W_0 that is not zero and two queries, the step of the constructed layer on all tokens is that of"
+        " gradient descent at rate 0.3, to 1e-12."
+    ),
+    reference="the slope of the regression loss by autograd",
     formula="(x_j, y_j) + P V K^T q_j = (x_j, y_j − ΔW x_j), ΔW = −η ∇L(W_0)",
     expected=Verdict.HOLDS,
 )
@@ -58,8 +68,16 @@ def one_step(trial: Trial) -> Evidence:
 
 @claim(
     "I2",
-    source=f"{SLIDES}, construction ({OSWALD}, Proposition 1, repeated)",
-    statement="Layers of self-attention with the same weights, one after the other, are the steps of gradient descent.",
+    source=OSWALD,
+    place="Proposition 1, applied layer after layer (from memory)",
+    title="Stacked layers are steps of gradient descent",
+    wording="A stack of layers with the weights of the construction takes as many steps of gradient descent.",
+    reading=(
+        "For the problems of I1, all tokens after each of 100 layers with the same weights are those of gradient"
+        " descent at rate 0.3 to 1e-12; our reading of the statement as printed, which does not say which tokens"
+        " are keys, has the query among them, with two layers from W_0 = 0."
+    ),
+    reference="iterates of gradient descent as matrices",
     formula="after k layers (x_j, y_j − (W_k − W_0) x_j)",
     correction=(
         "Only with the query kept out of the keys. As a key it is fitted as an example whose target is its own"
@@ -91,8 +109,15 @@ def many_steps(trial: Trial) -> Evidence:
 
 @claim(
     "I3",
-    source=f"{SLIDES}, construction",
-    statement="The token of the query holds its prediction in the place where the tokens of examples hold targets.",
+    source=SLIDES,
+    place="in-context learning, claim [Oswald et al. '22], tokens (x_j, y_j − Δy_j)",
+    title="The slot of the query holds minus its prediction",
+    wording="Every token is (x_j, y_j − Δy_j); nothing is said of the sign at the query, which has no target.",
+    reading=(
+        "Our reading: the slot where tokens of examples hold targets holds the prediction for the query. Tested"
+        " after five layers on the problems of I1, to 1e-9."
+    ),
+    reference="five steps of gradient descent by autograd",
     formula="y-part of the query = W_k x",
     correction="It holds minus the prediction, and starts with −W_0 x.",
     expected=Verdict.HOLDS_CORRECTED,
@@ -117,8 +142,18 @@ def sign_of_the_query(trial: Trial) -> Evidence:
 
 @claim(
     "I4",
-    source=f"{OSWALD}, GD++",
-    statement="A linear head that moves the inputs too descends with a better curvature in each layer.",
+    source=OSWALD,
+    place="GD++ (from memory)",
+    title="A head that moves the inputs too performs GD++",
+    wording=(
+        "Layers that also transform the inputs, by x ← (I − γ X X^T) x, perform GD++, gradient descent with a"
+        " correction of the curvature."
+    ),
+    reading=(
+        "For the problems of I1, five constructed layers with η = 0.4 and γ = 0.05 give the predictions of five"
+        " steps of GD++ on the weights, to 1e-9."
+    ),
+    reference="the steps of GD++ as polynomials of the second moment, on the weights and not on tokens",
     formula="x ← (I − γ S) x, y ← y − (η/N) Σ_i y_i x_i^T x, S = (1/N) Σ_i x_i x_i^T of the current x",
     expected=Verdict.HOLDS,
 )
@@ -140,8 +175,16 @@ def moving_inputs(trial: Trial) -> Evidence:
 
 @claim(
     "I5",
-    source=f"{SLIDES}, summary",
-    statement="A transformer with one head of linear attention learns to do a single step of gradient descent.",
+    source=SLIDES,
+    place="in-context learning, summary, point 3",
+    title="The best linear head is a plain gradient step",
+    wording="Linear attention transformers with one head can and do learn to do a single step of gradient descent.",
+    reading=(
+        "Our reading: the best layer is a plain step, A* = η I. Tested by the loss of the best plain step over"
+        " that of the best layer, for random covariances of inputs and tasks in 5 dimensions (full: 20) and for"
+        " isotropic ones, to 1e-9; training is the subject of I15."
+    ),
+    reference="the losses in closed form, which I6 and I7 compare with quadrature",
     formula="A* = η I",
     correction=(
         "For isotropic inputs and tasks. Otherwise the best layer is a preconditioned step, and a plain one loses."
@@ -170,8 +213,19 @@ def plain_step(trial: Trial) -> Evidence:
 
 @claim(
     "I6",
-    source="Ahn et al. 2023, Theorem 1; Zhang, Frei and Bartlett 2023",
-    statement="Without noise and with isotropic tasks, the best layer is the inverse of a shrunken covariance.",
+    source=AHN,
+    place="Theorem 1 (from memory)",
+    title="The best layer inverts a shrunken covariance",
+    wording=(
+        "For tasks w ~ N(0, I) without noise, the global minimum of the in-context loss of one layer is a"
+        " preconditioned step of gradient descent, whose preconditioner adapts to the covariance and to the"
+        " number of examples."
+    ),
+    reading=(
+        "For a random covariance of Gaussian inputs in 2 dimensions and 3 examples, the printed matrix and the"
+        " one of optimal_linear_attention are the minimizer over all matrices A, to 1e-9."
+    ),
+    reference="exact quadrature over all contexts with Gauss-Hermite nodes",
     formula="A* = Γ^{-1}, Γ = (1 + 1/N) Σ + (tr Σ / N) I",
     expected=Verdict.HOLDS,
 )
@@ -198,33 +252,54 @@ def shrunken_covariance(trial: Trial) -> Evidence:
 
 @claim(
     "I7",
-    source="Ahn et al. 2023, Theorem 1; Zhang, Frei and Bartlett 2023, for any linear tasks",
-    statement="The best layer depends on nothing but the covariance of the inputs and the number of examples.",
-    formula="A* = Γ^{-1}",
-    correction="With a prior Ψ of the tasks and noise σ^2, A* = [(1 + 1/N) Ψ Σ + ((tr Ψ Σ + σ^2) / N) I]^{-1} Ψ.",
-    expected=Verdict.HOLDS_CORRECTED,
+    source=OURS,
+    place="on Theorem 1 of Ahn et al. 2023: tasks with a prior, and noise",
+    title="The best layer for a prior of tasks and noise",
+    wording=(
+        "With a prior covariance Ψ of the tasks and noise of variance σ^2, the best layer is A* = [(1 + 1/N) Ψ Σ"
+        " + ((tr Ψ Σ + σ^2) / N) I]^{-1} Ψ."
+    ),
+    reading=(
+        "For random Σ and Ψ in 2 dimensions, 3 examples and σ = 0.7, the matrix of optimal_linear_attention is"
+        " the minimizer, to 1e-9."
+    ),
+    reference="exact quadrature over all contexts with Gauss-Hermite nodes",
+    formula="A* = [(1 + 1/N) Ψ Σ + ((tr Ψ Σ + σ^2) / N) I]^{-1} Ψ",
+    expected=Verdict.HOLDS,
 )
 def prior_and_noise(trial: Trial) -> Evidence:
     """Optima against exact quadrature for a random prior and noise; the control forgets the noise."""
     (sigma, psi), examples, noise = covariances(trial, 2), 3, 0.7
     exact = by_quadrature(sigma, psi, noise, examples, normal_nodes())
-    plain = optimal_linear_attention(sigma, examples=examples)
+    plain = optimal_linear_attention(sigma, examples=examples).matrix
 
     def gap(deviation: float) -> Gap:
         return apart(optimal_linear_attention(sigma, psi, noise=deviation, examples=examples).matrix, exact)
 
     return Evidence(
-        printed=apart(plain.matrix, exact),
-        corrected=gap(noise),
+        printed=gap(noise),
         control=gap(trial.control(0.0, noise)),
-        table={"loss, d = 10, N = 20, σ = 0.5": isotropic_optimum(10, examples=20, noise=0.5).loss},
+        table={
+            "largest difference from the matrix of isotropic tasks without noise": float((plain - exact).abs().max()),
+            "loss, d = 10, N = 20, σ = 0.5": isotropic_optimum(10, examples=20, noise=0.5).loss,
+        },
     )
 
 
 @claim(
     "I8",
-    source=f"{OSWALD}, the rate that their code finds by a scan, for uniform inputs",
-    statement="The best rate of one step is a ratio of moments of the inputs, up to the fourth.",
+    source=OURS,
+    place="on the rate that the public code of von Oswald et al. 2022 finds by a scan",
+    title="The best rate of one step, from moments of the inputs",
+    wording=(
+        "For isotropic inputs that need not be Gaussian, the best rate of one step is a ratio of their moments"
+        " up to the fourth."
+    ),
+    reading=(
+        "For inputs uniform within ± a, 0.5 < a < 1.5, in 2 dimensions and 3 examples, the rate and the optimum"
+        " of optimal_linear_attention are the minimizer over all matrices, to 1e-9."
+    ),
+    reference="exact quadrature over all contexts with Gauss-Legendre nodes",
     formula="η* = d s^2 / tr E[C^2], tr E[C^2] = E|x|^4 / N + (1 − 1/N) d s^4",
     expected=Verdict.HOLDS,
 )
@@ -251,9 +326,20 @@ def uniform_inputs(trial: Trial) -> Evidence:
 
 @claim(
     "I9",
-    source=f"{OSWALD}, GD++ against gradient descent",
-    statement="With inputs that move, as many layers are far better than steps of gradient descent of any rates.",
-    formula="loss of GD++ < loss of GD, a rate per layer < loss of GD, one rate",
+    source=OSWALD,
+    place="abstract, and GD++",
+    title="Layers that move inputs surpass gradient descent",
+    wording=(
+        "Transformers surpass the performance of plain gradient descent by learning an iterative curvature correction."
+    ),
+    reading=(
+        "Our reading: for standard normal inputs and tasks in 10 dimensions, 20 examples and 2 to 3 layers"
+        " (full: 5), the loss of GD++ at its best rate and curvature is below that of plain descent with the best"
+        " rate for each layer, by five standard errors of both; and two constructed layers at the best rates have"
+        " the loss of GD++, within five standard errors. No transformer is trained."
+    ),
+    reference="means over sampled eigenvalues for the losses, simulated layers on fresh tasks beside them",
+    formula="loss of GD++ < loss of GD with a rate per layer",
     expected=Verdict.HOLDS,
 )
 def depth(trial: Trial) -> Evidence:
@@ -280,12 +366,12 @@ def depth(trial: Trial) -> Evidence:
         return Gap(abs(float(errors.mean()) - curved.loss) / spread, 5.0)
 
     losses = {name: [each.loss for each in found] for name, found in best.items()}
-    ratio = max(
-        max(fast / slow for fast, slow in zip(losses[better][1:], losses[worse][1:], strict=True))
-        for better, worse in (("curvature", "per_layer"), ("per_layer", "shared"))
+    pairs = zip(best["curvature"][1:], best["per_layer"][1:], strict=True)
+    surpassed = max(
+        (fast.loss + 5 * fast.standard_error) / (slow.loss - 5 * slow.standard_error) for fast, slow in pairs
     )
     return Evidence(
-        printed=widest(gap(curved.curvature), Gap(ratio, 0.95)),
+        printed=widest(gap(curved.curvature), Gap(surpassed, 1.0)),
         control=gap(trial.control(0.0, curved.curvature)),
         table={f"loss of two layers, {name.replace('_', ' ')}": loss[1] for name, loss in losses.items()},
         curve=Curve(list(layers), dict(losses), "layers", "loss", log_y=True),
@@ -294,8 +380,17 @@ def depth(trial: Trial) -> Evidence:
 
 @claim(
     "I10",
-    source=f"the remark of the notebook of {OSWALD} that softmax needs two heads",
-    statement="Two softmax heads at opposite temperatures are a step of gradient descent on centred examples.",
+    source=OURS,
+    place="on the remark of the notebook of von Oswald et al. 2022 that softmax needs two heads",
+    title="Two softmax heads take a centered gradient step",
+    wording=(
+        "Two softmax heads at opposite temperatures take a step of gradient descent on centered examples, up to O(β^2)."
+    ),
+    reading=(
+        "For the problems of I1, the relative error at β = 0.02 is 2^(2 ± 0.2) times that at 0.01, and at most"
+        " 1e-5 at β = 1e-4."
+    ),
+    reference="the covariance of targets and inputs, written out",
     formula="(o(β) − o(−β)) / 2β = Cov(y, x) x + O(β^2)",
     expected=Verdict.HOLDS,
 )

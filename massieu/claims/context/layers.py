@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from massieu.claims.claim import Evidence, Gap, Trial, Verdict
-from massieu.claims.context.constructions import OSWALD, SLIDES, by_quadrature, covariances, normal_nodes
+from massieu.claims.context.constructions import by_quadrature, covariances, normal_nodes
 from massieu.claims.experiment import apart, normals, widest
 from massieu.claims.registry import claim
+from massieu.claims.sources import OSWALD, OURS, ZHANG
 from massieu.context import (
     Linear,
     LinearModel,
+    Prompts,
     optimal_linear_attention,
     regression_tokens,
     sensitivities,
@@ -23,50 +25,64 @@ from massieu.context import (
 
 @claim(
     "I15",
-    source=f"{SLIDES}, summary; Ahn et al. 2023; Zhang, Frei and Bartlett 2023",
-    statement="Training one layer of linear attention from scratch finds the best of all such layers.",
-    formula="z^T A x → z^T A* x, A = −(u_x m_y^T + u_y M_x), u = last row of W_O W_V, M = W_K^T W_Q",
-    correction=(
-        "From values that read targets and keys that read inputs, where u_x = 0 and m_y = 0. From values that read"
-        " inputs and keys that read targets, where u_y = 0 and M_x = 0, A keeps rank one; from random weights of two"
-        " dimensions it may end there."
+    source=ZHANG,
+    place="abstract: gradient flow with a suitable random initialization",
+    title="Training one linear layer finds the best such layer",
+    wording=(
+        "Despite nonconvexity, gradient flow from a suitable random start finds a global minimum of the"
+        " in-context loss of one layer of linear attention."
     ),
-    expected=Verdict.CONDITIONAL,
+    reading=(
+        "Our reading: Adam from the random start of LinearModel, 400 batches of 256 tasks (full: 3,000 of 1,024)"
+        " in 3 dimensions with unequal variances, noise 0.5 and 6 examples, comes within 1 percent of the least"
+        " loss, with derivatives in the query whose mean cosine to the best ones is above 0.999."
+    ),
+    reference="the optimum in closed form, which I7 compares with quadrature",
+    formula="z^T A x → z^T A* x, A = −(u_x m_y^T + u_y M_x), u = last row of W_O W_V, M = W_K^T W_Q",
+    expected=Verdict.HOLDS,
     trials=2,
 )
 def trained_layer(trial: Trial) -> Evidence:
-    """Trained layers from two starts against the optimum; the control expects a step that is plain."""
+    """Trained layers against the optimum; the control starts where the expected gradient keeps rank one."""
     task, examples = Linear(3, noise=0.5, covariance=[2.0, 1.0, 0.5]), 6
     best = optimal_linear_attention(task.covariance, task.prior, noise=task.noise, examples=examples)
-    plain = best.step * torch.eye(3).double()
-    model = train(task, examples, trial.size(600, 3000), trial.generator)
-    other = train(task, examples, trial.size(150, 3000), trial.generator, swapped=True)
+    steps, batch = trial.size(400, 3000), trial.size(256, 1024)
+    model = train(task, examples, steps, batch, trial.generator)
+    other = train(task, examples, steps, batch, trial.generator, swapped=True)
     prompts = task.draw(2000, examples + 1, trial.generator, torch.float64)
     moments = torch.einsum("tn,tnd->td", prompts.targets[:, :-1], prompts.inputs[:, :-1]) / examples
 
-    def loss(trained: LinearModel) -> float:
-        return float(best.loss_of(trained.matrix.detach()))
+    def ratio(trained: LinearModel) -> float:
+        return float(best.loss_of(trained.matrix.detach())) / best.loss
 
-    def gap(trained: LinearModel, matrix: Tensor) -> Gap:
-        cosine = torch.nn.functional.cosine_similarity(sensitivities(trained, prompts), moments @ matrix, dim=-1).mean()
-        ratio = loss(trained) / float(best.loss_of(matrix))
-        return widest(Gap(1 - float(cosine), 1e-3), Gap(abs(ratio - 1), 0.01))
+    def gap(trained: LinearModel) -> Gap:
+        slopes = sensitivities(trained, prompts)
+        cosine = torch.nn.functional.cosine_similarity(slopes, moments @ best.matrix, dim=-1).mean()
+        return widest(Gap(1 - float(cosine), 1e-3), Gap(abs(ratio(trained) - 1), 0.01))
 
+    values = torch.linalg.svdvals(other.matrix.detach())
     return Evidence(
-        printed=gap(other, best.matrix),
-        conditional=gap(model, best.matrix),
-        control=gap(model, trial.control(plain, best.matrix)),
+        printed=gap(model),
+        control=gap(trial.control(other, model)),
         table={
-            "loss of the trained layer over the least": loss(model) / best.loss,
-            "the same from values that read inputs": loss(other) / best.loss,
+            "loss of the trained layer over the least": ratio(model),
+            "the same from values that read inputs, tasks beside their negatives": ratio(other),
+            "second singular value of that layer over the first": float(values[1] / values[0]),
         },
     )
 
 
 @claim(
     "I16",
-    source="mathematics of this project, on Ahn et al. 2023, Theorem 1",
-    statement="Where tasks have the inverse covariance of the inputs, the best layer whitens exactly.",
+    source=OURS,
+    place="on Theorem 1 of Ahn et al. 2023",
+    title="The best layer whitens if tasks undo the covariance",
+    wording="Where tasks have the inverse covariance of the inputs, the best layer whitens exactly.",
+    reading=(
+        "For a random covariance in 2 dimensions and 3 examples, N / (N + d + 1) Σ^{-1} and the matrix of"
+        " optimal_linear_attention are the minimizer, to 1e-9."
+    ),
+    reference="exact quadrature over all contexts with Gauss-Hermite nodes",
     formula="Ψ = Σ^{-1} ⇒ A* = N / (N + d + 1) Σ^{-1}",
     expected=Verdict.HOLDS,
 )
@@ -91,8 +107,17 @@ def whitening(trial: Trial) -> Evidence:
 
 @claim(
     "I17",
-    source=f"the remark of the notebook of {OSWALD} that softmax needs two heads",
-    statement="For what one linear head learns from examples, softmax attention needs two.",
+    source=OSWALD,
+    place="a remark of their public notebook: softmax needs two heads",
+    title="Softmax attention needs two heads for one linear head",
+    wording="For what one head of linear attention does on these tasks, softmax attention needs two heads.",
+    reading=(
+        "Our reading: for standard normal inputs and tasks in 10 dimensions and 20 examples, at the best scale"
+        " of the output and the best β of 0.1, 0.2 and 0.5, heads at β and −β come within 10 percent of the loss"
+        " of one linear head, and leave at most a quarter of the excess of one softmax head; heads of other"
+        " weights were not searched."
+    ),
+    reference="the linear head as an inner product, written out",
     formula="loss of o(β) − o(−β) ≈ loss of a linear head < loss of o(β), at their best scales and β",
     expected=Verdict.HOLDS,
 )
@@ -128,10 +153,13 @@ def softmax_heads(trial: Trial) -> Evidence:
     )
 
 
-def train(task: Linear, examples: int, steps: int, generator: torch.Generator, swapped: bool = False) -> LinearModel:
+def train(
+    task: Linear, examples: int, steps: int, batch: int, generator: torch.Generator, swapped: bool = False
+) -> LinearModel:
     """A layer after so many steps of Adam, each on new tasks, with a rate that falls to zero.
 
-    Values start with targets and keys with inputs alone, or the other way round.
+    With ``swapped``, values start with inputs alone and keys with targets, u_y = 0 and M_x = 0, and each task comes
+    beside its negative, so that gradients in u_y and M_x cancel as they do in the expected loss.
     """
     model = LinearModel(task.dim, generator=generator).double()
     if swapped:
@@ -146,7 +174,10 @@ def train(task: Linear, examples: int, steps: int, generator: torch.Generator, s
         for group in optimizer.param_groups:
             group["lr"] = 0.005 * (1 + math.cos(math.pi * step / steps))
         optimizer.zero_grad()
-        model.loss(task.draw(1024, examples + 1, generator, torch.float64)).backward()
+        prompts = task.draw(batch, examples + 1, generator, torch.float64)
+        model.loss(prompts).backward()
+        if swapped:
+            model.loss(Prompts.of(prompts.inputs, -prompts.targets)).backward()
         optimizer.step()
     return model
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
-from massieu.claims.context.constructions import SLIDES
-from massieu.claims.experiment import widest
+from massieu.claims.experiment import apart, widest
 from massieu.claims.registry import claim
+from massieu.claims.sources import GARG, OURS, SLIDES, XIE
 from massieu.context import (
     Averaging,
     DecisionTree,
@@ -31,15 +31,21 @@ from massieu.context import (
     draw_symbol_prompts,
 )
 
-GARG = "Garg et al. 2022"
 SURE = 5.0  # standard errors
 LOW, HIGH = 20.0, 400.0  # where errors are cut off, in units of their typical size
 
 
 @claim(
     "I11",
-    source=f"{GARG}, baselines for linear functions",
-    statement="Without noise the errors of the baselines, divided by d, are simple functions of the examples seen.",
+    source=OURS,
+    place="on the baselines of Garg et al. 2022 for linear functions",
+    title="Errors of the baselines are functions of i and d",
+    wording="Without noise the errors of the baselines, divided by d, are simple functions of the examples seen.",
+    reading=(
+        "In 20 dimensions and after 5, 10, 19 and 40 examples, mean errors over 1,000 tasks (full: 10,000) are"
+        " within five standard errors of the formulas."
+    ),
+    reference="the formulas, which follow from moments of Wishart matrices",
     formula="least squares max(0, 1 − i/d), averaging (d + 1)/i, best single step (d + 1)/(i + d + 1)",
     expected=Verdict.HOLDS,
 )
@@ -67,47 +73,65 @@ def baselines(trial: Trial) -> Evidence:
 
 @claim(
     "I12",
-    source=f"{GARG}, linear functions",
-    statement="Least squares is the optimal estimator of a linear function from the examples in a context.",
-    formula="risk of least squares = E Var(w^T x | context)",
-    correction=(
-        "Without noise. With noise the optimum is ridge regression with λ = σ^2 / ψ^2, and the mean error of least"
-        " squares is infinite at i = d − 1, d and d + 1."
+    source=GARG,
+    place="abstract and section 3, linear functions without noise",
+    title="Least squares is optimal for linear functions",
+    wording="Least squares is the optimal estimator of a linear function from examples without noise.",
+    reading=(
+        "Our reading: with w and x standard normal, least squares of least norm gives the posterior mean after 1"
+        " to d − 1 examples and the function itself after d and more. Tested in 5 dimensions on 1,000 tasks"
+        " (full: 10,000), to 1e-6; with noise ridge regression is better, as the table shows."
     ),
-    expected=Verdict.CONDITIONAL,
+    reference="the posterior mean of a Gaussian process with kernel x^T x', written out",
+    formula="ŷ = E[w^T x | context]",
+    expected=Verdict.HOLDS,
 )
 def least_squares(trial: Trial) -> Evidence:
-    """Risk of least squares over the posterior variance in each context; the control has noise of a tenth."""
-    dim, examples = 5, 10
-    prompts = Linear(dim).draw(trial.size(2000, 20_000), examples + 1, trial.generator, torch.float64)
-    seen, query = prompts.inputs[:, :examples], prompts.queries[:, examples]
-    inverse = torch.linalg.inv(seen.mT @ seen)
-    leverage = torch.einsum("ti,tij,tj->t", query, inverse, query)
+    """Predictions against the mean of a Gaussian process, or the truth once known; the control has noisy targets."""
+    dim, lengths = 5, [1, 2, 3, 4, 5, 8]
+    task, noise = Linear(dim, noise=0.5), 0.5
+    noisy = task.draw(trial.size(1000, 10_000), 11, trial.generator, torch.float64)
+    clean = Prompts.of(noisy.inputs, noisy.answers)
 
-    def risks(noise: float) -> tuple[Tensor, Tensor]:
-        return noise**2 * leverage, Ridge(noise**2).variance(prompts, [examples])[:, 0]
+    def gap(prompts: Prompts, deviation: float) -> Gap:
+        found, gaps = LeastSquares()(prompts, lengths), []
+        for place, length in enumerate(lengths):
+            expected = prompts.answers[:, length] if length >= dim and not deviation else None
+            expected = posterior_mean(prompts, length, deviation) if expected is None else expected
+            gaps.append(apart(found[:, place], expected, 1e-6))
+        return widest(*gaps)
 
-    def gap(noise: float) -> Gap:
-        plain, best = risks(noise)
-        return Gap(float((plain / best - 1).abs().max()), 1e-6)
-
-    plain, best = (each.mean() for each in risks(0.5))
+    risks = [
+        (predictor(noisy, [10])[:, 0] - noisy.answers[:, 10]).square() for predictor in (LeastSquares(), Ridge(0.25))
+    ]
     return Evidence(
-        printed=gap(0.5),
-        conditional=gap(1e-6),
-        control=gap(trial.control(0.1, 1e-6)),
+        printed=gap(clean, 0.0),
+        control=gap(trial.control(noisy, clean), trial.control(noise, 0.0)),
         table={
-            "risk of least squares, d = 5, i = 10, σ = 0.5": float(plain),
-            "in closed form, σ^2 d / (i − d − 1)": 0.25 * dim / (examples - dim - 1),
-            "risk of ridge": float(best),
+            "risk of least squares, d = 5, i = 10, σ = 0.5": float(risks[0].mean()),
+            "in closed form, σ^2 d / (i − d − 1)": 0.25 * dim / (10 - dim - 1),
+            "risk of ridge": float(Ridge(0.25).variance(noisy, [10]).mean()),
+            "squared error of ridge on these tasks": float(risks[1].mean()),
         },
     )
 
 
 @claim(
     "I13",
-    source="Xie et al. 2021 (hypothesis 1 of the slides on in-context learning)",
-    statement="Learning in a context is finding its concept: the posterior predictive comes to that of the concept.",
+    source=SLIDES,
+    place="in-context learning, hypothesis 1 [Xie et al. 2022]",
+    title="Learning in context locates a concept of training",
+    wording=(
+        "In-context learning is retrieval: not the learning of new skills, but the location of skills that the"
+        " model already has."
+    ),
+    reading=(
+        "Our reading: for mixtures of five hidden Markov models, the posterior predictive after 8 examples is"
+        " within 0.02 in total variation of that of the concept that made the prompt, on average over 60 prompts"
+        " (full: 500). This is the behavior of the exact Bayesian predictor; no transformer is trained, and I23"
+        " asks a trained one."
+    ),
+    reference="the predictive distribution of the true concept alone",
     formula="p(y | prompt) = Σ_θ p(θ | prompt) p(y | prompt, θ)",
     expected=Verdict.HOLDS,
 )
@@ -140,16 +164,24 @@ def concept_inference(trial: Trial) -> Evidence:
 
 @claim(
     "I14",
-    source=f"{SLIDES}, summary ({GARG}, decision trees)",
-    statement=(
-        "Transformers can learn more sample efficient algorithms than are known, read as: no algorithm known needs"
-        " fewer examples than greedy trees."
+    source=SLIDES,
+    place="in-context learning, summary, point 2",
+    title="Models learn algorithms that need fewer examples than known",
+    wording="Transformers can learn more sample-efficient algorithms than are known.",
+    reading=(
+        "Our reading: for decision trees, a class for which this was reported, no known algorithm errs less than"
+        " greedy trees, so that a model which does has found a new one. Tested on trees of depth 2 in 4"
+        " dimensions with noise 0.2, 16 examples and 300 tasks (full: 3,000)."
+    ),
+    reference=(
+        "the posterior mean over all 64 trees, summed, whose errors match its variances within five standard errors"
     ),
     formula="error of the best algorithm known = error of greedy trees",
     correction=(
-        "No transformer is trained here. It may be better than those it was compared with, greedy trees and boosting,"
-        " and for networks gradient descent. The posterior mean is known too: for small trees it is a sum over all of"
-        " them, far better than greedy ones, and for tasks of that prior nothing is better on average."
+        "Than those that they were compared with: Garg et al. 2022 report performance that matches or exceeds"
+        " task-specific algorithms, greedy trees and boosting for trees, gradient descent for networks. The posterior"
+        " mean is known too. For small trees it is a sum over all of them, errs less than a third of greedy ones, and"
+        " on tasks of that prior no algorithm, learned or not, is better on average. No transformer is trained here."
     ),
     expected=Verdict.FAILS,
 )
@@ -182,11 +214,20 @@ def known_algorithms(trial: Trial) -> Evidence:
 
 @claim(
     "I18",
-    source=f"mathematics of this project, on the baselines of {GARG}",
-    statement=(
-        "With noise the mean excess error of least squares is infinite at d − 1, d and d + 1 examples and finite after"
-        " these."
+    source=OURS,
+    place="on the baselines of Garg et al. 2022, with noise",
+    title="Noisy least squares has no mean error around i = d",
+    wording=(
+        "With noise the mean excess error of least squares is infinite at d − 1, d and d + 1 examples, and"
+        " finite from d + 2 on."
     ),
+    reading=(
+        "In 5 dimensions, means after 10, 15 and 30 examples are within five standard errors of the formula over"
+        " 20,000 tasks (full: 100,000). Of infinite means we test the growth: means of errors cut off at 20 and"
+        " 400 grow as the formula says at 4 and 6 examples, within five standard errors over 30,000 tasks (full:"
+        " 300,000), and at 5 at least twice as fast."
+    ),
+    reference="the formulas, which follow from moments and tails of Wishart matrices",
     formula=(
         "E (ŵ^T x − w^T x)^2 = σ^2 d / (i − d − 1), i > d + 1; at i = d ± 1 the mean of errors cut off at t grows as"
         " σ^2 min(i, d) / 2 · log t"
@@ -229,38 +270,57 @@ def noisy_least_squares(trial: Trial) -> Evidence:
 
 @claim(
     "I19",
-    source=f"{GARG}, their public code: classes whose errors are divided by d alike",
-    statement="Functions of all classes have the same size, that of their inputs.",
-    formula="E f(x)^2 = d",
-    correction="Linear and quadratic functions and networks. Sparse ones have their number of weights, and trees one.",
-    expected=Verdict.CONDITIONAL,
+    source=GARG,
+    place="public code, plot_utils.py: errors divided by d, by k for sparse functions, by one for trees",
+    title="Errors are divided by the size of the functions",
+    wording=(
+        "Errors are divided by the dimension for linear functions and networks, by the number of weights for"
+        " sparse functions, and by one for trees."
+    ),
+    reading=(
+        "Our reading: these are the mean squares of the functions, so that the zero predictor has error one in"
+        " each class. Tested in 20 dimensions with 3 weights, for quadratic functions too, over 4,000 functions"
+        " of each class (full: 40,000), within five standard errors."
+    ),
+    reference="means over drawn functions and inputs",
+    formula="E f(x)^2 = d, k, 1",
+    expected=Verdict.HOLDS,
 )
 def sizes_of_functions(trial: Trial) -> Evidence:
-    """Mean squares in standard errors from d; the control puts trees among the classes that are of that size."""
+    """Mean squares in standard errors from the divisors; the control divides trees by the dimension too."""
     dim, tasks = 20, trial.size(4000, 40_000)
-    same: list[Task] = [Linear(dim), Quadratic(dim), TwoLayer(dim)]
-    table = {}
+    classes: list[Task] = [Linear(dim), Quadratic(dim), TwoLayer(dim), SparseLinear(dim), DecisionTree(dim)]
+    squares = [task.draw(tasks, 1, trial.generator, torch.float64).answers[:, 0].square() for task in classes]
 
-    def gap(classes: list[Task]) -> Gap:
-        distances = []
-        for task in classes:
-            squares = task.draw(tasks, 1, trial.generator, torch.float64).answers[:, 0].square()
-            table[f"mean square, {type(task).__name__}, d = {dim}"] = float(squares.mean())
-            distances.append(float((squares.mean() - dim).abs() / squares.std()) * math.sqrt(tasks))
-        return Gap(max(distances), SURE)
+    def gap(of_trees: float) -> Gap:
+        divisors = [dim, dim, dim, 3, of_trees]
+        distances = [
+            abs(float((each.mean() - size) / each.std())) for each, size in zip(squares, divisors, strict=True)
+        ]
+        return Gap(max(distances) * math.sqrt(tasks), SURE)
 
+    names = [f"mean square, {type(task).__name__}, d = {dim}" for task in classes]
     return Evidence(
-        printed=gap([*same, SparseLinear(dim), DecisionTree(dim)]),
-        conditional=gap(same),
-        control=gap([*same, trial.control(DecisionTree(dim), Linear(dim))]),
-        table=table,
+        printed=gap(1.0),
+        control=gap(trial.control(dim, 1.0)),
+        table={name: float(each.mean()) for name, each in zip(names, squares, strict=True)},
     )
 
 
 @claim(
     "I20",
-    source="Xie et al. 2021, and their public code, which does not smooth",
-    statement="A prompt of joined examples has a posterior over the concepts of training.",
+    source=XIE,
+    place="setting; their public code does not smooth transitions",
+    title="A prompt of joined examples has a posterior",
+    wording=(
+        "A prompt of independent examples joined by delimiters, which training text does not hold, has a"
+        " posterior over the concepts of training."
+    ),
+    reading=(
+        "Our reading: some concept gives the prompt a positive probability. Tested by the share of impossible"
+        " prompts among 60 (full: 500) with 4 examples, with and without smoothing of the transitions by 0.02."
+    ),
+    reference="log likelihoods of all concepts by the forward algorithm, infinite where no path of states exists",
     formula="p(θ | prompt) = p(prompt | θ) p(θ) / p(prompt), p(prompt) > 0",
     correction=(
         "Where every transition has some probability. Otherwise the joints between examples may be impossible under"
@@ -285,6 +345,14 @@ def smoothed_transitions(trial: Trial) -> Evidence:
         control=gap(trial.control(0.0, 0.02), 8),
         table={"share of prompts that are impossible without smoothing, 4 examples": plain.measured},
     )
+
+
+def posterior_mean(prompts: Prompts, length: int, noise: float) -> Tensor:
+    """The mean of a linear function at the query after so many examples, as of a Gaussian process, ``(tasks,)``."""
+    seen, query = prompts.inputs[:, :length], prompts.queries[:, length : length + 1]
+    kernel = seen @ seen.mT + noise**2 * torch.eye(length).double()
+    solved = torch.linalg.solve(kernel, prompts.targets[:, :length, None])
+    return (query @ seen.mT @ solved)[:, 0, 0]
 
 
 def tree_posterior(prompts: Prompts, length: int, noise: float, evidence: float) -> tuple[Tensor, Tensor]:
