@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
 from massieu.claims.models.trained import BAND, over_band
 from massieu.claims.registry import claim
 from massieu.claims.sources import PAPER
-from massieu.inspection.anatomy import block_input, read_anatomy, with_input
+from massieu.inspection.anatomy import block_input, hidden_tensors, read_anatomy, with_input
 from massieu.inspection.loading import load
 
 LENGTH = 64  # tokens of a passage
@@ -125,3 +126,23 @@ def hidden_states(model: nn.Module, tokens: Tensor, first: Tensor | None = None)
     finally:
         hook.remove()
     return [state.flatten(0, 1) for state in states[:-1]]
+
+
+def through(model: nn.Module, tokens: Tensor, paths: Iterable[str]) -> dict[str, tuple[Tensor, Tensor]]:
+    """What went into modules and what came out of them in one pass, by their paths; of several calls the last."""
+    modules, found = dict(model.named_modules()), dict[str, tuple[Tensor, Tensor]]()
+    hooks = []
+    for path in paths:
+
+        def keep(_: nn.Module, args: Any, kwargs: Any, output: Any, path: str = path) -> None:
+            stream = block_input(args, kwargs)
+            if stream is not None:
+                found[path] = stream[1], next(hidden_tensors(output))
+
+        hooks.append(modules[path].register_forward_hook(keep, with_kwargs=True))
+    try:
+        model(input_ids=tokens)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found

@@ -1,0 +1,110 @@
+"""The claims on heads, keys and feed-forward layers of models: expected verdicts, controls, code that is wrong."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+from massieu.claims import Trial, Verdict, examine, select
+from massieu.claims.models import feed_forward, keys, primer
+from massieu.claims.models import trained as models
+from massieu.claims.models.states import reader, through
+
+# What is wrong: a function and the factor on its numbers.
+BREAKS = [
+    (primer, "scores_at", 1 + 1e-5, ["A2"]),
+    (primer, "_normalized", 1 + 1e-6, ["A2"]),
+    (feed_forward, "field_test", 0.8, ["X18"]),
+    (keys.Mixture, "log_density", -1.0, ["X14"]),
+    (models.LayerStatistics, "finish", None, ["X16"]),
+]
+KEYS = ["A2", "X14", "X16", "X18"]
+LIKE_THE_REST = 1e-6  # relative, of gaps that do not depend on the control
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("key", KEYS)
+def test_the_verdict_is_the_expected_one(key, seed, result):
+    found = result(key, seed)
+    assert found.verdict is found.claim.expected, (found.reason, found.evidence)
+    control = found.evidence.gaps["control"]
+    assert control.share > (1e3 if control.allowed <= 1e-6 else 1.25)
+    assert all(value == value for value in found.evidence.table.values())
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_control_that_is_the_real_case_changes_nothing_else_and_leaves_the_claim_undecided(key, result):
+    claim = result(key).claim
+    usual, harmless = (claim.run(Trial(harmless=each)).gaps for each in (False, True))
+    assert usual.pop("control") != harmless.pop("control")
+    assert {name: gap.share for name, gap in usual.items()} == pytest.approx(
+        {name: gap.share for name, gap in harmless.items()}, rel=LIKE_THE_REST
+    )
+    found = examine(replace(claim, trials=1), harmless=True)
+    assert found.verdict is Verdict.UNDECIDED
+    assert "the control did not break" in found.reason
+
+
+def test_every_claim_is_broken_by_wrong_code():
+    assert {key for *_, broken in BREAKS for key in broken} == set(KEYS)
+
+
+@pytest.mark.parametrize(("owner", "name", "factor", "broken"), BREAKS)
+def test_code_that_is_wrong_changes_the_verdict(owner, name, factor, broken, unmoved, monkeypatch):
+    if factor is None:
+        models.inspection(None)  # read by the right code
+        own = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda self: {each: value - 0.1 for each, value in own(self).items()})
+    assert unmoved(owner, name, factor or 1.0, broken) == []
+
+
+def test_what_heads_leave_of_the_stream_is_the_bias_of_the_output_projection():
+    model, tokens = reader(None)
+    double = model.double()
+    for layer, found in enumerate(primer.residual_sums(double, tokens[:2])):
+        rest = (found.added - found.heads.sum(0)).flatten(0, 1)
+        bias = double.get_submodule(
+            f"transformer.h.{layer}.attn.c_proj" if hasattr(double, "transformer") else f"h.{layer}.attn.c_proj"
+        ).bias
+        torch.testing.assert_close(rest, bias.expand_as(rest), atol=1e-10, rtol=0)
+
+
+def test_symmetry_is_that_of_the_written_out_jacobian():
+    model, tokens = reader(None)
+    paths = [name for name, _ in model.named_modules() if name.endswith("h.3.mlp")]
+    ((start, update),) = through(model, tokens[:1, :6], paths).values()
+    jacobian = torch.stack(
+        [torch.autograd.grad(update[..., each].sum(), start, retain_graph=True)[0] for each in range(128)], -2
+    ).double()
+    exact = (jacobian + jacobian.mT).square().sum() / (4 * jacobian.square().sum())
+    found = [feed_forward.symmetry(start, update, torch.Generator().manual_seed(each)).symmetry for each in range(8)]
+    assert sum(found) / 8 == pytest.approx(float(exact), abs=0.02)
+
+
+def test_a_mixture_of_one_component_is_the_gaussian_of_torch():
+    x = torch.randn(2, 200, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = keys.fit(x, 1, 5, torch.Generator())
+    for head in range(2):
+        law = torch.distributions.MultivariateNormal(found.location[head, 0], scale_tril=found.root[head])
+        torch.testing.assert_close(found.log_density(x)[head], law.log_prob(x[head]))
+    torch.testing.assert_close(
+        found.root @ found.root.mT, torch.stack([torch.cov(each.T) for each in x]), rtol=0.02, atol=0.02
+    )
+
+
+def test_expectation_maximization_never_lowers_the_likelihood_and_finds_clusters_from_some_start():
+    generator = torch.Generator().manual_seed(1)
+    center = 6 * torch.randn(1, 3, 4, generator=generator, dtype=torch.float64)
+    law = keys.Mixture(torch.zeros(1, 3), center, torch.eye(4, dtype=torch.float64)[None])
+    x = law.sample(600, generator)
+    steps = [keys.fit(x, 3, count, torch.Generator().manual_seed(2)).log_density(x).mean() for count in range(12)]
+    assert torch.stack(steps).diff().min() > -1e-3  # the ridge is no part of the likelihood
+    ends = [keys.fit(x, 3, 12, torch.Generator().manual_seed(each)).log_density(x).mean() for each in range(8)]
+    assert float(max(ends)) == pytest.approx(float(law.log_density(x).mean()), abs=0.1)
+
+
+def test_a_model_without_words_or_norms_is_undecided_with_a_sentence(monkeypatch):
+    monkeypatch.setattr(primer, "residual_sums", lambda *_: iter(()))
+    (claim,) = select(["A2"])
+    assert "no block of the model has a norm" in examine(claim).reason
