@@ -17,6 +17,7 @@ from massieu.memory.continuous import Continuous
 from massieu.memory.dense import Dense, Exponential
 from massieu.memory.density import denoise, log_density
 from massieu.memory.memory import Memory, Retrieval
+from massieu.memory.pictures import drawings
 from massieu.memory.scale import Retrieved, retrieve_at_scale
 from massieu.memory.similarity import Kernel
 from massieu.memory.sparse import Sparse
@@ -40,6 +41,7 @@ __all__ = [
     "certificate",
     "contraction_bound",
     "denoise",
+    "drawings",
     "entmax",
     "error_bound",
     "fixed_point_bound",

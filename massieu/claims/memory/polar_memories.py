@@ -9,12 +9,11 @@ from torch import Tensor
 
 from massieu.checks import MissingPackageError, pip_install
 from massieu.claims.claim import Evidence, Gap, Trial, Verdict
-from massieu.claims.experiment import above, normals, widest
+from massieu.claims.experiment import above, apart, normals, widest
 from massieu.claims.registry import claim
+from massieu.claims.sources import SLIDES
 from massieu.memory import Classical, Dense, Exponential, capacity, measure_capacity
 from massieu.memory.polar import Polar
-
-SLIDES = "A perspective on the fundamentals of transformers, slides on memorisation"
 
 
 def signs(trial: Trial, *shape: int) -> Tensor:
@@ -31,6 +30,22 @@ def flipped(trial: Trial, states: Tensor, count: int) -> Tensor:
 def moved(memory: Polar, states: Tensor) -> float:
     """The share of states that are no fixed points."""
     return float((memory.update(states) != states).any(-1).double().mean())
+
+
+def hebbian(patterns: Tensor, diagonal: bool) -> Tensor:
+    """The matrix W of Hebb's rule, written out."""
+    matrix = patterns.T @ patterns
+    return matrix if diagonal else matrix - torch.diag(matrix.diagonal())
+
+
+def quadratic(matrix: Tensor, states: Tensor) -> Tensor:
+    """The energy −½ ξ^T W ξ of each state, written out."""
+    return -0.5 * torch.einsum("ni,ij,nj->n", states, matrix, states)
+
+
+def unstable(patterns: Tensor, states: Tensor, diagonal: bool) -> float:
+    """The share of states of which W ξ changes a sign, by the matrix."""
+    return float((states * (states @ hebbian(patterns, diagonal)) < 0).any(-1).double().mean())
 
 
 def lost(memory: Polar, cues: Tensor, patterns: Tensor) -> float:
@@ -51,8 +66,16 @@ def digits() -> Tensor:
 
 @claim(
     "M1",
-    source=f"{SLIDES}, classical Hopfield networks (Hopfield 1982)",
-    statement="All stored patterns are fixed points of the asynchronous rule.",
+    source=SLIDES,
+    place="memorization, the asynchronous update rule of classical Hopfield networks",
+    title="All stored patterns are fixed points",
+    wording="After updates until convergence, all stored patterns are fixed points.",
+    reading=(
+        "Our reading: at any load. 64 random patterns in 256 dimensions (full: 256 in 1024) with W as printed, of which"
+        " 48 are looked at; under the condition all of the 11 (full: 36 of 36) patterns that d / (4 ln d) allows, with"
+        " diagonal zero. At most 5 % of the patterns may move in a sweep; W written out as a matrix says the same."
+    ),
+    reference="signs of W ξ with W written out as a matrix; d / (4 ln d) of McEliece et al. 1987",
     formula="x_i = sgn(W x_i − b), W = Σ_i x_i x_i^T",
     correction="With high probability, for random patterns, at most d / (4 ln d), without bias (McEliece et al. 1987).",
     expected=Verdict.CONDITIONAL,
@@ -64,8 +87,9 @@ def stored_patterns(trial: Trial) -> Evidence:
     few = int(capacity("classical", dim, "all_fixed"))
 
     def gap(number: int, states: Tensor, diagonal: bool = False) -> Gap:
-        looked = states[: min(number, 48)]
-        return Gap(moved(Classical(patterns[:number], diagonal=diagonal), looked), 0.05)
+        looked, stored = states[: min(number, 48)], patterns[:number]
+        share = moved(Classical(stored, diagonal=diagonal), looked)
+        return widest(Gap(share, 0.05), Gap(abs(share - unstable(stored, looked, diagonal)), 1e-9))
 
     smallest = torch.tensor([[-1.0, -1, -1, -1], [-1, -1, -1, 1], [-1, -1, 1, -1]])
     return Evidence(
@@ -82,8 +106,16 @@ def stored_patterns(trial: Trial) -> Evidence:
 
 @claim(
     "M2",
-    source=f"{SLIDES}, capacity",
-    statement="The capacity is d / (2 log d), which is about 0.14 d.",
+    source=SLIDES,
+    place="memorization, pictures, formula of the capacity",
+    title="The capacity is d / (2 log d), about 0.14 d",
+    wording="The capacity is C ≈ d / (2 log d) ≈ 0.14 d.",
+    reading=(
+        "Our reading: the two numbers, with the natural logarithm, are equal up to 10 % at d = 512 (full: 1024)."
+        " Corrected: of 40 (60) random draws at most 30 % fail each criterion below its own number: a pattern is a"
+        " fixed point among d / (2 ln d), and keeps an overlap of 0.95 among 80 % of 0.138 d."
+    ),
+    reference="the capacities of McEliece et al. 1987 and of Amit et al. 1985, and counts over random draws",
     formula="C ≈ d / (2 ln d) ≈ 0.14 d",
     correction=(
         "Two criteria, equal near d = 36 alone: below d / (2 ln d) most patterns are fixed (McEliece et al. 1987);"
@@ -116,8 +148,16 @@ def two_capacities(trial: Trial) -> Evidence:
 
 @claim(
     "M3",
-    source=f"{SLIDES}, classical Hopfield networks",
-    statement="With W = Σ x x^T, diagonal kept, the stored patterns are the states at which the falling energy rests.",
+    source=SLIDES,
+    place="memorization, weights matrix, energy, and the picture of recovered local minima",
+    title="Local minima of −½ ξ^T W ξ are recovered, W = Σ x x^T",
+    wording="With W = Σ_i x_i x_i^T the rule minimizes the energy, and its local minima are recovered.",
+    reading=(
+        "Our reading: the energy does not rise in a sweep, and at least 90 % of 100 random states are not at rest, or"
+        " there would be nothing to recover; with 5 and with 1024 patterns in 64 dimensions, W as printed, with its"
+        " diagonal. Corrected: with diagonal zero."
+    ),
+    reference="energies and signs of W ξ with W written out as a matrix",
     formula="W = Σ_i x_i x_i^T, E(ξ) = −½ ξ^T W ξ",
     correction=(
         "The energy falls, but with many more patterns than dimensions the diagonal holds every state: capacities need"
@@ -128,35 +168,51 @@ def two_capacities(trial: Trial) -> Evidence:
 def diagonal_trap(trial: Trial) -> Evidence:
     """Share of random states at rest, rises of the energy; the control looks at stored patterns instead."""
     dim, many = 64, 1024
-    patterns, random = signs(trial, many, dim), signs(trial, 200, dim)
+    patterns, random = signs(trial, many, dim), signs(trial, 100, dim)
 
     def gap(number: int, states: Tensor, diagonal: bool) -> Gap:
-        memory = Classical(patterns[:number], diagonal=diagonal)
+        stored = patterns[:number]
+        memory = Classical(stored, diagonal=diagonal)
+        matrix, after = hebbian(stored, diagonal), memory.update(states)
+        before = quadratic(matrix, states)
         return widest(
-            Gap(1 - moved(memory, states), 0.1), above(memory.energy(memory.update(states)), memory.energy(states))
+            Gap(1 - unstable(stored, states, diagonal), 0.1),
+            Gap(abs(moved(memory, states) - unstable(stored, states, diagonal)), 1e-9),
+            apart(memory.energy(states), before),
+            above(quadratic(matrix, after), before),
         )
 
     states = trial.control(patterns[:5], random)
-    kept, cues = Classical(patterns, diagonal=True), flipped(trial, patterns[:200], 6)
+    kept, cues = Classical(patterns, diagonal=True), flipped(trial, patterns[:50], 6)
     return Evidence(
         printed=widest(gap(5, random, True), gap(many, random, True)),
         corrected=widest(gap(5, random, False), gap(many, random, False)),
         control=widest(gap(5, states, False), gap(many, states, False)),
         table={
-            f"of {many} patterns at rest, diagonal kept": 1 - moved(kept, patterns[:200]),
+            f"of {many} patterns at rest, diagonal kept": 1 - moved(kept, patterns[:50]),
             "of random states": 1 - moved(kept, random),
-            "of patterns back from 6 flips": 1 - lost(kept, cues, patterns[:200]),
-            "of patterns at rest, diagonal zero": 1 - moved(Classical(patterns), patterns[:200]),
+            "of patterns back from 6 flips": 1 - lost(kept, cues, patterns[:50]),
+            "of patterns at rest, diagonal zero": 1 - moved(Classical(patterns), patterns[:50]),
         },
     )
 
 
 @claim(
     "M4",
-    source=f"{SLIDES}, classical Hopfield networks",
-    statement="The asynchronous rule sgn(Wξ b) lowers the energy with the bias.",
+    source=SLIDES,
+    place="memorization, the asynchronous update rule of classical Hopfield networks",
+    title="sgn(Wξ b) minimizes the energy with bias",
+    wording=(
+        "The asynchronous rule is sgn(W ξ b) and minimizes E(ξ) = −½ ξ^T W ξ + ξ^T b; so reads the text of the slides,"
+        " which may have lost a sign that the slides have."
+    ),
+    reading=(
+        "Our reading: with sgn(W ξ + b) as printed, and sgn(W ξ − b) corrected, no sweep raises the energy, from 100"
+        " random states and from where they come to rest; 5 patterns in 64 dimensions (full: 256), a normal bias."
+    ),
+    reference="the energy written out with W as a matrix",
     formula="ξ_i = sgn(W ξ b)_i, E(ξ) = −½ ξ^T W ξ + ξ^T b",
-    correction="A minus sign is lost: sgn(W ξ − b).",
+    correction="sgn(W ξ − b). The minus sign may be lost in the extraction of the text alone, not in the slides.",
     expected=Verdict.HOLDS_CORRECTED,
 )
 def lost_sign(trial: Trial) -> Evidence:
@@ -167,16 +223,27 @@ def lost_sign(trial: Trial) -> Evidence:
     memory = Classical(patterns, bias=bias)
     starts = torch.cat([states, memory.retrieve(states).state])
 
+    def energy(each: Tensor) -> Tensor:
+        return quadratic(hebbian(patterns, False), each) + each @ bias
+
     def rise(field: Tensor) -> Gap:
-        return above(memory.energy(Classical(patterns, bias=field).update(starts)), memory.energy(starts))
+        return above(energy(Classical(patterns, bias=field).update(starts)), energy(starts))
 
     return Evidence(printed=rise(-bias), corrected=rise(bias), control=rise(trial.control(bias.flip(0), bias)))
 
 
 @claim(
     "M6",
-    source=f"{SLIDES}, modern Hopfield networks (Demircigil et al. 2017)",
-    statement="With the exponential as interaction the capacity is 2^{d/2}.",
+    source=SLIDES,
+    place="memorization, new energy function, interaction exp",
+    title="With the exponential the capacity is 2^{d/2}",
+    wording="With the interaction function F(z) = exp(z) the capacity is C ≈ 2^{d/2}.",
+    reading=(
+        "Our reading: of 2^{d/2} = 1024 random patterns, d = 20, at most 10 % are lost from cues with a tenth of the"
+        " bits flipped. Under the condition: at most 10 % of them are lost from no flips, and of e^{d I / 2} = 249"
+        " patterns, d = 30, from a tenth. 200 patterns (full: 500) are looked at."
+    ),
+    reference="the stored patterns; the theorem of Demircigil et al. 2017",
     formula="C ≈ 2^{d/2}",
     correction=(
         "As fixed points, with basins that vanish. From ρ d flipped bits e^{d I(1 − 2ρ) / 2} patterns come back, where"
@@ -210,8 +277,16 @@ def vanishing_basins(trial: Trial) -> Evidence:
 
 @claim(
     "M9",
-    source=f"{SLIDES}, summary",
-    statement="Modern Hopfield networks prevent interference from correlated data.",
+    source=SLIDES,
+    place="memorization, summary, item 2",
+    title="Modern networks prevent interference",
+    wording="Modern Hopfield networks prevent interference from correlated data.",
+    reading=(
+        "Our reading: with the exponential, at most 10 % of handwritten digits, black and white, are lost from their"
+        " upper half, the lower one white, in 5 (full: 15) groups of 20 at random. Under the condition: no cue hides"
+        " anything."
+    ),
+    reference="the stored digits of scikit-learn",
     formula="ξ = x_i from a part of x_i",
     correction="Digits are fixed points with the exponential interaction; from half of the pixels many do not return.",
     expected=Verdict.CONDITIONAL,
@@ -241,30 +316,4 @@ def correlated_data(trial: Trial) -> Evidence:
             "lost from half, rectified tenth power": gap(power(10), 32).measured,
             "moved, classical": gap(Classical, 0).measured,
         },
-    )
-
-
-@claim(
-    "M14",
-    source=f"{SLIDES}, classical Hopfield networks",
-    statement="The picture of Homer, 64 pixels wide and high, is a state of 64 coordinates.",
-    formula="x_Homer ∈ {−1, 1}^64, W = x_Homer x_Homer^T",
-    correction="Of 64 · 64 = 4096 coordinates, one for each pixel.",
-    expected=Verdict.HOLDS_CORRECTED,
-)
-def picture_size(trial: Trial) -> Evidence:
-    """Coordinates of the memory of a picture, which must come back from noise; the control has another width."""
-    picture = signs(trial, 64, 64)
-    noisy = flipped(trial, picture, 3)
-
-    def gap(width: int, dim: int) -> Gap:
-        pattern, cue = (each[:, :width].reshape(1, -1) for each in (picture, noisy))
-        memory = Classical(pattern)
-        return widest(Gap(abs(memory.dim - dim), 0.5), Gap(lost(memory, cue, pattern), 0.5))
-
-    return Evidence(
-        printed=gap(64, 64),
-        corrected=gap(64, 4096),
-        control=gap(trial.control(32, 64), 4096),
-        table={f"d / (2 ln d) for d = {dim}": capacity("classical", dim, "most_fixed") for dim in (64, 4096)},
     )
