@@ -5,9 +5,9 @@ import pytest
 from massieu.claims import examine, select
 from massieu.claims.dynamics import heads
 from massieu.claims.sources import PAPER
-from massieu.measures import Convolution, Points
+from massieu.measures import Convolution, GaussianMixture, Points
 
-KEYS = ["C19", "C39", "C42", "X12"]
+KEYS = ["C19", "C39", "C42", "C54", "X12"]
 
 # Where the code breaks, by which factor too large, and which claims must notice.
 BREAKS = [
@@ -17,6 +17,10 @@ BREAKS = [
     (Points, "mean", 1.1, ["X12"]),
     (Points, "fisher", 1 + 1e-6, ["C19"]),
     (Convolution, "mean", 1 + 1e-6, ["C39"]),
+    (GaussianMixture, "mean", 1 + 1e-6, ["C54"]),
+    (GaussianMixture, "lower_bound", 1 + 1e-6, ["C54"]),
+    (GaussianMixture, "lower_bound_gradient", 1 + 1e-6, ["C54"]),
+    (heads, "attend", 1.2, ["C54"]),
     (heads, "floored_spectrum", 1 + 1e-6, ["C19"]),
 ]
 
@@ -43,4 +47,5 @@ def test_a_wrong_sign_of_the_mean_changes_the_verdict_on_several_heads(monkeypat
 def test_figures_of_the_ledger_come_out(result):
     figures = {name: value for key in KEYS for name, value in result(key, 0).evidence.table.items()}
     assert figures["free dimensions of B for 3 heads"] == 3
+    assert figures["one softmax against log Z, relative"] < 0.1 < figures["bound against log Z, relative"]
     assert figures["law"] == pytest.approx(8.6422, abs=1e-4)

@@ -11,7 +11,7 @@ from massieu.measures import Gaussian, Points, Sphere
 
 OPERATOR = ["C11", "C12", "C21", "C23", "C41", "C48"]
 HOPFIELD = ["C20", "C38", "X10"]
-SAMPLING = ["C27", "C40", "X9"]
+SAMPLING = ["C27", "C40", "C55", "X9"]
 EQUILIBRIUM = ["C24", "C25", "C26", "C45", "X8", "X11"]
 KEYS = [*OPERATOR, *HOPFIELD, *SAMPLING, *EQUILIBRIUM]
 
@@ -29,7 +29,9 @@ BREAKS = [
     (hopfield, "ascend", 1 + 1e-6, ["C38"]),
     (hopfield, "hopfield_time", 1 + 1e-6, ["C38", "X10"]),
     (operator, "prox", 1 + 1e-6, ["C48"]),
-    (sampling, "resample", 1.1, ["C40"]),
+    (sampling, "resample", 1.1, ["C40", "C55"]),
+    (sampling, "halve", 1.1, ["C55"]),
+    (evolution, "ascend", 1.02, ["C55"]),
     (evolution, "attend", 1 + 1e-6, ["C20"]),
     (evolution, "ascend", 1e-3, ["X11"]),  # tokens so short that attention is affine
     (equilibrium, "normal_scores", 1 + 1e-6, ["X11"]),
