@@ -4,6 +4,7 @@ from massieu.context.baselines import Learner, fitted_for, learner_for, predicto
 from massieu.context.comparison import Comparison, compare, sensitivities
 from massieu.context.construction import gradient_descent_transformer, gradient_step_layer, softmax_step_layer
 from massieu.context.curves import error_curve
+from massieu.context.definition import ContextLearning, learns_in_context, squared_error
 from massieu.context.descent import descent_gaps, gradient_descent, predict, regression_tokens, token_states
 from massieu.context.fitted import Boosting, Lasso, TrainedNetwork, Tree
 from massieu.context.gradient_predictors import (
@@ -56,6 +57,7 @@ __all__ = [
     "Boosting",
     "Comparison",
     "ConceptMixture",
+    "ContextLearning",
     "ContextModel",
     "DecisionTree",
     "FourthMoment",
@@ -117,6 +119,7 @@ __all__ = [
     "layout_named",
     "learn",
     "learner_for",
+    "learns_in_context",
     "moment_eigenvalues",
     "optimal_linear_attention",
     "optimal_step_sizes",
@@ -128,6 +131,7 @@ __all__ = [
     "separate",
     "shifted",
     "softmax_step_layer",
+    "squared_error",
     "task_named",
     "token_states",
 ]

@@ -352,7 +352,8 @@ def posterior_mean(prompts: Prompts, length: int, noise: float) -> Tensor:
     seen, query = prompts.inputs[:, :length], prompts.queries[:, length : length + 1]
     kernel = seen @ seen.mT + noise**2 * torch.eye(length).double()
     solved = torch.linalg.solve(kernel, prompts.targets[:, :length, None])
-    return (query @ seen.mT @ solved)[:, 0, 0]
+    found: Tensor = (query @ seen.mT @ solved)[:, 0, 0]
+    return found
 
 
 def tree_posterior(prompts: Prompts, length: int, noise: float, evidence: float) -> tuple[Tensor, Tensor]:
