@@ -13,13 +13,15 @@ from massieu.claims.models.states import reader, through
 
 # What is wrong: a function and the factor on its numbers.
 BREAKS = [
+    (primer, "two_largest", 1.2, ["A3"]),
+    (primer, "norms_of", 1 + 1e-6, ["A3"]),
     (primer, "scores_at", 1 + 1e-5, ["A2"]),
     (primer, "_normalized", 1 + 1e-6, ["A2"]),
     (feed_forward, "field_test", 0.8, ["X18"]),
     (keys.Mixture, "log_density", -1.0, ["X14"]),
     (models.LayerStatistics, "finish", None, ["X16"]),
 ]
-KEYS = ["A2", "X14", "X16", "X18"]
+KEYS = ["A1", "A2", "A3", "X14", "X16", "X18"]
 LIKE_THE_REST = 1e-6  # relative, of gaps that do not depend on the control
 
 
@@ -47,7 +49,7 @@ def test_a_control_that_is_the_real_case_changes_nothing_else_and_leaves_the_cla
 
 
 def test_every_claim_is_broken_by_wrong_code():
-    assert {key for *_, broken in BREAKS for key in broken} == set(KEYS)
+    assert {key for *_, broken in BREAKS for key in broken} | {"A1"} == set(KEYS)
 
 
 @pytest.mark.parametrize(("owner", "name", "factor", "broken"), BREAKS)
@@ -57,6 +59,18 @@ def test_code_that_is_wrong_changes_the_verdict(owner, name, factor, broken, unm
         own = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda self: {each: value - 0.1 for each, value in own(self).items()})
     assert unmoved(owner, name, factor or 1.0, broken) == []
+
+
+def test_states_that_know_their_positions_otherwise_change_the_verdict(monkeypatch):
+    kind = type(reader(None)[0])
+    own = kind.forward
+
+    def shifted(self, input_ids, position_ids, **options):
+        moved = position_ids + torch.arange(position_ids.shape[1]) // 60  # the last tokens know where they are
+        return own(self, input_ids=input_ids, position_ids=moved, **options)
+
+    monkeypatch.setattr(kind, "forward", shifted)
+    assert examine(*select(["A1"])).verdict is Verdict.FAILS
 
 
 def test_what_heads_leave_of_the_stream_is_the_bias_of_the_output_projection():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -10,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from massieu.checks import UserError
-from massieu.claims.claim import Evidence, Gap, Trial, Verdict
-from massieu.claims.experiment import TIGHT, widest
+from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
+from massieu.claims.experiment import TIGHT, apart, jacobian, linspace, normals, widest
 from massieu.claims.models.states import reader, through
 from massieu.claims.registry import claim
 from massieu.claims.sources import SLIDES
@@ -19,6 +21,60 @@ from massieu.inspection.anatomy import read_anatomy
 from massieu.inspection.rows import scores_at
 from massieu.inspection.weights import head_weights
 from massieu.taps import AttentionCall, tap
+
+
+@claim(
+    "A1",
+    source=SLIDES,
+    place="transformers primer, embeddings",
+    title="The order of tokens enters through their positions",
+    wording="Every token is mapped to a vector, and its position is added.",
+    reading=(
+        "Our reading, for the purpose of positions: without them the order of tokens is lost. In a trained model in"
+        " float64 with all positions equal, a permutation of the 63 tokens before the last of a passage (2 passages,"
+        " full: 8) changes no state of the last token, to 1e-9 of its length."
+    ),
+    reference="the same passages with their positions",
+    formula="f(x_π(1), …, x_π(T−1), x_T)_T = f(x_1, …, x_T)_T",
+    correction=(
+        "Where tokens see each other in both directions, at any depth. Behind a causal mask in the first block only:"
+        " a token there sees the earlier ones, so that states of the second block depend on the order also without"
+        " positions."
+    ),
+    expected=Verdict.CONDITIONAL,
+    trials=1,
+    on_model=True,
+)
+def order_and_positions(trial: Trial) -> Evidence:
+    """Largest change of the last token's states under permutations of the others: as the model is, in its first block
+    and without its mask; the control keeps the positions."""
+    model, tokens = reader(trial.model)
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise UserError("the model takes no position_ids, so its positions cannot be made equal; choose another model")
+    model = copy.deepcopy(model).double()
+    tokens = tokens[torch.randperm(len(tokens), generator=trial.generator)[: trial.size(2, 8)]]
+    count, length = tokens.shape
+    order = torch.cat([torch.randperm(length - 1, generator=trial.generator), torch.tensor([length - 1])])
+    equal, usual = torch.zeros_like(tokens), torch.arange(length).expand(count, -1)
+    open_ = torch.zeros(count, 1, length, length, dtype=torch.float64)
+
+    @torch.no_grad()
+    def changes(positions: Tensor, mask: Tensor | None) -> Tensor:
+        """Relative changes of the state behind every block."""
+        options = {"position_ids": positions, "attention_mask": mask, "output_hidden_states": True}
+        states = (model(input_ids=each, **options).hidden_states for each in (tokens, tokens[:, order]))
+        pairs = zip(*([state[:, -1] for state in each] for each in states), strict=True)
+        return torch.stack([((one - two).norm(dim=-1) / one.norm(dim=-1)).max() for one, two in pairs])[1:]
+
+    masked, free = changes(equal, None), changes(equal, open_)
+    kept = changes(trial.control(usual, equal), open_)
+    return Evidence(
+        printed=Gap(float(masked.max()), TIGHT),
+        conditional=Gap(max(float(masked[0]), float(free.max())), TIGHT),
+        control=Gap(float(kept.max()), TIGHT),
+        table={"change behind the last block, with the mask": float(masked[-1]), "with positions": float(kept[-1])},
+        curve=Curve(range(1, len(masked) + 1), {"with the mask": masked.tolist()}, "block", "relative change"),
+    )
 
 
 @claim(
@@ -70,6 +126,73 @@ def heads_add_up(trial: Trial) -> Evidence:
             / float(first.sum(0).norm(dim=-1).mean()),
         },
     )
+
+
+@claim(
+    "A3",
+    source=SLIDES,
+    place="transformers primer, scaling",
+    title="Scores are divided by √d to avoid small gradients",
+    wording="In practice scale by dimension to avoid small gradients.",
+    reading=(
+        "For 512 (full: 4096) queries and 32 sets of 64 keys, Gaussian of unit variance in 16 to 1024 dimensions,"
+        " the mean norm of the Jacobian of the softmax in its scores changes by at most a tenth between these"
+        " dimensions if scores are divided by √d. Without, it is at 1024 the mean over the gap of the two largest"
+        " scores, which falls as 1/√d, to a tenth."
+    ),
+    reference="the law of the gap of the two largest of 64 normal variables by quadrature; Jacobians by autograd",
+    formula="E‖diag(p) − p p^T‖ → N (N − 1) ∫ φ² Φ^{N−2} / √d without scale, constant with it",
+    expected=Verdict.HOLDS,
+)
+def scaled_gradients(trial: Trial) -> Evidence:
+    """Ratios of mean norms to those at the smallest dimension and to the law; the control leaves out the scale."""
+    normal, queries, dims = normals(trial), trial.size(512, 4096), (16, 64, 256, 1024)
+    means = [jacobian_norms(normal(queries, dim) @ normal(32, 64, dim).mT, dim) for dim in dims]
+    plain, scaled = (list(each) for each in zip(*means, strict=True))
+    law = two_largest(64, dims[-1])
+    scores = 3 * normal(5, 8)
+    closed = torch.stack([p.diag() - torch.outer(p, p) for p in scores.softmax(-1)])
+
+    def steady(norms: list[float]) -> Gap:
+        return Gap(max(abs(each / norms[0] - 1) for each in norms), 0.1)
+
+    return Evidence(
+        printed=widest(
+            steady(scaled),
+            Gap(abs(plain[-1] / law - 1), 0.1),
+            apart(norms_of(scores), closed.flatten(-2).norm(dim=-1)),
+            apart(jacobian(lambda x: x.softmax(-1), scores), closed),
+        ),
+        control=steady(trial.control(plain, scaled)),
+        table={"without scale, 1024 over 16": plain[-1] / plain[0], "law at 1024": law, "found there": plain[-1]},
+        curve=Curve(dims, {"not scaled": plain, "scaled": scaled}, "dimension", "norm of the Jacobian", True, True),
+    )
+
+
+def jacobian_norms(scores: Tensor, dim: int) -> tuple[float, float]:
+    """Mean Frobenius norms of the Jacobians of softmax rows, without and with scale."""
+    return float(norms_of(scores).mean()), float(norms_of(scores / dim**0.5).mean())
+
+
+def norms_of(scores: Tensor) -> Tensor:
+    r"""Frobenius norms of :math:`\mathrm{diag}(p) - p p^\top` of every row, without the matrix."""
+    square = scores.softmax(-1).square()
+    total = square.sum(-1)
+    norm: Tensor = (total - 2 * (square * square.sqrt()).sum(-1) + total.square()).clamp_min(0).sqrt()
+    return norm
+
+
+def two_largest(count: int, dim: int) -> float:
+    """Mean norm of the Jacobian if all but the two largest of many normal scores of variance ``dim`` have no weight."""
+
+    def density(x: Tensor) -> Tensor:
+        value: Tensor = torch.exp(-0.5 * x.square()) / (2 * math.pi) ** 0.5
+        return value
+
+    below, gap = linspace(-10, 10, 1001), linspace(0, 60, 1001)
+    both = density(below) * torch.special.ndtr(below) ** (count - 2) * density(below + gap[:, None] / dim**0.5)
+    chance = count * (count - 1) * torch.trapezoid(both, below) / dim**0.5
+    return float(torch.trapezoid(chance * 2 * torch.sigmoid(gap) * torch.sigmoid(-gap), gap))
 
 
 class ResidualSum(NamedTuple):
