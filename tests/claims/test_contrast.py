@@ -2,10 +2,10 @@
 
 import pytest
 
-from massieu.claims.measures import contrastive
+from massieu.claims.measures import contrastive, losses
 from massieu.measures import Points
 
-KEYS = ["C29", "C30", "C31", "C32", "C33", "C34"]
+KEYS = ["C29", "C30", "C31", "C32", "C33", "C34", "C51", "C52"]
 
 # Where the code breaks, by which factor too large, and which claims must notice.
 BREAKS = [
@@ -19,6 +19,8 @@ BREAKS = [
     (contrastive, "info_nce", 1 + 1e-6, ["C32"]),
     (contrastive, "classical_mds", 1 + 1e-6, ["C34"]),
     (contrastive, "pca", 1 + 1e-6, ["C34"]),
+    (losses, "adaboost_step", 1 + 1e-6, ["C51"]),
+    (losses, "n_pair", 0.03, ["C52"]),  # at rates that are all too small
 ]
 
 

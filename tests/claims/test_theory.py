@@ -4,9 +4,9 @@ import pytest
 
 from massieu.claims import examine, select
 from massieu.claims.measures import duality, families, thermodynamics
-from massieu.measures import ConjugatePrior, Gamma, Gaussian, GaussianMixture, Hypercube, Points
+from massieu.measures import ConjugatePrior, Gamma, Gaussian, GaussianMixture, Hypercube, Points, Poisson
 
-FAMILIES = ["C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8", "C9", "C10", "C13", "C28"]
+FAMILIES = ["C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8", "C9", "C10", "C13", "C28", "C50", "C53"]
 DUALITY = ["C14", "C15", "C16", "C17", "C18"]
 OTHERS = ["C35", "C36", "C37"]
 KEYS = [*FAMILIES, *DUALITY, *OTHERS]
@@ -16,12 +16,16 @@ BREAKS = [
     (Points, "log_normalizer", 1 + 1e-6, ["C2", "C36"]),
     (Points, "mean", 1 + 1e-6, ["C4", "C5", "C6", "C9", "C15", "C37"]),
     (Points, "fisher", 1 + 1e-6, ["C5", "C18"]),
-    (Hypercube, "mean", 1 + 1e-6, ["C37"]),
+    (Hypercube, "mean", 1 + 1e-6, ["C37", "C53"]),
+    (Hypercube, "fisher", 1 + 1e-3, ["C53"]),
+    (Poisson, "mean", 1 + 1e-6, ["C53"]),
+    (Gaussian, "fisher", 1 + 1e-6, ["C53"]),
     (Gamma, "log_normalizer", 1 + 1e-6, ["C1"]),
     (Gamma, "mean", 1 + 1e-6, ["C7"]),
     (Gaussian, "mean", 1 + 1e-6, ["C8"]),
     (GaussianMixture, "mean", 1 + 1e-6, ["C9"]),
     (GaussianMixture, "lower_bound", 1 + 1e-6, ["C10"]),
+    (GaussianMixture, "lower_bound_gradient", 1 + 1e-6, ["C50"]),
     (ConjugatePrior, "mean", 1 + 1e-6, ["C28"]),
     (families, "attend", 1 + 1e-6, ["C3", "C5", "C13"]),
     (thermodynamics, "row_statistics", 1 + 1e-6, ["C35"]),

@@ -183,7 +183,7 @@ def maximum_entropy(trial: Trial) -> Evidence:
     support, log_weight = normal(atoms, dim), normal(atoms)
     feasible = torch.softmax(0.5 * normal(atoms), -1)
     mean = (feasible @ support)[None]
-    measure = Points(support, log_weight)
+    measure, fixed = Points(support, log_weight), torch.cat([support, torch.ones_like(support[:, :1])], -1).T
 
     def objective(p: Tensor) -> Tensor:
         return (p * (log_weight - p.log())).sum()
@@ -191,7 +191,7 @@ def maximum_entropy(trial: Trial) -> Evidence:
     value, member = -conjugate(measure, mean)[0], measure.probabilities(natural_from_mean(measure, mean).natural)[0]
 
     def gap(log_weight: Tensor) -> Gap:
-        best = _most_entropic(support, log_weight, feasible)
+        best = most_entropic(fixed, log_weight, feasible)
         return widest(apart(objective(best), value), apart(best, member))
 
     nothing = torch.zeros_like(log_weight)
@@ -199,17 +199,18 @@ def maximum_entropy(trial: Trial) -> Evidence:
         printed=gap(log_weight),
         control=gap(trial.control(nothing, log_weight)),
         table={
-            "maximum": float(objective(_most_entropic(support, log_weight, feasible))),
+            "maximum": float(objective(most_entropic(fixed, log_weight, feasible))),
             "−G*": float(value),
             "at the start": float(objective(feasible)),
-            "where H alone is largest": float(objective(_most_entropic(support, nothing, feasible))),
+            "where H alone is largest": float(objective(most_entropic(fixed, nothing, feasible))),
         },
     )
 
 
-def _most_entropic(support: Tensor, log_weight: Tensor, start: Tensor) -> Tensor:
-    """The p with the mean of ``start`` and the largest H(p) + E_p[log h], by damped Newton steps from there."""
-    fixed = torch.cat([support, torch.ones_like(support[:, :1])], -1).T
+def most_entropic(fixed: Tensor, log_weight: Tensor, start: Tensor) -> Tensor:
+    """The positive p of largest Σ p (1 + log h − log p) with the same ``fixed @ p`` as ``start``, by damped Newton
+    steps among these; with a row of ones among the fixed, that of largest H(p) + E_p[log h].
+    """
     free = torch.linalg.svd(fixed).Vh[len(fixed) :]
     p = start
     for _ in range(60):
