@@ -6,8 +6,11 @@ from massieu.universal.maps import BelowResolution, ContextualMap, contextual_ma
 from massieu.universal.measurements import GridError, SeparationGap, grid_errors, separation_gaps
 from massieu.universal.memorization import memorize
 from massieu.universal.multisets import Cost, cost, multisets
+from massieu.universal.narrow_construction import construct_narrow
 from massieu.universal.realization import Certificate, Realization
 from massieu.universal.shifts import ShiftStack, selective_shift, shift_stack
+from massieu.universal.sparse_construction import construct_sparse
+from massieu.universal.stacks import Stack
 from massieu.universal.staircases import interpolant, staircase
 from massieu.universal.tables import table
 
@@ -20,10 +23,13 @@ __all__ = [
     "Realization",
     "SeparationGap",
     "ShiftStack",
+    "Stack",
     "boltz",
     "boltz_bound",
     "boltz_gap",
     "construct",
+    "construct_narrow",
+    "construct_sparse",
     "contextual_map",
     "cost",
     "grid_errors",

@@ -15,7 +15,7 @@ from massieu.universal.realization import Cases, Realization
 from massieu.universal.staircases import staircase
 from massieu.universal.tables import table
 
-__all__ = ["construct"]
+__all__ = ["centers_of", "check_arguments", "construct", "equivariant_values", "values_of"]
 
 RAMP = 2.0**-20
 EXHAUSTIVE = 100_000  # sequences up to which a certificate goes through all
@@ -68,17 +68,13 @@ def construct(
     axes = axes_of(grid)
     cost(axes, length).check(limit)
     length = int(length)
-    if not callable(function):
-        got = type(function).__name__
-        raise TypeError(f"function must be callable, from (batch, length, dim) to values, got {got}; pass a function")
-    if ramp is not None and not (isinstance(ramp, Real) and 0 < ramp < 1):
-        raise ValueError(f"ramp must lie between 0 and 1, a share of a cell, got {ramp!r}; take one such as 1e-5")
-    centres = _centres(axes)
+    check_arguments(function, ramp)
+    centres = centers_of(axes)
     cells = len(centres)
     contexts = multisets(cells, length - 1, limit=limit)
     own = torch.arange(cells).repeat_interleave(len(contexts))
     tokens = torch.cat([own[:, None], contexts.repeat(cells, 1)], 1)
-    values = _values(function, centres[tokens])
+    values = equivariant_values(function, centres[tokens])[:, 0]
     needs = cost(axes, length, values.shape[-1])
     found = contextual_map(cells, length, rounds=rounds, limit=limit, generator=generator)
     ramp = _checked_ramp(ramp, axes, found)
@@ -103,15 +99,24 @@ def construct(
     )
 
 
-def _centres(axes: tuple[int, ...]) -> Tensor:
+def check_arguments(function: object, ramp: float | None) -> None:
+    """One sentence unless this is a function, and a share of a cell or nothing."""
+    if not callable(function):
+        got = type(function).__name__
+        raise TypeError(f"function must be callable, from (batch, length, dim) to values, got {got}; pass a function")
+    if ramp is not None and not (isinstance(ramp, Real) and 0 < ramp < 1):
+        raise ValueError(f"ramp must lie between 0 and 1, a share of a cell, got {ramp!r}; take one such as 1e-5")
+
+
+def centers_of(axes: tuple[int, ...]) -> Tensor:
     """Of all cells, ``(cells, dim)``; the first axis counts fastest."""
     numbers = torch.arange(math.prod(axes))
     places = [numbers // math.prod(axes[:axis]) % cells for axis, cells in enumerate(axes)]
     return torch.stack([(place.double() + 0.5) / cells for place, cells in zip(places, axes, strict=True)], -1)
 
 
-def _values(function: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-    """Of the first token of each sequence, ``(sequences, output_dim)``, after a look at whether order matters."""
+def values_of(function: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+    """Values ``(sequences, length, output_dim)`` in float64, after a look at their shape."""
     values = function(inputs)
     if not isinstance(values, Tensor) or values.dim() != 3 or values.shape[:2] != inputs.shape[:2]:
         got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
@@ -123,6 +128,12 @@ def _values(function: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
     values = values.detach().double()
     if not values.isfinite().all():
         raise ValueError("function must be finite on the centres of all cells, but is nan or infinite at some")
+    return values
+
+
+def equivariant_values(function: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+    """The same, after a look at whether order matters."""
+    values = values_of(function, inputs)
     for order in _orders(*inputs.shape[:2]):
         permuted, expected = (x.gather(1, order[..., None].expand_as(x)) for x in (inputs, values))
         apart = float((function(permuted).double() - expected).abs().max())
@@ -131,7 +142,7 @@ def _values(function: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
                 f"function must be permutation-equivariant, got values that change by {apart:.1e} with the order of"
                 " the tokens; give tokens a coordinate that says where they are, and use memorize"
             )
-    return values[:, 0]
+    return values
 
 
 def _orders(count: int, length: int) -> list[Tensor]:

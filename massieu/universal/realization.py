@@ -15,17 +15,18 @@ from torch.nn import functional
 from massieu.nn import Block
 from massieu.universal.multisets import Cost
 
-__all__ = ["Cases", "Certificate", "Realization"]
+__all__ = ["Cases", "Certificate", "Realization", "certified"]
 
 CHUNK = 10_000_000  # hidden units of all tokens that go through the network at once
 
 
 class Cases(NamedTuple):
-    """Sequences with what they must be mapped to, and whether these are all there are."""
+    """Sequences with what they must be mapped to, whether these are all there are, and with which restriction."""
 
     inputs: Tensor
     targets: Tensor
     exhaustive: bool
+    restriction: str = ""
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Certificate:
         tolerance: what the error was asked to be.
         tokens: how many were tried.
         dtype: type of the weights.
+        restriction: on the sequences, in words; empty for none.
     """
 
     sequences: int
@@ -51,6 +53,7 @@ class Certificate:
     tolerance: float
     tokens: int
     dtype: torch.dtype
+    restriction: str = ""
 
     @property
     def right(self) -> float:
@@ -65,8 +68,10 @@ class Certificate:
     def __str__(self) -> str:
         which = "all" if self.exhaustive else "one for every multiset,"
         verdict = "within" if self.holds else "NOT within"
+        restriction = f" {self.restriction}" if self.restriction else ""
         text = (
-            f"{which} {self.sequences} sequences {verdict} {self.tolerance:.0e}: error {self.error:.1e}, {self.wrong}"
+            f"{which} {self.sequences} sequences{restriction} {verdict} {self.tolerance:.0e}: error {self.error:.1e},"
+            f" {self.wrong}"
             f" tokens wrong, identifiers {self.margin:.1e} machine epsilons apart"
         )
         if self.dtype == torch.float64 or self.holds:
@@ -146,7 +151,6 @@ class Realization(nn.Module):
         """With the cases themselves in place of the function that gives them, which pickle may not know."""
         return {**self.__dict__, "cases": functools.partial(Cases, *self.cases())}
 
-    @torch.no_grad()
     def certify(self, tolerance: float | None = None) -> Certificate:
         """Go through every sequence, or one for every multiset where there are too many.
 
@@ -164,20 +168,25 @@ class Realization(nn.Module):
             >>> narrow.certify().holds, narrow.float().certify().right < 0.9, wide.float().certify().right
             (True, True, 1.0)
         """
-        inputs, targets, exhaustive = self.cases()
-        dtype = next(self.parameters()).dtype
-        epsilon = torch.finfo(dtype).eps
-        if tolerance is None:
-            double = dtype == torch.float64
-            tolerance = 1e-12 if double else 100 * epsilon * max(1.0, float(targets.abs().max()))
-        if inputs.is_floating_point():
-            inputs = inputs.to(dtype)
-        error, wrong = 0.0, 0
         chunk = max(1, CHUNK // (2 * self.length * self.cost.identifiers))
-        for given, expected in zip(inputs.split(chunk), targets.split(chunk), strict=True):
-            apart = (self(given) - expected).abs().nan_to_num(nan=torch.inf).amax(-1)
-            error, wrong = max(error, float(apart.max())), wrong + int((~(apart <= tolerance)).sum())
-        margin = self.margin * torch.finfo(torch.float64).eps / epsilon
-        return Certificate(
-            len(inputs), exhaustive, error, wrong, margin, tolerance, math.prod(targets.shape[:2]), dtype
-        )
+        return certified(self, self.cases(), self.margin, tolerance, chunk)
+
+
+@torch.no_grad()
+def certified(network: nn.Module, cases: Cases, margin: float, tolerance: float | None, chunk: int) -> Certificate:
+    """The certificate of a network on cases, in the type of its weights."""
+    inputs, targets, exhaustive, restriction = cases
+    dtype = next(network.parameters()).dtype
+    epsilon = torch.finfo(dtype).eps
+    if tolerance is None:
+        double = dtype == torch.float64
+        tolerance = 1e-12 if double else 100 * epsilon * max(1.0, float(targets.abs().max()))
+    if inputs.is_floating_point():
+        inputs = inputs.to(dtype)
+    error, wrong = 0.0, 0
+    for given, expected in zip(inputs.split(chunk), targets.split(chunk), strict=True):
+        apart = (network(given) - expected).abs().nan_to_num(nan=torch.inf).amax(-1)
+        error, wrong = max(error, float(apart.max())), wrong + int((~(apart <= tolerance)).sum())
+    margin *= torch.finfo(torch.float64).eps / epsilon
+    tokens = math.prod(targets.shape[:2])
+    return Certificate(len(inputs), exhaustive, error, wrong, margin, tolerance, tokens, dtype, restriction)

@@ -9,8 +9,9 @@ import torch
 pytest.importorskip("scipy")
 pytest.importorskip("pandas")
 from massieu.claims import examine, select
+from massieu.patterns import full
 
-KEYS = [f"U{number}" for number in range(21, 35)]
+KEYS = [f"U{number}" for number in range(21, 37)]
 
 
 def test_what_the_notes_measured_comes_out(result):
@@ -23,6 +24,12 @@ def test_what_the_notes_measured_comes_out(result):
     assert figures["U28"]["machine epsilons with codes that were searched"] > 1e10
     assert figures["U30"]["weights that are not zero"] < figures["U30"]["parameters of the corollary"]
     assert figures["U30"]["parameters of the corollary"] < figures["U30"]["parameters as stored"]
+    assert (
+        figures["U36"]["the same in a dilated window"]
+        == 0
+        < figures["U36"]["change of the first output by its neighbor"]
+    )
+    assert figures["U35"]["layers, 8 cells, T = 2"] == 8 + 1 + 9 + 56 + 1
     assert figures["U33"]["largest error in strips of 0.0001 cells"] > 1
 
 
@@ -80,6 +87,10 @@ def broken_table(original):
             ["U31"],
         ),
         ("massieu.universal.memorization.table", broken_table, ["U34"]),
+        ("massieu.universal.sparse_construction.table", broken_table, ["U36"]),
+        ("massieu.claims.universal.approximation.star_ring", lambda original: full, ["U36"]),
+        ("massieu.universal.narrow_construction.shift_stack", broken_stack, ["U35"]),
+        ("massieu.universal.narrow_construction._clear", lambda original: lambda *given: torch.nn.Identity(), ["U35"]),
         ("massieu.universal.construction.table", broken_table, ["U29", "U33"]),
     ],
 )

@@ -66,7 +66,7 @@ def test_a_certificate_in_float32_counts_the_tokens_that_are_right(grid, length,
     assert exact.dtype == torch.float64
     assert exact.right == 1
     found = network.float().certify()
-    inputs, targets, _ = network.cases()
+    inputs, targets, *_ = network.cases()
     with torch.no_grad():
         apart = (network(inputs.float()) - targets).abs().amax(-1)
     assert found.dtype == torch.float32
@@ -82,7 +82,7 @@ def test_a_certificate_in_float32_counts_the_tokens_that_are_right(grid, length,
 @pytest.mark.parametrize(("cells", "length", "right"), [(9, 2, True), (5, 8, False)])
 def test_float32_does_for_few_identifiers_alone(cells, length, right):
     network = construct(smooth, cells, length, rounds=0, ramp=1e-3)
-    inputs, targets, _ = network.cases()
+    inputs, targets, *_ = network.cases()
     assert network.certify().holds
     with torch.no_grad():
         assert ((network.float()(inputs.float()) - targets).abs().max() < 1e-6) == right
