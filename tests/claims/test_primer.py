@@ -1,4 +1,4 @@
-"""The claims on heads, keys and feed-forward layers of models: expected verdicts, controls, code that is wrong."""
+"""The claims on parts of models: expected verdicts, controls that count, code that is wrong."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("transformers")
 from massieu.claims import Trial, Verdict, examine, select
-from massieu.claims.models import feed_forward, keys, primer
+from massieu.claims.models import cross_attention, feed_forward, keys, primer, sensitivity
 from massieu.claims.models import trained as models
 from massieu.claims.models.states import reader, through
 
@@ -21,7 +21,7 @@ BREAKS = [
     (keys.Mixture, "log_density", -1.0, ["X14"]),
     (models.LayerStatistics, "finish", None, ["X16"]),
 ]
-KEYS = ["A1", "A2", "A3", "X14", "X16", "X18"]
+KEYS = ["A1", "A2", "A3", "X14", "X16", "X17", "X18", "X19"]
 LIKE_THE_REST = 1e-6  # relative, of gaps that do not depend on the control
 
 
@@ -49,7 +49,7 @@ def test_a_control_that_is_the_real_case_changes_nothing_else_and_leaves_the_cla
 
 
 def test_every_claim_is_broken_by_wrong_code():
-    assert {key for *_, broken in BREAKS for key in broken} | {"A1"} == set(KEYS)
+    assert {key for *_, broken in BREAKS for key in broken} | {"A1", "X17", "X19"} == set(KEYS)
 
 
 @pytest.mark.parametrize(("owner", "name", "factor", "broken"), BREAKS)
@@ -71,6 +71,35 @@ def test_states_that_know_their_positions_otherwise_change_the_verdict(monkeypat
 
     monkeypatch.setattr(kind, "forward", shifted)
     assert examine(*select(["A1"])).verdict is Verdict.FAILS
+
+
+def test_key_projections_that_are_not_tied_change_the_verdict(monkeypatch):
+    monkeypatch.setattr(torch.nn.Linear, "load_state_dict", lambda self, state: None)
+    assert examine(*select(["X17"])).verdict is Verdict.FAILS
+
+
+def test_updates_that_do_not_come_to_rest_change_the_verdict(monkeypatch):
+    own = cross_attention.Continuous.retrieve
+    monkeypatch.setattr(cross_attention.Continuous, "retrieve", lambda self, state, steps: own(self, state, steps=2))
+    assert examine(*select(["X17"])).verdict is Verdict.FAILS
+
+
+def test_projections_read_in_the_wrong_order_change_the_verdict(monkeypatch):
+    monkeypatch.setattr(sensitivity, "FUSED", "vqk")
+    assert examine(*select(["X19"])).verdict is not Verdict.HOLDS
+
+
+def test_weights_that_were_redrawn_come_back_and_turned_heads_change_nothing():
+    model, tokens = sensitivity.embedded()
+    usual, generator = sensitivity.loss_of(model, tokens[:2]), torch.Generator().manual_seed(0)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    with sensitivity.redrawn(model.h[1], "t", generator):
+        assert not torch.equal(model.h[1].attn.c_proj.weight, before["h.1.attn.c_proj.weight"])
+        assert sensitivity.loss_of(model, tokens[:2]) == pytest.approx(usual, abs=1e-5)
+    with sensitivity.redrawn(model.h[1], "kf", generator):
+        changed = {name for name, weight in model.state_dict().items() if not torch.equal(weight, before[name])}
+    assert changed == {f"h.1.{name}.weight" for name in ("attn.c_attn", "mlp.c_fc", "mlp.c_proj")}
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
 
 
 def test_what_heads_leave_of_the_stream_is_the_bias_of_the_output_projection():

@@ -135,10 +135,10 @@ def heads_add_up(trial: Trial) -> Evidence:
     title="Scores are divided by √d to avoid small gradients",
     wording="In practice scale by dimension to avoid small gradients.",
     reading=(
-        "For 512 (full: 4096) queries and 32 sets of 64 keys, Gaussian of unit variance in 16 to 1024 dimensions,"
-        " the mean norm of the Jacobian of the softmax in its scores changes by at most a tenth between these"
-        " dimensions if scores are divided by √d. Without, it is at 1024 the mean over the gap of the two largest"
-        " scores, which falls as 1/√d, to a tenth."
+        "For 512 (full: 4096) queries and 32 sets of 64 keys, Gaussian of unit variance in 16 to 1024 dimensions, the"
+        " mean norm of the Jacobian of the softmax in its scores changes by at most a tenth between these dimensions"
+        " if scores are divided by √d. Without, it is at 1024 the mean over the gap of the two largest scores, which"
+        " falls as 1/√d, to a tenth."
     ),
     reference="the law of the gap of the two largest of 64 normal variables by quadrature; Jacobians by autograd",
     formula="E‖diag(p) − p p^T‖ → N (N − 1) ∫ φ² Φ^{N−2} / √d without scale, constant with it",
