@@ -1,0 +1,195 @@
+"""Long inputs: softmax of bounded scores spreads out, and the Lipschitz constant of self-attention grows."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
+from massieu.claims.experiment import above, apart, normals, widest
+from massieu.claims.registry import claim
+from massieu.claims.sources import CASTIN, VELICKOVIC
+from massieu.statistics import attend
+
+NAMES = {"softmax": False, "times ln n": True}
+RADIUS = 8.0  # lengths below e^{R² / 4} are reasonable
+
+
+@claim(
+    "R1",
+    source=VELICKOVIC,
+    place="lemma 2.1, softmax must disperse; adaptive temperature",
+    title="With bounded scores softmax disperses",
+    wording="If scores lie between m and M, every softmax coefficient is Θ(1 / n) as their number n grows.",
+    reading=(
+        "For 16 queries and n keys in a ball, n of 16 to 4096 (full: 65536), at random and with one key against all"
+        " others: every coefficient lies between e^{−δ} / n and e^δ / n with δ = M − m, entropies are at least"
+        " ln n − δ, and the largest coefficient against all others falls as n^{−1}, to 0.03 in the exponent. With"
+        " scores multiplied by ln n, a temperature that adapts, it does not."
+    ),
+    reference="the bounds by the least and the largest score; 1 / (1 + (n − 1) e^{−δ}) for one key against all others",
+    formula="e^{−δ} / n ≤ p_j ≤ e^δ / n, δ = max s − min s",
+    expected=Verdict.HOLDS,
+)
+def dispersion(trial: Trial) -> Evidence:
+    """Coefficients beyond their bounds and the exponent of the largest; the control sharpens with the length."""
+    normal, top = normals(trial), trial.size(12, 16)
+    numbers, dim, radius = [1 << power for power in range(4, top + 1, 2)], 8, 1.0
+    axis = radius * torch.nn.functional.normalize(normal(1, dim), dim=-1)
+    ball = {number: normal(number, dim) for number in numbers}
+    queries = radius * torch.nn.functional.normalize(normal(16, dim), dim=-1)
+
+    def observed(query: Tensor, keys: Tensor, sharpened: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Log coefficients of the extreme keys of the first query, entropies, and δ before sharpening."""
+        scores = query @ keys.T
+        first = torch.zeros(len(keys), 2, dtype=torch.float64)
+        first[scores[0].argmax(), 0] = first[scores[0].argmin(), 1] = 1.0
+        found = attend(query, keys, first, scale=math.log(len(keys)) if sharpened else 1.0)
+        assert found.statistics is not None
+        return found.output.log(), found.statistics.entropy, scores.amax(-1) - scores.amin(-1)
+
+    def beyond(query: Tensor, keys: Tensor, sharpened: bool) -> Gap:
+        log_share, entropy, delta = observed(query, keys, sharpened)
+        even = math.log(len(keys))
+        low = above(even - delta, entropy)
+        return widest(low, above(log_share, delta[:, None] - even), above(-delta[:, None] - even, log_share))
+
+    def against_others(number: int) -> Tensor:
+        return axis * torch.tensor([[1.0]] + [[-1.0]] * (number - 1)).double()
+
+    @functools.cache
+    def largest(number: int, sharpened: bool) -> float:
+        return float(observed(axis, against_others(number), sharpened)[0][0, 0])
+
+    def gap(sharpened: bool) -> Gap:
+        spread = 2 * radius**2
+        gaps = [Gap(abs(slope([largest(each, sharpened) for each in numbers[-3:]], numbers[-3:]) + 1), 0.03)]
+        for number in numbers:
+            inside = radius * ball[number] / ball[number].norm(dim=-1).amax()
+            gaps += [beyond(queries, inside, sharpened), beyond(axis, against_others(number), sharpened)]
+            written_out = -math.log1p((number - 1) * math.exp(-spread))
+            gaps.append(Gap(abs(largest(number, sharpened) - written_out), 1e-9))
+        return widest(*gaps)
+
+    series: dict[str, Sequence[float]] = {
+        name: [math.exp(largest(each, sharp)) for each in numbers] for name, sharp in NAMES.items()
+    }
+    return Evidence(
+        printed=gap(False),
+        control=gap(trial.control(True, False)),
+        table={f"largest of {numbers[-1]}, {name}": values[-1] for name, values in series.items()},
+        curve=Curve(numbers, series, x_label="keys", y_label="largest coefficient", log_x=True, log_y=True),
+    )
+
+
+@claim(
+    "R7",
+    source=CASTIN,
+    place="abstract; theorem on the general upper bound and proposition on its tightness from memory",
+    title="The Lipschitz constant of attention grows as √n",
+    wording=(
+        "For inputs of length n in a compact set the Lipschitz constant of self-attention is bounded by √n up to a"
+        " constant factor, and this bound is tight for reasonable sequence lengths."
+    ),
+    reading=(
+        "Our reading: for identity weights in a ball of radius R = 8 of the plane, n of 4 to 64 (full: 256). No"
+        " Jacobian, at random clouds, at two poles and after 20 (full: 60) steps of ascent of its norm, is larger than"
+        " √(3 (R^4 (4 n + 1) + n)), and where all tokens attend one, at least √(n − 1) / (1 + (n − 1) e^{−R²/4}), with"
+        " an exponent of n of 0.5 to 0.03. At R = 1 lengths are not reasonable, and the norm there does not grow."
+    ),
+    reference="the Jacobian written out in torch, and both bounds of Castin et al. 2024",
+    formula="Lip ≤ √3 (‖A‖^2 R^4 (4 n + 1) + n)^{1/2}, Lip ≥ √(n − 1) / (1 + (n − 1) e^{−R²/4})",
+    expected=Verdict.HOLDS,
+)
+def lipschitz(trial: Trial) -> Evidence:
+    """Norms of Jacobians against bounds, and the exponent of the length; the control has a small ball."""
+    normal, top = normals(trial), trial.size(6, 8)
+    numbers = [1 << power for power in range(2, top + 1)]
+    axes = torch.linalg.qr(normal(2, 2)).Q
+    noise = {number: normal(number, 2) for number in numbers}
+
+    def attended(number: int, radius: float) -> Tensor:
+        """One token at the border and all others halfway to it: these attend the first."""
+        cloud: Tensor = radius * torch.tensor([[1.0]] + [[0.5]] * (number - 1)).double() @ axes[:1]
+        return cloud
+
+    @functools.cache
+    def norm(number: int, radius: float) -> float:
+        return float(torch.linalg.matrix_norm(written_out(attended(number, radius)), 2))
+
+    def gap(radius: float) -> Gap:
+        gaps = [Gap(abs(slope([math.log(norm(each, radius)) for each in numbers], numbers) - 0.5), 0.03)]
+        for number in numbers:
+            bound = math.sqrt(3 * (radius**4 * (4 * number + 1) + number))
+            least = math.sqrt(number - 1) / (1 + (number - 1) * math.exp(-(radius**2) / 4))
+            poles = radius * axes[:1] * torch.where(torch.arange(number) % 2 == 0, 1.0, -1.0).double()[:, None]
+            clouds = [clipped(radius * noise[number], radius), clipped(0.3 * noise[number], radius), 0.1 * poles, poles]
+            sizes = [float(torch.linalg.matrix_norm(written_out(cloud), 2)) for cloud in clouds]
+            gaps += [above(torch.tensor(max(*sizes, norm(number, radius))), torch.tensor(bound), 1e-9)]
+            gaps += [above(torch.tensor(least), torch.tensor(norm(number, radius)), 1e-9)]
+        return widest(*gaps)
+
+    some = clipped(noise[8], 2.0)
+    by_autograd = torch.autograd.functional.jacobian(self_attention, some).reshape(16, 16)
+    climbed = ascended(noise[8], RADIUS, trial.size(20, 60))
+    ascent = above(torch.tensor(climbed), torch.tensor(math.sqrt(3 * (RADIUS**4 * 33 + 8))), 1e-9)
+    return Evidence(
+        printed=widest(gap(RADIUS), apart(by_autograd, written_out(some)), ascent),
+        control=gap(trial.control(1.0, RADIUS)),
+        table={f"norm, {number} tokens": norm(number, RADIUS) for number in numbers}
+        | {"after ascent, 8 tokens": climbed},
+        curve=Curve(
+            numbers,
+            {"R = 8": [norm(each, RADIUS) for each in numbers], "R = 1": [norm(each, 1.0) for each in numbers]},
+            x_label="tokens",
+            y_label="norm of the Jacobian",
+            log_x=True,
+            log_y=True,
+        ),
+    )
+
+
+def self_attention(cloud: Tensor) -> Tensor:
+    """Self-attention with identity matrices and scores x_i·x_j."""
+    return attend(cloud, cloud, cloud, scale=1.0, statistics=None).output
+
+
+def written_out(cloud: Tensor) -> Tensor:
+    """The Jacobian of :func:`self_attention` as a matrix, term by term."""
+    share = torch.softmax(cloud @ cloud.T, -1)
+    away = cloud - (share @ cloud)[:, None]
+    covariance = torch.einsum("ij,ija,ijb->iab", share, away, away)
+    of_keys = torch.einsum("ij,ija,ib->iajb", share, away, cloud)
+    of_values = torch.einsum("ij,ab->iajb", share, torch.eye(cloud.shape[1]).to(cloud))
+    of_queries = torch.einsum("ij,iab->iajb", torch.eye(len(cloud)).to(cloud), covariance)
+    return (of_keys + of_values + of_queries).reshape(cloud.numel(), cloud.numel())
+
+
+def clipped(cloud: Tensor, radius: float) -> Tensor:
+    """The cloud with tokens outside of a ball pulled to its border."""
+    share: Tensor = (radius / cloud.norm(dim=-1, keepdim=True)).clamp(max=1.0)
+    return cloud * share
+
+
+def ascended(start: Tensor, radius: float, steps: int) -> float:
+    """The largest norm of the Jacobian in a ball along an ascent from a cloud, by steps of length 1."""
+    cloud, best = start, 0.0
+    for _ in range(steps):
+        leaf = clipped(cloud, radius).requires_grad_()
+        size = torch.linalg.matrix_norm(written_out(leaf), 2)
+        (uphill,) = torch.autograd.grad(size, leaf)
+        best = max(best, float(size.detach()))
+        cloud = leaf.detach() + uphill / uphill.norm()
+    return best
+
+
+def slope(logs: list[float], numbers: list[int]) -> float:
+    """The slope of logarithms against the logarithms of numbers, by least squares."""
+    x = torch.tensor(numbers, dtype=torch.float64).log()
+    y = torch.tensor(logs, dtype=torch.float64)
+    x = x - x.mean()
+    return float((x * y).sum() / x.square().sum())
