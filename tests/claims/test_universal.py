@@ -74,6 +74,11 @@ def broken_table(original):
             lambda original: lambda *given: 0 * original(*given),
             ["U25", "U27"],
         ),
+        (
+            "massieu.claims.universal.contextual_maps._hardmax",
+            lambda original: lambda scores: (10 * scores).softmax(-1),
+            ["U26"],
+        ),
         ("massieu.claims.universal.contextual_maps.contextual_map", broken_codes, ["U28"]),
         ("massieu.universal.construction.contextual_map", broken_codes, ["U29", "U32"]),
         (

@@ -263,9 +263,6 @@ def hardmax_layer(trial: Trial) -> Evidence:
     tokens, rows = normal(5, 4), multisets(5, 3)
     queries, keys, values = normal(heads, 4, 4), normal(heads, 4, 4), normal(heads, 4)
 
-    def hardmax(scores: Tensor) -> Tensor:
-        return torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).double()
-
     def softmax(scores: Tensor) -> Tensor:
         return scores.softmax(-1)
 
@@ -280,8 +277,8 @@ def hardmax_layer(trial: Trial) -> Evidence:
 
     found = contextual_map(9, 3, rounds=20, generator=trial.seed)
     return Evidence(
-        printed=gap(hardmax),
-        control=gap(trial.control(softmax, hardmax)),
+        printed=gap(_hardmax),
+        control=gap(trial.control(softmax, _hardmax)),
         table={
             "numbers of a rank-one hardmax head, 9 tokens, T = 3": float(
                 hardmax_identifiers(found.codes, found.beta, found.length)
@@ -419,6 +416,11 @@ def sidon_codes(trial: Trial) -> Evidence:
         control=gap(trial.control(0.0, drawn)),
         table={"β": drawn, "contexts that collide at β = 0": gap(0.0).measured},
     )
+
+
+def _hardmax(scores: Tensor) -> Tensor:
+    """All weight on the first of the largest scores."""
+    return torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).double()
 
 
 def _at_the_theorem(vocabulary: int, length: int) -> ContextualMap:
