@@ -1,4 +1,4 @@
-"""What brings an expanded cloud back: renormalisation of the whole, norms of single tokens, and other contractions."""
+"""What brings an expanded cloud back: renormalization of the whole, norms of single tokens, and other contractions."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def renormalize(cloud: Tensor, location: Tensor, covariance: Tensor) -> Tensor:
 
     Source:
         "A Probabilistic Interpretation of Transformers", Theorem 1, the operator RN. It is printed with the second
-        moment :math:`E[\eta\eta^\top]` in place of C, with which the theorem holds only for centred clouds.
+        moment :math:`E[\eta\eta^\top]` in place of C, with which the theorem holds only for centered clouds.
 
     Example:
         >>> cloud = renormalize(torch.tensor([[0.0], [2.0]]), torch.tensor([5.0]), torch.tensor([[9.0]]))
@@ -103,9 +103,9 @@ def renormalization(from_location: Tensor, from_covariance: Tensor, location: Te
 
 
 def layer_norm(cloud: Tensor) -> Tensor:
-    r"""Centre the features of every token and give it the length :math:`\sqrt{D}`, without gain and bias.
+    r"""Center the features of every token and give it the length :math:`\sqrt{D}`, without gain and bias.
 
-    It does not centre the cloud. A token of equal features becomes zero.
+    It does not center the cloud. A token of equal features becomes zero.
 
     Example:
         >>> layer_norm(torch.tensor([[1.0, 3.0], [2.0, 2.0]]))
@@ -113,8 +113,8 @@ def layer_norm(cloud: Tensor) -> Tensor:
                 [ 0.,  0.]])
     """
     check_cloud(cloud)
-    centred = cloud - cloud.mean(-1, keepdim=True)
-    return _scaled(centred, (-1,), cloud.abs().amax(-1, keepdim=True))
+    centered = cloud - cloud.mean(-1, keepdim=True)
+    return _scaled(centered, (-1,), cloud.abs().amax(-1, keepdim=True))
 
 
 def rms_norm(cloud: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ def squash(cloud: Tensor) -> Tensor:
 
 
 def batch_norm(cloud: Tensor) -> Tensor:
-    """Centre every feature over the tokens and give it variance one; a feature without variance becomes zero.
+    """Center every feature over the tokens and give it variance one; a feature without variance becomes zero.
 
     Example:
         >>> batch_norm(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
@@ -181,7 +181,7 @@ def clip_to_ball(cloud: Tensor, radius: float | None = None) -> Tensor:
 
 
 def zca(cloud: Tensor) -> Tensor:
-    """Centre and whiten the cloud by the symmetric root of its covariance, on the span of the tokens.
+    """Center and whiten the cloud by the symmetric root of its covariance, on the span of the tokens.
 
     Where the covariance has full rank, :func:`renormalize` to mean zero and the identity.
 
@@ -295,8 +295,8 @@ class Spectrum(NamedTuple):
 def moments(cloud: Tensor) -> tuple[Tensor, Tensor]:
     """Mean ``(..., dim)`` and population covariance ``(..., dim, dim)`` of the tokens."""
     mean = cloud.mean(-2)
-    centred = cloud - mean[..., None, :]
-    return mean, centred.mT @ centred / cloud.shape[-2]
+    centered = cloud - mean[..., None, :]
+    return mean, centered.mT @ centered / cloud.shape[-2]
 
 
 def spectrum(cloud: Tensor) -> Spectrum:

@@ -53,7 +53,7 @@ def gaussian_moments(
 
 
 def rms_norm_moments(covariance: Tensor) -> Tensor:
-    r"""Covariance of centred Gaussian tokens after an RMS norm, :math:`E[D\, z z^\top / |z|^2]`.
+    r"""Covariance of centered Gaussian tokens after an RMS norm, :math:`E[D\, z z^\top / |z|^2]`.
 
     .. math:: E[D z_i^2 / |z|^2] = D \int_0^\infty \frac{\lambda_i}{1 + 2 \lambda_i t}
               \prod_j (1 + 2 \lambda_j t)^{-1/2}\, dt
@@ -109,7 +109,7 @@ class TokenLimit(NamedTuple):
 
 
 def token_limit(measure: Measure, natural: Tensor, num_tokens: int) -> TokenLimit:
-    r"""The error of attention over N tokens drawn from a law, as self-normalised importance sampling.
+    r"""The error of attention over N tokens drawn from a law, as self-normalized importance sampling.
 
     .. math:: \mathrm{bias} = -\frac{\rho}{N} \delta, \qquad
               \mathrm{rmse}^2 = \frac{\rho}{N} (\mathrm{tr}\, C(2\eta) + |\delta|^2), \qquad
@@ -145,7 +145,7 @@ def token_limit(measure: Measure, natural: Tensor, num_tokens: int) -> TokenLimi
 
 
 def cumulant_amplification(order: int, step: float, spread: float) -> float:
-    r"""The factor by which a small cumulant of the tokens grows in one step of attention and renormalisation.
+    r"""The factor by which a small cumulant of the tokens grows in one step of attention and renormalization.
 
     .. math:: \kappa_k \mapsto (1 + k r)\, \kappa_k, \qquad r = \frac{s \sigma}{1 + s \sigma}, \qquad k \ge 3
 
@@ -153,7 +153,7 @@ def cumulant_amplification(order: int, step: float, spread: float) -> float:
     :math:`\sigma` in one dimension. All factors exceed one and they grow with the order: the equilibrium is unstable.
 
     Args:
-        order: k, at least three; the first two cumulants are what renormalisation sets.
+        order: k, at least three; the first two cumulants are what renormalization sets.
         step: s, not negative.
         spread: :math:`\sigma`, the variance of the keys, not negative.
 

@@ -1,4 +1,4 @@
-"""Renormalisation undoes Gaussian attention exactly, and every contraction does what its name says."""
+"""Renormalization undoes Gaussian attention exactly, and every contraction does what its name says."""
 
 import itertools
 import sys
@@ -42,7 +42,7 @@ def after_attention(location, covariance, step):
 
 @settings(derandomize=True, deadline=None, database=None, max_examples=60)
 @given(st.integers(0, 10**6), st.integers(1, 6), st.sampled_from([0.1, 1.0, 10.0]))
-def test_renormalisation_after_gaussian_attention_is_the_identity_of_every_token(seed, dim, step):
+def test_renormalization_after_gaussian_attention_is_the_identity_of_every_token(seed, dim, step):
     root = randn(dim, dim, seed=seed)
     covariance, location = root @ root.T + 0.1 * torch.eye(dim), randn(dim, seed=seed + 1)
     inverse = torch.linalg.inv(covariance)

@@ -34,8 +34,8 @@ def test_particles_approach_the_gaussian_moments_with_the_root_of_their_number()
     for size in sizes:
         cloud = location + randn(100, size, 3, seed=size) @ covariance.sqrt()
         moved = cloud + attend(cloud @ A, cloud, cloud, scale=1.0).output @ B.T
-        centred = moved - moved.mean(1, keepdim=True)
-        covariances = centred.mT @ centred / size
+        centered = moved - moved.mean(1, keepdim=True)
+        covariances = centered.mT @ centered / size
         errors.append(
             [
                 (moved.mean(1) - mean).square().sum(-1).mean().sqrt().item(),
@@ -166,7 +166,7 @@ def amplification(order, size, step, spread):
 @given(st.sampled_from([3, 4]), st.floats(0.05, 5), st.floats(0.1, 3))
 def test_a_small_cumulant_grows_by_the_predicted_factor(order, step, spread):
     law = cumulant_amplification(order, step, spread)
-    # Renormalisation standardises, which cumulants of standardised tokens have built in.
+    # Renormalization standardises, which cumulants of standardised tokens have built in.
     large, small = (abs(amplification(order, size, step, spread) - law) for size in (0.2, 0.05))
     # The shift shrinks by four, and with its square what the next order adds.
     assert small < 0.1 * large

@@ -15,7 +15,7 @@ MANY = settings(derandomize=True, deadline=None, database=None, max_examples=100
 
 @st.composite
 def clouds(draw, least_dim=1):
-    """A cloud in float64 from a seed, off centre, of any size between a grain and large scores."""
+    """A cloud in float64 from a seed, off center, of any size between a grain and large scores."""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 10**6)))
     shape = draw(st.integers(2, 12)), draw(st.integers(least_dim, 6))
     scale = draw(st.sampled_from([0.1, 1.0, 3.0, 20.0]))

@@ -158,7 +158,7 @@ def gaussian_expansion(trial: Trial) -> Evidence:
         " sphere, with steps 0.5, 1 and 10, to 1e-9. The control leaves layer normalization out."
     ),
     reference="the tokens before the block",
-    formula="LN(η + s m(η)) = η for normalised η",
+    formula="LN(η + s m(η)) = η for normalized η",
     correction=(
         "If the intrinsic measure is invariant under rotations, so that m(η) is parallel to η. Layer normalization acts"
         " on each token and undoes nothing else."
@@ -166,9 +166,9 @@ def gaussian_expansion(trial: Trial) -> Evidence:
     expected=Verdict.CONDITIONAL,
 )
 def counterbalance(trial: Trial) -> Evidence:
-    """Normalised tokens after a block, keys at random and on a whole sphere; the control leaves the norm out.
+    """Normalized tokens after a block, keys at random and on a whole sphere; the control leaves the norm out.
 
-    The table has the excess kurtosis of normalised Gaussian tokens, −6 / (n + 2) in n = D − 1 dimensions.
+    The table has the excess kurtosis of normalized Gaussian tokens, −6 / (n + 2) in n = D − 1 dimensions.
     """
     normal = normals(trial)
     dim = 8
@@ -264,9 +264,9 @@ def unstable(trial: Trial) -> Evidence:
     wording="Layer normalization should induce a Gaussian equilibrium distribution.",
     reading=(
         "Our reading: 320 Gaussian tokens in 8 dimensions stay Gaussian in 30 blocks of residual attention over"
-        " themselves and layer normalization (1000 tokens, 60 blocks in full): third and fourth cumulants of"
-        " projections within 1.5 times the largest of eight Gaussian samples. Instead: they end in at most a quarter as"
-        " many clusters. The control leaves attention out."
+        " themselves and layer normalization (600 tokens, 60 blocks in full): third and fourth cumulants of projections"
+        " within 1.5 times the largest of eight Gaussian samples. Instead: they end in at most a quarter as many"
+        " clusters. The control leaves attention out."
     ),
     reference="the cumulants of Gaussian samples of the same size",
     formula="K(η + m(η)) stays Gaussian for K = LN",
@@ -296,7 +296,7 @@ def gaussian_layers(trial: Trial) -> Evidence:
     ),
     reading=(
         "Our reading: some keep a Gaussian cloud Gaussian, which layer normalization does not (C45). 320 tokens in 8"
-        " dimensions, 30 blocks (1000 and 60 in full): `normal_ranks`, the assignment to fixed normal points, keeps the"
+        " dimensions, 30 blocks (600 and 60 in full): `normal_ranks`, the assignment to fixed normal points, keeps the"
         " cumulants within 1.5 times those of Gaussian samples and every token apart, and in one dimension"
         " `normal_scores`, ranks to normal quantiles, gives back every token. The other eight of `CONTRACTIONS` (RMS"
         " norm, halving, global RMS, tanh, batch norm, ball clipping, whitening, normal scores of each feature) leave"
@@ -340,7 +340,7 @@ CUMULANTS = ("third_cumulant", "excess_kurtosis")
 def gaussian_cloud(trial: Trial) -> tuple[Tensor, dict[str, float]]:
     """A cloud of normal tokens, and the largest cumulants of eight others of its size."""
     normal = normals(trial)
-    tokens, dim = trial.size(320, 1000), 8
+    tokens, dim = trial.size(320, 600), 8
     samples = evolve(normal(8, tokens, dim), steps=0, observe=CUMULANTS).observables
     return normal(tokens, dim), {name: float(samples[name].abs().max()) for name in CUMULANTS}
 

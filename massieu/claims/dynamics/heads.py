@@ -260,7 +260,7 @@ def _gaussian_heads(normal: Callable[..., Tensor], tokens: int) -> tuple[Gaussia
     """Four heads in 4 dimensions, N(1/2, 1) each in the first one, and tokens drawn from each of them."""
     dim = 4
     identity = torch.eye(dim, dtype=torch.float64)
-    log_weights, locations = torch.log_softmax(0.5 * normal(dim), -1), normal(dim, dim)
+    log_weights, locations = torch.log_softmax(0.5 * normal(dim), -1), 1.5 * normal(dim, dim)
     roots = identity + 0.4 * torch.tanh(normal(dim, dim, dim))
     locations[:, 0], roots[:, 0] = 0.5, identity[0]
     drawn = locations[:, None] + normal(dim, tokens, dim) @ roots.mT
@@ -288,12 +288,12 @@ def _gaussian_heads(normal: Callable[..., Tensor], tokens: int) -> tuple[Gaussia
     expected=Verdict.CONDITIONAL,
 )
 def context_walk(trial: Trial) -> Evidence:
-    """log Z over directions of the context, axes among them, against its law; the control moves the keys off centre."""
+    """log Z over directions of the context, axes among them, against its law; the control moves the keys off center."""
     normal = normals(trial)
     atoms, dim, length = trial.size(5000, 50000), 64, 4.0
     identity = torch.eye(dim, dtype=torch.float64)
     directions = torch.nn.functional.normalize(torch.cat([normal(200, dim), identity]), dim=-1)
-    isotropic, centre = normal(atoms, dim) / dim**0.5, torch.nn.functional.normalize(normal(1, dim), dim=-1)
+    isotropic, center = normal(atoms, dim) / dim**0.5, torch.nn.functional.normalize(normal(1, dim), dim=-1)
     variances = 1 / torch.arange(1, dim + 1, dtype=torch.float64)
 
     def law(length: float) -> Tensor:
@@ -309,7 +309,7 @@ def context_walk(trial: Trial) -> Evidence:
     return Evidence(
         printed=gap(isotropic * (variances / variances.mean()).sqrt()),
         conditional=gap(isotropic),
-        control=gap(trial.control(isotropic + centre, isotropic)),
+        control=gap(trial.control(isotropic + center, isotropic)),
         table={"mean": float(found[3].mean()), "deviation": float(found[3].std()), "law": float(law(length))},
         curve=Curve(
             x=lengths,

@@ -127,11 +127,11 @@ def bootstrap(trial: Trial) -> Evidence:
     ),
     reading=(
         "Our reading: the law of tokens that are drawn by their attention weights, instead of averaged, changes like"
-        " that of attention. 16 normal clouds of 128 tokens in 3 dimensions (512 in full) with variance 1/4, over six"
+        " that of attention. 16 normal clouds of 128 tokens in 3 dimensions (256 in full) with variance 1/4, over six"
         " layers. As printed, with a residual connection and halved, the variance would be that of attention, within a"
         " factor of e^{1/2}: it is not. As corrected, given the tokens before each layer: means over a cloud differ"
-        " from attention by √(C / N), with the covariance C of attention, within a fifth for 32 and 128 tokens (128 and"
-        " 512 in full), and slopes on the queries by no more than six standard errors. The variances follow the law"
+        " from attention by √(C / N), with the covariance C of attention, within a fifth for 32 and 128 tokens (64 and"
+        " 256 in full), and slopes on the queries by no more than six standard errors. The variances follow the law"
         " that adds C at each layer within e^{1/2}, with and without the residual connection. In the control tokens are"
         " drawn without weights."
     ),
@@ -147,7 +147,7 @@ def bootstrap(trial: Trial) -> Evidence:
 def bootstrap_layers(trial: Trial) -> Evidence:
     """Means and variances over six layers of drawn tokens and of attention; the control draws without the weights."""
     normal = normals(trial)
-    few, many = (0.5 * zca(normal(16, size, 3)) for size in (trial.size(32, 128), trial.size(128, 512)))
+    few, many = (0.5 * zca(normal(16, size, 3)) for size in (trial.size(32, 64), trial.size(128, 256)))
     begin = trial.generator.get_state()
     attention = evolve(many, steps=LAYERS, contraction="halve", observe={"variance": _variance}).observables["variance"]
 
