@@ -31,20 +31,20 @@ ROUNDS = 1e-8  # left of the slope when rounds of boosting end; weights and loss
     reading=(
         "Our reading: N less the least loss Σ_i e^{−t_i F(x_i)}, over all weighted sums F of the learners, is the"
         " least generalized KL divergence from weights one of all positive weights under which no learner has an"
-        " edge, and the boosted weights are those. Two real learners on 24 examples (in full three on 200) that"
-        " they cannot separate, boosted in turn until no edge exceeds 1e-8, to 1e-6."
+        " edge, and the boosted weights are those. Three binary learners on 24 examples (in full 400) with all"
+        " eight combinations of errors, boosted in turn until no edge exceeds 1e-8, to 1e-6."
     ),
-    reference="Newton steps among the weights without edge, from random ones, which know no loss",
+    reference="Newton steps among the weights without edge, which know no loss",
     formula="N − min_F Σ_i e^{−t_i F(x_i)} = min {Σ_i p_i log p_i − p_i + 1 : Σ_i p_i t_i h_j(x_i) = 0}",
     expected=Verdict.HOLDS,
 )
 def boosting_dual(trial: Trial) -> Evidence:
     """Rounds of boosting against the projection of the weights; the control minimizes the logistic loss instead."""
-    normal = normals(trial)
-    count = trial.size(24, 200)
-    without_edge = torch.rand(count, generator=trial.generator, dtype=torch.float64) + 0.1
-    margins = normal(trial.size(2, 3), count)
-    margins = margins - (margins @ without_edge)[:, None] * without_edge / without_edge.square().sum()
+    count = trial.size(24, 400)
+    cells = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=torch.float64)] * 3)
+    cell = torch.cat([torch.arange(8), torch.randint(8, (count - 8,), generator=trial.generator)])
+    margins = cells[cell].T  # right or wrong of three learners, with an example of each combination
+    without_edge = 1 / cell.bincount()[cell].double()
     projected = most_entropic(margins, torch.zeros(count, dtype=torch.float64), without_edge)
     divergence = (torch.xlogy(projected, projected) - projected + 1).sum()
 
@@ -91,14 +91,14 @@ def boosting_dual(trial: Trial) -> Evidence:
         " product probability over multiple examples."
     ),
     reading=(
-        "Our reading: with N pairs a linear map learns in at most a third of the steps. It embeds 100 classes (in"
+        "Our reading: with N pairs a linear map learns in at most half of the steps. It embeds 100 classes (in"
         " full 200) from batches of 24 pairs (in full 48), half of the coordinates being noise, each loss with the"
-        " step size of four that has the largest mean accuracy on three data sets, and used on three others;"
-        " counted are the steps to the accuracy of retrieval that the other loss has at the end of 60. The triplet"
+        " step size of four that has the largest mean accuracy on four data sets, and used on four others; counted"
+        " are the steps after which accuracy of retrieval stays above that of the other loss after 60. The triplet"
         " loss takes squared distances and margin one."
     ),
     reference="losses with one negative, written out, trained from the same start on the same batches",
-    formula="steps(N-pair) ≤ steps(other) / 3",
+    formula="steps(N-pair) ≤ steps(other) / 2",
     correction=(
         "For losses of the same score: with inner products against the Bernoulli and the triplet loss of these,"
         " and with squared distances against the triplet loss. N pairs with inner products did not reach the"
@@ -108,23 +108,25 @@ def boosting_dual(trial: Trial) -> Evidence:
     trials=2,
 )
 def speed_of_contrast(trial: Trial) -> Evidence:
-    """Steps to the accuracy that another loss ends with, for each pair of losses; the control has one negative too."""
+    """Steps to the accuracy that another loss ends with, for each pair of losses; the control races the triplet
+    loss against itself, which would be won early if its accuracy had settled long before the end.
+    """
     task = drawn_task(trial)
     curves = {name: learned(loss, is_distance, task) for name, (loss, is_distance) in LOSSES.items()}
 
     def share(fast: str, slow: str) -> float:
-        """Steps of one loss to the last accuracy of another, of all its steps; more than all if never."""
-        reached = (curves[fast] >= curves[slow][-3:].mean()).nonzero()
-        return (float(reached[0]) + 1 if len(reached) else len(curves[slow]) + 1) / len(curves[slow])
+        """Steps after which one loss stays above the last accuracy of another, of all its steps; 1.05 if never."""
+        below = (curves[fast] < curves[slow][-3:].mean()).nonzero()
+        return (float(below[-1]) + 2 if len(below) else 1.0) / len(curves[slow])
 
-    def gap(inner: str) -> Gap:
-        pairs = [(inner, "Bernoulli"), (inner, "triplet of products"), ("N pairs of distances", "triplet")]
+    def gap(of_distances: str) -> Gap:
+        pairs = [("N pairs", "Bernoulli"), ("N pairs", "triplet of products"), (of_distances, "triplet")]
         return Gap(max(share(*pair) for pair in pairs), FASTER)
 
     return Evidence(
         printed=Gap(max(share("N pairs", "Bernoulli"), share("N pairs", "triplet")), FASTER),
-        conditional=gap("N pairs"),
-        control=gap(trial.control("one negative", "N pairs")),
+        conditional=gap("N pairs of distances"),
+        control=gap(trial.control("triplet", "N pairs of distances")),
         table={
             "N pairs against Bernoulli": share("N pairs", "Bernoulli"),
             "N pairs against triplet of products": share("N pairs", "triplet of products"),
@@ -141,7 +143,7 @@ def speed_of_contrast(trial: Trial) -> Evidence:
 
 
 STEPS, EVERY = 60, 3
-FASTER = 1 / 3
+FASTER = 0.5
 RATES = (0.05, 0.1, 0.2, 0.4)
 
 
@@ -168,12 +170,11 @@ LOSSES: dict[str, tuple[Loss, bool]] = {  # each with whether it retrieves by di
     "Bernoulli": (lambda a, k: softplus(-(a * k).sum(-1)) + softplus((a * other(k)).sum(-1)), False),
     "triplet": (lambda a, k: (1 + apart_squared(a, k) - apart_squared(a, other(k))).clamp(min=0), True),
     "triplet of products": (lambda a, k: (1 + (a * (other(k) - k)).sum(-1)).clamp(min=0), False),
-    "one negative": (lambda a, k: softplus((a * (other(k) - k)).sum(-1)), False),
 }
 
 
 class Task(NamedTuple):
-    """Batches of pairs on six data sets, a pair of every class to test on, and the first weights."""
+    """Batches of pairs on eight data sets, a pair of every class to test on, and the first weights."""
 
     anchors: Tensor
     partners: Tensor
@@ -185,7 +186,7 @@ class Task(NamedTuple):
 def drawn_task(trial: Trial) -> Task:
     """Classes with centers in half of 24 coordinates and noise in the others, mixed by a rotation."""
     normal = normals(trial)
-    sets, classes, pairs = 6, trial.size(100, 200), trial.size(24, 48)
+    sets, classes, pairs = 8, trial.size(100, 200), trial.size(24, 48)
     centers, mixing = normal(sets, classes, 12), torch.linalg.qr(normal(sets, 24, 24)).Q
 
     def drawn(chosen: Tensor) -> Tensor:
@@ -199,7 +200,7 @@ def drawn_task(trial: Trial) -> Task:
 
 
 def learned(loss: Loss, is_distance: bool, task: Task) -> Tensor:
-    """Mean accuracy of retrieval in training on three data sets, at the step size that is best on the three others."""
+    """Mean accuracy of retrieval in training on four data sets, at the step size that is best on four others."""
     rates = torch.tensor(RATES, dtype=torch.float64)[:, None, None, None]
     weights = task.start.expand(len(RATES), *task.start.shape)
     right, accuracies = torch.arange(task.keys.shape[1]), []
