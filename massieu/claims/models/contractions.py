@@ -1,0 +1,168 @@
+"""Small transformers trained with other contractions in the place of layer normalization."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from massieu import assets
+from massieu.claims.claim import Evidence, Gap, Trial, Verdict
+from massieu.claims.registry import claim
+from massieu.claims.sources import PAPER
+from massieu.dynamics import clip_to_ball, halve, layer_norm, rms_norm, squash
+from massieu.nn import Transformer
+
+WORDS = 128  # bytes of plain text
+FACTOR = 2.5  # times the spread of seeds, "substantially"; a third seed is at 1
+
+
+def running_rms(cloud: Tensor) -> Tensor:
+    """Divide every token by the root mean square of the entries of the tokens up to it."""
+    places = torch.arange(1, cloud.shape[-2] + 1, dtype=cloud.dtype)[:, None]
+    square = cloud.square().mean(-1, keepdim=True).cumsum(-2) / places
+    return cloud * square.clamp_min(torch.finfo(cloud.dtype).tiny).rsqrt()
+
+
+# No token sees later ones through a contraction: the models are causal.
+CONTRACTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "layer_norm": layer_norm,
+    "rms_norm": rms_norm,
+    "running_rms": running_rms,
+    "squash": squash,
+    "clip_to_ball": clip_to_ball,
+    "halve": halve,
+}
+UNNORMALIZED = ("squash", "clip_to_ball", "halve")
+
+
+class Contraction(nn.Module):
+    """One of the contractions as a module."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply to ``(batch, tokens, dim)``."""
+        return CONTRACTIONS[self.name](x)
+
+
+class Trained(NamedTuple):
+    """Nats per byte on held-out text, states after the last layer ``(tokens, dim)`` and mean entropy of its rows."""
+
+    loss: float
+    states: Tensor
+    entropy: float
+
+
+def similarity(first: Tensor, second: Tensor) -> float:
+    """Linear centered kernel alignment of two clouds of the same tokens: one up to rotation, shift and scale."""
+    first, second = (each - each.mean(0) for each in (first, second))
+    return float((first.T @ second).square().sum() / ((first.T @ first).norm() * (second.T @ second).norm()))
+
+
+@functools.lru_cache(maxsize=1)
+def text() -> tuple[Tensor, Tensor]:
+    """Bytes of the embedded documents: to train on, and held out, ``(passages, 32)``."""
+    found = torch.tensor(list("\n".join(assets.documents()).encode("ascii", "ignore")))
+    return found[4096:], found[:4096].reshape(-1, 32)
+
+
+@functools.lru_cache(maxsize=8)
+def train(name: str, seed: int, full: bool) -> Trained:
+    """A transformer with this contraction after every residual sum, by Muon for matrices and AdamW for the rest."""
+    generator = torch.Generator().manual_seed(seed)
+    width, layers, steps = (64, 3, 300) if full else (32, 2, 150)
+    model = Transformer(
+        width, layers, 4, vocabulary=WORDS, max_length=32, positions="learned", pre_norm=False, generator=generator
+    )
+    for block in model.blocks:
+        block.attention_norm = block.feed_forward_norm = Contraction(name)
+    matrices = [weight for weight in model.blocks.parameters() if weight.dim() == 2]
+    rest = [weight for weight in model.parameters() if not any(weight is each for each in matrices)]
+    optimizers = [
+        torch.optim.Muon(matrices, lr=0.01, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(rest, lr=0.01),
+    ]
+    schedules = [
+        torch.optim.lr_scheduler.LambdaLR(each, lambda step: min(1.0, (step + 1) / 10) * (1 - step / steps))
+        for each in optimizers
+    ]
+    stream, held_out = text()
+    for _ in range(steps):
+        starts = torch.randint(len(stream) - 33, (8, 1), generator=generator)
+        nats(model, stream[starts + torch.arange(33)]).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.step()
+            schedule.step()
+        model.zero_grad()
+    found: list[Tensor] = []
+    with torch.no_grad():
+        hook = model.blocks[-1].register_forward_hook(lambda *call: found.append(call[-1].output))
+        _, statistics = model(held_out, return_statistics=True)
+        hook.remove()
+        entropy = statistics[-1].entropy[..., 1:] / torch.arange(2, 33).log()
+        return Trained(float(nats(model, held_out)), found[0].flatten(0, 1).double(), float(entropy.mean()))
+
+
+def nats(model: nn.Module, rows: Tensor) -> Tensor:
+    """Mean loss of the next byte."""
+    return functional.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
+
+
+@claim(
+    "X15",
+    source=PAPER,
+    place="section 6",
+    title="Other contractions give other embeddings",
+    wording=(
+        "Other contractive mappings in the place of layer normalization might give substantially different embeddings"
+        " and behavior of layers (a question)."
+    ),
+    reading=(
+        "Our reading: in small causal transformers on bytes of the embedded text (width 32, 2 layers, 150 steps; 64, 3"
+        " and 300 with full sizes), norms after the residual sums, each of RMS norm, division by the running RMS, tanh,"
+        " clipping to a ball and halving gives last states whose dissimilarity 1 − CKA to those with layer norm is at"
+        f" least {FACTOR} times that of two seeds of layer norm. The control is a third seed of layer norm."
+    ),
+    reference="the dissimilarity of models with layer norm that differ in nothing but the seed of weights and batches",
+    formula="1 − CKA(LN, other) ≥ 2.5 (1 − CKA(LN, LN'))",
+    correction=(
+        "Contractions that do not normalize (tanh, clipping, halving) do, and learn less in these steps; RMS norm gives"
+        " the embeddings of layer norm, as far as two seeds can tell."
+    ),
+    expected=Verdict.CONDITIONAL,
+    trials=1,
+)
+def contractions(trial: Trial) -> Evidence:
+    """Dissimilarity of seeds over that of contractions, at its largest; the control compares layer norm with itself."""
+    first, second, third = (train("layer_norm", 10 * trial.seed + number, trial.full) for number in range(3))
+    others = {name: train(name, 10 * trial.seed + 2, trial.full) for name in CONTRACTIONS if name != "layer_norm"}
+    spread = 1 - similarity(first.states, second.states)
+
+    def far(model: Trained) -> float:
+        """How much farther it is from layer norm than seeds are from each other."""
+        return sum(1 - similarity(model.states, each.states) for each in (first, second)) / (2 * spread)
+
+    def gap(*models: Trained) -> Gap:
+        return Gap(max(1 / far(model) for model in models), 1 / FACTOR)
+
+    unnormalized = [others[name] for name in UNNORMALIZED]
+    return Evidence(
+        printed=gap(*others.values()),
+        conditional=gap(*unnormalized),
+        control=gap(*trial.control([third], unnormalized)),
+        table={"1 − CKA of two seeds of layer norm": spread, "loss with layer norm": third.loss}
+        | {f"times that for {name}": far(model) for name, model in others.items()}
+        | {f"loss with {name}": model.loss for name, model in others.items()}
+        | {
+            f"entropy of attention with {name}": model.entropy
+            for name, model in {"layer_norm": third, **others}.items()
+        },
+    )

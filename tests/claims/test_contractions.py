@@ -1,0 +1,70 @@
+"""The claim about other contractions in trained models: its verdict, that it can go wrong, and its parts."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from massieu.claims import Verdict, examine, select
+from massieu.claims.models import contractions as models
+
+(CLAIM,) = select(["X15"])
+
+# Where the code breaks, and how. Models are trained once: the breaks are in what is done with them.
+BREAKS = [
+    ("similarity", lambda first, second: 0.9),  # all models alike
+    ("UNNORMALIZED", ("rms_norm",)),
+    ("UNNORMALIZED", ("squash", "rms_norm")),
+]
+
+
+@pytest.fixture(scope="module")
+def found():
+    return examine(CLAIM)
+
+
+def test_the_verdict_is_the_expected_one(found):
+    assert found.verdict is Verdict.CONDITIONAL, (found.reason, found.evidence)
+    assert found.evidence.gaps["control"].share > 1.25
+
+
+def test_all_models_learn(found):
+    losses = {name: value for name, value in found.evidence.table.items() if name.startswith("loss")}
+    assert len(losses) == 6
+    assert max(losses.values()) < 3.4 < torch.tensor(float(models.WORDS)).log()
+    assert losses["loss with layer norm"] < 3.1
+
+
+def test_a_control_that_is_the_real_case_leaves_the_claim_undecided(found):
+    harmless = examine(CLAIM, harmless=True)
+    assert harmless.verdict is Verdict.UNDECIDED
+    assert "the control did not break" in harmless.reason
+    assert harmless.evidence.gaps["printed"] == found.evidence.gaps["printed"]
+
+
+@pytest.mark.parametrize(("name", "wrong"), BREAKS)
+def test_code_that_is_wrong_changes_the_verdict(name, wrong, monkeypatch):
+    monkeypatch.setattr(models, name, wrong)
+    assert examine(CLAIM).verdict is not Verdict.CONDITIONAL
+
+
+def test_similarity_is_the_alignment_of_gram_matrices():
+    generator = torch.Generator().manual_seed(0)
+    first, second = (torch.randn(20, dim, generator=generator, dtype=torch.float64) for dim in (3, 5))
+    center = torch.eye(20, dtype=torch.float64) - 1 / 20
+    grams = [center @ each @ each.T @ center for each in (first, second)]
+    expected = (grams[0] * grams[1]).sum() / (grams[0].norm() * grams[1].norm())
+    assert models.similarity(first, second) == pytest.approx(float(expected))
+    turned = 3 * first @ torch.linalg.qr(torch.randn(3, 3, generator=generator, dtype=torch.float64))[0] + 1
+    assert models.similarity(first, turned) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("name", models.CONTRACTIONS)
+def test_no_token_sees_later_ones_through_a_contraction(name):
+    x = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0))
+    contract = models.Contraction(name)
+    assert_close(contract(x)[:, :4], contract(x[:, :4]))
+
+
+def test_the_running_root_mean_square_counts_the_tokens_so_far():
+    x = torch.tensor([[3.0, 3.0], [1.0, 1.0]])
+    assert_close(models.running_rms(x), torch.stack([x[0] / 3, x[1] / 5**0.5]))
