@@ -38,7 +38,7 @@ FEW = 0.25  # of the heads
     formula="1 / (N Σ p²) ≤ 1/4",
     correction=(
         "At every reading up to step 480 rows rest on more than half of their tokens: on 98% untrained, 96% after 120"
-        " steps, 78% at the end of 480. Maps that are sparse come later in training, or where it fails."
+        " steps, about 78% at the end of 480. Maps that are sparse come later in training, or where it fails."
     ),
     expected=Verdict.FAILS,
     trials=2,
