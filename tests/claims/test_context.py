@@ -4,12 +4,13 @@ import pytest
 
 from massieu.claims import Verdict, select
 from massieu.claims.context import predictors as context_predictors
+from massieu.claims.recent import preconditioned
 from massieu.context import ConceptMixture, LeastSquares, Linear, LinearModel, optimum, steps
 from massieu.nn import LinearAttention, MeasureAttention
 
 LAYERS = ["I1", "I2", "I3", "I4", "I5", "I6", "I7", "I8", "I9", "I10", "I15", "I16", "I17"]
 PREDICTORS = ["I11", "I12", "I13", "I14", "I18", "I19", "I20"]
-KEYS = [*LAYERS, *PREDICTORS]
+KEYS = [*LAYERS, *PREDICTORS, "R8"]
 
 
 # Statements of the slides that are loose or wrong, and the claims about each.
@@ -36,6 +37,8 @@ BREAKS = [
     (LeastSquares, "predict", 1.5, ["I18"]),
     (Linear, "values", 1.5, ["I19"]),
     (ConceptMixture, "log_likelihood", 0.0, ["I20"]),
+    (LinearAttention, "forward", 1.001, ["R8"]),
+    (preconditioned, "residual_map", 1.01, ["R8"]),
 ]
 
 

@@ -1,0 +1,126 @@
+"""Several layers of linear attention: the stationary points that are steps of preconditioned gradient descent."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy
+import torch
+from torch import Tensor
+
+from massieu.claims.claim import Evidence, Gap, Trial, Verdict
+from massieu.claims.context.constructions import covariances
+from massieu.claims.experiment import apart, normals, widest
+from massieu.claims.registry import claim
+from massieu.claims.sources import AHN
+from massieu.context import gradient_step_layer, regression_tokens
+
+EXAMPLES = 2
+STATIONARY = 1e-6  # of a gradient whose other entries are of order one; the minimizer stops at 1e-10
+
+
+@claim(
+    "R8",
+    source=AHN,
+    place="Theorems 3 and 4 (from memory)",
+    title="Deep linear attention may stop at preconditioned descent",
+    wording=(
+        "For inputs of covariance Σ and tasks of covariance Σ^{-1}, the in-context loss of several layers of linear"
+        " attention has critical points where every layer is a step of gradient descent preconditioned by Σ^{-1}: with"
+        " layers that only change targets, and with those that move inputs too, by a multiple of the identity."
+    ),
+    reading=(
+        "For a random Σ in 2 dimensions, 2 examples and 2 layers (full: 3 where inputs stay), all derivatives of the"
+        " expected loss in all matrices A_i, and A_i and B_i, vanish to 1e-6 where it is least within the family, and"
+        " two layers of massieu.nn give the same predictions. That these points are global minima is not tested."
+    ),
+    reference="autograd through the expected loss, by Gauss-Hermite quadrature over contexts, exact for polynomials",
+    formula="A_i = a_i Σ^{-1}, B_i = b_i I ⇒ ∇ E (ŷ − w^T x)^2 = 0 at the best a, b",
+    expected=Verdict.HOLDS,
+)
+def stationary_steps(trial: Trial) -> Evidence:
+    """Derivatives in all matrices at the best multiples of a shape; the control has the identity in place of Σ^{-1}."""
+    (sigma, _), eye = covariances(trial, 2), torch.eye(2).double()
+    inverse = torch.linalg.inv(sigma)
+    contexts = {count: all_contexts(sigma, count) for count in {5, trial.size(5, 7), 9}}
+    table: dict[str, float] = {}
+
+    def gap(shape: Tensor, layers: int, nodes: int, moving: bool) -> Gap:
+        best = best_multiples(shape, layers, contexts[nodes], sigma, moving)
+        steps, moves = (best[:, i, None, None] * each for i, each in enumerate((shape, eye)))
+        steps, moves = (each.detach().clone().requires_grad_() for each in (steps, moves))
+        loss = expected_loss(steps, moves if moving else torch.zeros_like(moves), *contexts[nodes], sigma)
+        slopes = torch.autograd.grad(loss, [steps, moves] if moving else [steps])
+        if shape is inverse:
+            table[f"least loss within the family, {layers} layers" + ", inputs move" * moving] = float(loss.detach())
+        return Gap(max(float(slope.abs().max()) for slope in slopes), STATIONARY)
+
+    def gaps(shape: Tensor) -> Gap:
+        return widest(gap(shape, trial.size(2, 3), trial.size(5, 7), False), gap(shape, 2, 9, True))
+
+    return Evidence(
+        printed=widest(gaps(inverse), by_layers(trial, inverse)),
+        control=gaps(trial.control(eye, inverse)),
+        table=table,
+    )
+
+
+def expected_loss(steps: Tensor, moves: Tensor, contexts: Tensor, mass: Tensor, sigma: Tensor) -> Tensor:
+    """The in-context loss of layers with matrices A_i and B_i, shapes ``(layers, dim, dim)``.
+
+    Targets are kept as linear functions of the task, and the query and its slot as linear maps of the query, so that
+    the mean over tasks and queries is a trace.
+    """
+    left = residual_map(steps, moves, contexts)
+    return mass @ torch.einsum("nij,jk,nlk,li->n", left, torch.linalg.inv(sigma), left, sigma)
+
+
+def residual_map(steps: Tensor, moves: Tensor, inputs: Tensor) -> Tensor:
+    """R of each context, ``(contexts, dim, dim)``, so that x^T R w is the error at a query x for a task w."""
+    eye = torch.eye(inputs.shape[2]).to(inputs)
+    targets, query, slot = inputs, eye.expand(len(inputs), *eye.shape), torch.zeros_like(eye)
+    for step, move in zip(steps, moves, strict=True):
+        scores = inputs @ step.mT @ inputs.mT / EXAMPLES  # of token j with key i: x_i^T A x_j
+        asked = query.mT @ step.mT @ inputs.mT / EXAMPLES
+        slot, query = slot - asked @ targets, query - (asked @ inputs @ move.mT).mT
+        targets, inputs = targets - scores @ targets, inputs - scores @ inputs @ move.mT
+    return slot + eye
+
+
+def all_contexts(sigma: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
+    """Inputs ``(contexts, examples, dim)`` at all combinations of Gauss-Hermite nodes, and their masses."""
+    points, weights = (torch.from_numpy(each) for each in numpy.polynomial.hermite_e.hermegauss(nodes))
+    grid = torch.tensor(list(itertools.product(range(nodes), repeat=EXAMPLES * len(sigma))))
+    inputs = points[grid].unflatten(-1, (EXAMPLES, len(sigma))) @ torch.linalg.cholesky(sigma).mT
+    return inputs, (weights / weights.sum())[grid].prod(-1)
+
+
+def best_multiples(shape: Tensor, layers: int, contexts: tuple[Tensor, Tensor], sigma: Tensor, moving: bool) -> Tensor:
+    """The multiples a_i and b_i, shape ``(layers, 2)``, of least loss."""
+    eye, scale = torch.eye(len(shape)).to(shape), len(shape) / (shape @ sigma).trace()
+    found = torch.stack([0.3 * scale.expand(layers), torch.full((layers,), 0.1 if moving else 0.0).to(shape)], 1)
+    found.requires_grad_()
+    options = {"max_iter": 300, "tolerance_grad": 1e-10, "tolerance_change": 0.0, "line_search_fn": "strong_wolfe"}
+    optimizer = torch.optim.LBFGS([found], **options)
+
+    def evaluate() -> Tensor:
+        optimizer.zero_grad()
+        moves = found[:, 1, None, None] * eye if moving else torch.zeros(layers, 2, 2).to(shape)
+        loss = expected_loss(found[:, 0, None, None] * shape, moves, *contexts, sigma)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    optimizer.step(evaluate)
+    return found.detach()
+
+
+def by_layers(trial: Trial, inverse: Tensor) -> Gap:
+    """Two layers of attention with A = Σ^{-1} / 2 and Σ^{-1} / 4 against the matrices in the expected loss."""
+    normal = normals(trial)
+    inputs, query, task = normal(6, EXAMPLES, 2), normal(6, 1, 2), normal(6, 2, 1)
+    tokens, steps = regression_tokens(inputs, inputs @ task, query), torch.stack([inverse / 2, inverse / 4])
+    for step in steps:
+        layer = gradient_step_layer(2, 1, step=1.0, examples=EXAMPLES, preconditioner=step, dtype=torch.float64)
+        tokens = (tokens + layer(tokens, lengths=EXAMPLES)).detach()
+    left = residual_map(steps, torch.zeros_like(steps), inputs)
+    return apart(tokens[:, -1, -1] + (query @ task)[:, 0, 0], (query @ left @ task)[:, 0, 0])
