@@ -135,8 +135,8 @@ def nats(model: nn.Module, rows: Tensor) -> Tensor:
     formula="1 − CKA(LN, other) ≥ 1.4 (1 − CKA(LN, LN'))",
     correction=(
         "Contractions that do not normalize (tanh, clipping, halving) do: 5 to 10 times the spread of seeds after 150"
-        " steps, while they have learned less, and 2 to 4 times after 300. RMS norm gives the embeddings of layer norm, as"
-        " far as two seeds can tell."
+        " steps, while they have learned less, and 2 to 4 times after 300. RMS norm gives the embeddings of layer norm,"
+        " as far as two seeds can tell."
     ),
     expected=Verdict.CONDITIONAL,
     trials=1,
