@@ -12,8 +12,8 @@ from massieu.claims.models import contractions as models
 # Where the code breaks, and how. Models are trained once: the breaks are in what is done with them.
 BREAKS = [
     ("similarity", lambda first, second: 0.9),  # all models alike
-    ("UNNORMALIZED", ("rms_norm",)),
-    ("UNNORMALIZED", ("squash", "rms_norm")),
+    ("LINEAR", ("rms_norm",)),
+    ("LINEAR", ("halve", "rms_norm")),
 ]
 
 

@@ -18,7 +18,7 @@ from massieu.dynamics import clip_to_ball, halve, layer_norm, rms_norm, squash
 from massieu.nn import Transformer
 
 WORDS = 128  # bytes of plain text
-FACTOR = 1.4  # times the spread of seeds, "substantially"; a third seed is at 1
+FACTOR = 2.0  # times the spread of seeds, "substantially"; a third seed is at 1
 
 
 def running_rms(cloud: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ CONTRACTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "clip_to_ball": clip_to_ball,
     "halve": halve,
 }
-UNNORMALIZED = ("squash", "clip_to_ball", "halve")
+LINEAR = ("halve",)
 
 
 class Contraction(nn.Module):
@@ -129,14 +129,14 @@ def nats(model: nn.Module, rows: Tensor) -> Tensor:
         "Our reading: in small causal transformers on bytes of the embedded text (width 32, 2 layers, 150 steps; 64, 3"
         " and 300 with full sizes), norms after the residual sums, each of RMS norm, division by the running RMS, tanh,"
         " clipping to a ball and halving gives last states whose dissimilarity 1 − CKA to those with layer norm is at"
-        f" least {FACTOR} times that of two seeds of layer norm. The control is a third seed of layer norm."
+        f" least {FACTOR:g} times that of two seeds of layer norm. The control is a third seed of layer norm."
     ),
     reference="the dissimilarity of models with layer norm that differ in nothing but the seed of weights and batches",
-    formula="1 − CKA(LN, other) ≥ 1.4 (1 − CKA(LN, LN'))",
+    formula="1 − CKA(LN, other) ≥ 2 (1 − CKA(LN, LN'))",
     correction=(
-        "Contractions that do not normalize (tanh, clipping, halving) do: 5 to 10 times the spread of seeds after 150"
-        " steps, while they have learned less, and 2 to 4 times after 300. RMS norm gives the embeddings of layer norm,"
-        " as far as two seeds can tell."
+        "Halving, which is linear, does: 4 to 10 times the spread of seeds; these models learn less. RMS norm gives the"
+        " embeddings of layer norm, as far as two seeds can tell. The others are between, the nearer the longer models"
+        " learn: tanh and clipping at 5 to 9 times after 150 steps and below 2 after 300, the running RMS about 2."
     ),
     expected=Verdict.CONDITIONAL,
     trials=1,
@@ -154,11 +154,11 @@ def contractions(trial: Trial) -> Evidence:
     def gap(*models: Trained) -> Gap:
         return Gap(max(1 / far(model) for model in models), 1 / FACTOR)
 
-    unnormalized = [others[name] for name in UNNORMALIZED]
+    linear = [others[name] for name in LINEAR]
     return Evidence(
         printed=gap(*others.values()),
-        conditional=gap(*unnormalized),
-        control=gap(*trial.control([third], unnormalized)),
+        conditional=gap(*linear),
+        control=gap(*trial.control([third], linear)),
         table={"1 − CKA of two seeds of layer norm": spread, "loss with layer norm": third.loss}
         | {f"times that for {name}": far(model) for name, model in others.items()}
         | {f"loss with {name}": model.loss for name, model in others.items()}
