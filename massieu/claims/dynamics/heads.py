@@ -26,14 +26,15 @@ from massieu.statistics import attend
     place="section 3.2, last paragraph",
     title="Query and key weights multiply to an inverse covariance",
     wording=(
-        "An affine approximation of the mean map as the map from hidden states to keys suggests that query and key"
-        " weights multiply to about the inverse covariance of the hidden states."
+        "An affine approximation of the map from hidden states to keys is Σ^{-1} h_j, which suggests that query and key"
+        " weights multiply to about Σ^{-1}."
     ),
     reading=(
-        "Our reading: keys T h_j follow the mean map if its Jacobian at the origin is T again. For 32 hidden states in"
-        " 8 dimensions (256 in 64 in full): a head of rank 2 (8 in full) that does so differs from Λ^{-1}, so that"
-        " consistency alone does not give it; the one of full rank is Λ^{-1}, and heads of low rank with Σ_h P_h = I"
-        " are consistent each and add up to it, to 1e-9. In the control one head is random."
+        "Our reading: Σ is the covariance Λ of the hidden states, and keys T h_j follow the mean map if its Jacobian at"
+        " the origin is T again. For 32 hidden states in 8 dimensions (256 in 64 in full): a head of rank 2 (8 in full)"
+        " that does so differs from Λ^{-1}, so that consistency alone does not give it; the one of full rank is Λ^{-1},"
+        " and heads of low rank with Σ_h P_h = I are consistent each and add up to it, to 1e-9. In the control one head"
+        " is random."
     ),
     reference="T = Λ^{-1/2} P Λ^{-1/2} from eigenvectors, against the covariance of attention over the keys",
     formula="W_q^⊤ W_k = T ≈ Λ^{-1}, Λ = Cov(hidden)",
@@ -327,8 +328,8 @@ def context_walk(trial: Trial) -> Evidence:
 @claim(
     "X12",
     source=PAPER,
-    place="section 3.2, on trained weights",
-    title="Trained weights are an inverse covariance",
+    place="section 3.2, last paragraph",
+    title="The weights of a denoiser are an inverse covariance",
     wording="Query and key weights multiply to about an inverse covariance.",
     reading=(
         "Our reading: training makes them so in a head that removes noise, y = x_n + ε, from 6 points in the plane."

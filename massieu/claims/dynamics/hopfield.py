@@ -115,9 +115,9 @@ def collapse(trial: Trial) -> Evidence:
     reading=(
         "For 6 patterns in the plane: the integral of e^{−E} on a grid is that of a mixture of Gaussians around the"
         " patterns, and e^{−E} its density, to 1e-9. At 200 states (5000 in full) residual attention is a step up log Z"
-        " from the state, a Hopfield step is one down E, of which E falls by τ (1 − τ / 2) ‖∇E‖^2 for five τ up to 1.9;"
-        " one is the other up to a factor 1 + s. The control leaves the quadratic term out. M11 has the sentence that"
-        " the term models the skip connection."
+        " from the state, a Hopfield step is one down E, of which E falls by at least τ (1 − τ / 2) ‖∇E‖^2 for five τ"
+        " up to 1.9; one is the other up to a factor 1 + s, for s = 0.1, 1 and 10. The control leaves the quadratic"
+        " term out. M11 has the sentence that the term models the skip connection."
     ),
     reference="a sum over a grid, torch.distributions, and gradients of the energy by autograd",
     formula="∫ e^{−E} = (2π)^{D/2} Σ_n e^{‖x_n‖^2 / 2} < ∞; η + s ∇log Z(η); ξ − τ ∇E(ξ) = (1 − τ) ξ + τ m(ξ)",

@@ -143,14 +143,14 @@ def simultaneous(trial: Trial) -> Evidence:
     place="section 3.3, second paragraph",
     title="With a residual, recentered states move outward",
     wording=(
-        "With a residual connection, roughly radially symmetric hidden states that are recentered, by layer"
-        " normalization or another one, push each of them further away from the origin."
+        "With a residual connection, one could imagine that roughly radially symmetric hidden states, recentered by"
+        " layer normalization or another one, push each of them further away from the origin."
     ),
     reading=(
         "64 tokens in 8 dimensions (512 in 64 in full) after layer norm, and recentered normal and lognormal ones, as"
-        " keys and values: no token comes closer to the origin in one step, and η·m(η) ≥ G(η) − G(0), which is not"
-        " negative for centered keys. Our reading adds pairs, which part by the distance of their updates at least:"
-        " ‖Δη'‖^2 ≥ ‖Δη‖^2 + ‖Δm‖^2. In the control a random matrix mixes the values."
+        " keys and values, scores over √d: no token comes closer to the origin in one step, and η·m(η) ≥ G(η) − G(0),"
+        " which is not negative for centered keys. Our reading adds pairs, which part by the distance of their updates"
+        " at least: ‖Δη'‖^2 ≥ ‖Δη‖^2 + ‖Δm‖^2. In the control a random matrix mixes the values."
     ),
     reference="distances before the update, and G by a log-sum-exp written out in torch",
     formula="Σ_j x_j = 0: η·m(η) ≥ G(η) − G(0) ≥ 0, so ‖η + m‖ ≥ ‖η‖; ‖Δη'‖^2 ≥ ‖Δη‖^2 + ‖Δm‖^2",
@@ -209,8 +209,8 @@ def expansion(trial: Trial) -> Evidence:
     reading=(
         "200 queries over 16 centered keys in 4 dimensions (5000 in full): the entropy of the attention distribution"
         " must not fall, as printed, and does. The entropy of the law of the hidden states rises: log volumes of"
-        " residual attention with step 0.7 are log det(I + sC) ≥ 0 to 1e-7, and a normal law on a line over 12 keys"
-        " gains E log(1 + C). The control descends."
+        " residual attention with step 0.7 are log det(I + sC) to 1e-9, and a normal law on a line over 12 keys gains E"
+        " log(1 + C) ≥ 0 to 1e-7. The control descends."
     ),
     reference="Jacobians by autograd and differences of fourth order, against the covariance of attention",
     formula="H(after) ≥ H(before)",

@@ -129,11 +129,11 @@ def bootstrap(trial: Trial) -> Evidence:
         "Our reading: the law of tokens that are drawn by their attention weights, instead of averaged, changes like"
         " that of attention. 16 normal clouds of 128 tokens in 3 dimensions (256 in full) with variance 1/4, over six"
         " layers. As printed, with a residual connection and halved, the variance would be that of attention, within a"
-        " factor of e^{1/2}: it is not. As corrected, given the tokens before each layer: means over a cloud differ"
-        " from attention by √(C / N), with the covariance C of attention, within a fifth for 32 and 128 tokens (64 and"
-        " 256 in full), and slopes on the queries by no more than six standard errors. The variances follow the law"
-        " that adds C at each layer within e^{1/2}, with and without the residual connection. In the control tokens are"
-        " drawn without weights."
+        " factor of e^{1/2}: it is not. As corrected, attention itself follows its law within e^{1/10}, and given the"
+        " tokens before each layer: means over a cloud differ from attention by √(C / N), with the covariance C of"
+        " attention, within a fifth for 32 and 128 tokens (64 and 256 in full), and slopes on the queries by no more"
+        " than six standard errors. The variances follow the law that adds C at each layer within e^{1/2}, with and"
+        " without the residual connection. In the control tokens are drawn without weights."
     ),
     reference="variances of Gaussian clouds in closed form, and moments under softmax weights written out in torch",
     formula="v' = (1 + v)^2 v / 4 for attention + residual, halved; v^3 without",

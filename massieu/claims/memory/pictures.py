@@ -30,12 +30,16 @@ def painted_over(images: Tensor, rows: int) -> Tensor:
 @claim(
     "M14",
     source=SLIDES,
-    place="memorization, pictures, W = x_Homer x_Homer^T",
+    place="memorization, pictures, W = x_Homer x_Homer^T, of which the text has only the formulas",
     title="A picture stored alone is recovered",
-    wording="A picture x_Homer ∈ {−1, 1}^64 is stored by W = x_Homer x_Homer^T, and recovered from a masked one.",
+    wording=(
+        "A picture x_Homer ∈ {−1, 1}^64 is stored by W = x_Homer x_Homer^T, after the sentence that local minima are"
+        " recovered."
+    ),
     reading=(
-        "Our reading: a drawing of a face, 8 by 8 pixels, comes back exactly from a white lower half and from 1 to 31"
-        " wrong pixels, 10 (full: 50) draws of each number. From more than 32 its negative comes back."
+        "Our reading: it is recovered from a part of it. A drawing of a face, 8 by 8 pixels, comes back exactly from a"
+        " white lower half and from 1 to 31 wrong pixels, 10 (full: 50) draws of each number. Its negative comes back"
+        " from 33 to 63."
     ),
     reference="the stored picture; the sign of its product with the cue decides",
     formula="sgn(x x^T ξ) = x for x·ξ > 0",
@@ -120,11 +124,12 @@ def flip_rule(trial: Trial) -> Evidence:
     source=SLIDES,
     place="memorization, pictures with several stored, of which the text has only 'masked test image'",
     title="Several pictures need a modern network",
-    wording="Of several stored pictures a masked one is not recovered by a classical network, but by a modern one.",
+    wording="After the capacities of classical and modern networks, the slides show a masked test image.",
     reading=(
-        "Our reading: ten drawings of 8 by 8 pixels, masked by three white rows or with 8 pixels wrong at random. The"
-        " exponential interaction and the continuous network at β = 1, by its signs, recover at least 9 of 10 exactly,"
-        " a classical network at most half, and it keeps at most half even of the stored ones."
+        "Our reading: of several stored pictures a masked one is not recovered by a classical network, but by a modern"
+        " one. Ten drawings of 8 by 8 pixels, masked by three white rows or, in 2 draws (full: 30), with 8 pixels wrong"
+        " at random. The exponential interaction and the continuous network at β = 1, by its signs, recover at least 9"
+        " of 10 exactly, a classical network at most half, and it keeps at most half even of the stored ones."
     ),
     reference="the stored drawings; signs of W ξ with W written out as a matrix",
     formula="ξ = x_i from a part of x_i, E = −Σ_i exp(x_i·ξ) against −½ Σ_i (x_i·ξ)^2",

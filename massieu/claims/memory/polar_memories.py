@@ -241,7 +241,7 @@ def lost_sign(trial: Trial) -> Evidence:
     reading=(
         "Our reading: of 2^{d/2} = 1024 random patterns, d = 20, at most 10 % are lost from cues with a tenth of the"
         " bits flipped. Under the condition: at most 10 % of them are lost from no flips, and of e^{d I / 2} = 249"
-        " patterns, d = 30, from a tenth. 200 patterns (full: 500) are looked at."
+        " patterns, d = 30, from a tenth. 200 (full: 500) of the 1024 and all of the 249 are looked at."
     ),
     reference="the stored patterns; the theorem of Demircigil et al. 2017",
     formula="C ≈ 2^{d/2}",

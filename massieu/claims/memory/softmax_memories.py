@@ -136,9 +136,10 @@ def exponential_storage(trial: Trial) -> Evidence:
     title="Convergence after one update step",
     wording="The continuous network converges after one update step.",
     reading=(
-        "Our reading: whatever the patterns. One update from half the certified radius comes to 1e-3 of the length of a"
-        " pattern, within the bound, and entmax with α = 2 exactly; 30 patterns (full: 1000) in 32 dimensions, β = 4,"
-        " all with one large vector in common. Under the condition: the same without it, of length √32."
+        "Our reading: whatever the patterns. One update from half the radius that is certified under the condition"
+        " comes to 1e-3 of the length of a pattern, within the bound, and entmax with α = 2 exactly; 30 patterns (full:"
+        " 1000) in 32 dimensions, β = 4, all with one large vector in common. Under the condition: the same without it,"
+        " of length √32."
     ),
     reference="the stored patterns; theorem 4 of Ramsauer et al. 2020 in the sharper form of docs/memory.md",
     formula="f(ξ) = x_i",

@@ -28,11 +28,11 @@ LINEAR = 1.256  # up to here exp(x) − 1 ≤ 2x
     ),
     reading=(
         "For 30 draws of 8 tokens in 5 dimensions with weights of random sizes no row is below the bound by more than"
-        " 1e-9; descent of the entropy on the ball of 8 logits of norm σ, from 20 random starts and for six values of σ"
-        " from 0.5 to 12, ends at the bound up to 1e-6 from above and never below it; and for X = 1 and W of rank one"
+        " 1e-9; descent of the entropy on the sphere of 8 logits of norm σ, from 20 random starts and for six values of"
+        " σ from 0.5 to 12, ends at the bound up to 1e-6 from above and never below it; and for X = 1 and W of rank one"
         " the bound is attained to 1e-9."
     ),
-    reference="the bound as printed, and descent of the entropy on the ball of logits",
+    reference="the bound as printed, and descent of the entropy on the sphere of logits, where it is least in the ball",
     formula="Ent ≥ log(1 + (T−1)β) + σ √(T(T−1)) β / (1 + (T−1)β), β = exp(−σ √(T/(T−1)))",
     expected=Verdict.HOLDS,
 )
@@ -74,7 +74,7 @@ def entropy_bound(trial: Trial) -> Evidence:
     title="Pure attention loses rank at a cubic rate",
     wording=(
         "Without skip connections and MLPs the output of stacked self-attention converges doubly exponentially to a"
-        " matrix of rank one, the residual of a layer being bounded by the cube of that before it."
+        " matrix of rank one, the residual of a layer being bounded by a multiple of the cube of that before it."
     ),
     reading=(
         "Our reading: whatever the scores. For five draws of 6 tokens in 4 dimensions three layers bring the residual"

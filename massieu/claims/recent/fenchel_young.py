@@ -28,8 +28,9 @@ ALPHAS = (1.5, 2.0, 3.0)
     reading=(
         "For 20 (full: 80) random patterns of length 4 in 16 (full: 64) dimensions, α-entmax with α of 1.5, 2 and 3,"
         " whose margin is 1 / (α − 1), and the 2-norm entropy, with margin 1: at the least β that meets a condition for"
-        " all patterns, one step gives them to 1e-9 from themselves, from ε away towards the nearest rival and in a"
-        " random direction; at 0.98 of it the least separated pattern moves. Softmax never retrieves one exactly."
+        " all patterns, one step gives them to 1e-9 from themselves, from ε = 0.2 Δ / M away, for the least Δ, towards"
+        " the nearest rival and in a random direction; at 0.98 of it the least separated pattern moves. The control has"
+        " softmax in the place of α-entmax."
     ),
     reference="weights by bisection for their threshold, in numpy",
     formula="Δ_i = x_i·x_i − max_{j≠i} x_i·x_j ≥ m / β + 2 M ε",

@@ -97,9 +97,10 @@ def dispersion(trial: Trial) -> Evidence:
     ),
     reading=(
         "Our reading: for identity weights in a ball of radius R = 8 of the plane, n of 4 to 64 (full: 256). No"
-        " Jacobian, at random clouds, at two poles and after 20 (full: 60) steps of ascent of its norm, is larger than"
-        " √(3 (R^4 (4 n + 1) + n)), and where all tokens attend one, at least √(n − 1) / (1 + (n − 1) e^{−R²/4}), with"
-        " an exponent of n of 0.5 to 0.03. At R = 1 lengths are not reasonable, and the norm there does not grow."
+        " Jacobian, at random clouds, at two poles and, for n = 8, in 20 (full: 60) steps of ascent of its norm, is"
+        " larger than √(3 (R^4 (4 n + 1) + n)), and where all tokens attend one, at least √(n − 1) / (1 + (n − 1)"
+        " e^{−R²/4}), with an exponent of n of 0.5 to 0.03. At R = 1 lengths are not reasonable, and the norm there"
+        " does not grow."
     ),
     reference="the Jacobian written out in torch, and both bounds of Castin et al. 2024",
     formula="Lip ≤ √3 (‖A‖^2 R^4 (4 n + 1) + n)^{1/2}, Lip ≥ √(n − 1) / (1 + (n − 1) e^{−R²/4})",

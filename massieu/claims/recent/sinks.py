@@ -37,7 +37,7 @@ class Head(NamedTuple):
         "Our reading: for one head of size seven trained, from up to six starts, on 200 random sequences of a start"
         " token and four tokens with contents of norm two in four dimensions. On 500 unseen ones its root mean square"
         " error is below 0.03, rows of tokens that are no triggers put at least 0.9 of their mass on the start on"
-        " average, and no row has more mass off it than √k ‖o‖ / s, with its output o, k contents and s the least"
+        " average, and no such row has more mass off it than √k ‖o‖ / s, with its output o, k contents and s the least"
         " singular value of their values away from that of the start."
     ),
     reference="the task written out, and the bound by singular values, which holds for any row of any head",

@@ -307,10 +307,10 @@ def narrow_network(trial: Trial) -> Evidence:
     "U36",
     source=YUN_2020,
     place="theorem 1 (from memory), and the corollary on the slides",
-    title="A sparse network realizes any function on a grid",
+    title="A sparse network realizes one function on a grid",
     wording=(
-        "Sparse transformers with O(T) connections in an attention layer are universal approximators of continuous"
-        " sequence-to-sequence functions."
+        "There are sparse transformers with O(T) connections in an attention layer that are universal approximators of"
+        " continuous sequence-to-sequence functions."
     ),
     reading=(
         "Our reading: for one random function of all of six tokens (eight in full) of two cells and of their order,"

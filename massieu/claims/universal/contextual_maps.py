@@ -49,7 +49,7 @@ EPSILON = torch.finfo(torch.float64).eps
         "numbers, get as many numbers as they have tokens, and permuting tokens permutes numbers."
     ),
     reference="a count of different numbers and all orders of the tokens",
-    formula="l_j ← l_j + n^d (max l − min l) 1[l_j = b] for b = 0, …, n^d − 1",
+    formula="l_j ← l_j + n^d (max l − min l) 1[l_j = b] for b = 0, …, n^d − 1, then l_j ← l_j + T n^{(T+1)d} max l",
     expected=Verdict.HOLDS,
     trials=1,
 )
@@ -129,9 +129,9 @@ def value_mapping(trial: Trial) -> Evidence:
         "since their share vanishes on a fine grid."
     ),
     reading=(
-        "Our reading: on the grids (n, d, T) = (4, 1, 3) and (3, 2, 3) no context of distinct tokens lacks a "
-        "number of its own, the share of sequences with repeats stays below T (T − 1) / 2 cells, and with repeats "
-        "contexts do lose their numbers (the control), so that the restriction is needed."
+        "Our reading: on the grids (n, d, T) = (4, 1, 3) and (3, 2, 3) no context of distinct tokens lacks a number of"
+        " its own, the share of sequences with repeats is at most T (T − 1) / (2 n^d), and with repeats contexts do"
+        " lose their numbers (the control), so that the restriction is needed."
     ),
     reference="a count of all sequences, one by one",
     formula="#{L : l_i = l_j for some i ≠ j} / n^{dT} ≤ T (T − 1) / (2 n^d)",

@@ -37,7 +37,7 @@ NONE = 0.5  # of what is counted, none may be left
 @claim(
     "U1",
     source=YUN_2020,
-    place="assumption 1 and the patterns given as its examples (from memory)",
+    place="assumption 1 and its examples (from memory), with the patterns that the slides' corollary cites",
     title="The usual sparse patterns meet the three conditions",
     wording=(
         "The strided, fixed, star-and-ring, sliding-window and BigBird patterns meet the conditions on sparsity "
@@ -147,8 +147,9 @@ def linear_connections(trial: Trial) -> Evidence:
     title="A chain of connections covers a star",
     wording="The Star-Transformer is a sparse transformer for which a chain of direct connections covers all tokens.",
     reading=(
-        "Our reading: taken as a star alone, of 7 or 8 tokens, it has a path of direct connections that visits "
-        "every token once; and so has the star with its ring."
+        "Our reading: taken as a star alone, of 7 or 8 tokens, it has a path of direct connections that visits every"
+        " token once; under the condition, the star with its ring has one, and `check_universality` names BigBird's"
+        " theorem for the star alone."
     ),
     reference="the longest path by a search through all paths",
     formula="γ(i) ∈ ∪_l A^l_γ(i+1)",
