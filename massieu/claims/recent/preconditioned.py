@@ -100,14 +100,15 @@ def best_multiples(shape: Tensor, layers: int, contexts: tuple[Tensor, Tensor], 
     eye, scale = torch.eye(len(shape)).to(shape), len(shape) / (shape @ sigma).trace()
     found = torch.stack([0.3 * scale.expand(layers), torch.full((layers,), 0.1 if moving else 0.0).to(shape)], 1)
     found.requires_grad_()
-    options = {"max_iter": 300, "tolerance_grad": 1e-10, "tolerance_change": 0.0, "line_search_fn": "strong_wolfe"}
-    optimizer = torch.optim.LBFGS([found], **options)
+    optimizer = torch.optim.LBFGS(
+        [found], max_iter=300, tolerance_grad=1e-10, tolerance_change=0.0, line_search_fn="strong_wolfe"
+    )
 
     def evaluate() -> Tensor:
         optimizer.zero_grad()
         moves = found[:, 1, None, None] * eye if moving else torch.zeros(layers, 2, 2).to(shape)
         loss = expected_loss(found[:, 0, None, None] * shape, moves, *contexts, sigma)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return loss
 
     optimizer.step(evaluate)
