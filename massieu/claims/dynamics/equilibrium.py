@@ -218,14 +218,6 @@ def unstable(trial: Trial) -> Evidence:
     weight = torch.softmax(-0.5 * z.square(), -1)
     waves = {3: z**2 - 1, 4: z**3 - 3 * z, 5: z**4 - 6 * z**2 + 3}
 
-    def cumulant(order: int, x: Tensor) -> Tensor:
-        """Of numbers with mean zero and variance one."""
-        return weight @ x**order - {3: 0.0, 4: 3.0, 5: 10 * float(weight @ x**3)}[order]
-
-    def standard(x: Tensor) -> Tensor:
-        x = x - weight @ x
-        return x / (weight @ x.square()).sqrt()
-
     def attention(eta: Tensor) -> Tensor:
         return Points(sigma * eta, weight.log()).mean(eta)
 
@@ -234,20 +226,20 @@ def unstable(trial: Trial) -> Evidence:
 
     def block(x: Tensor, field: Callable[[Tensor], Tensor]) -> Tensor:
         eta = x[:, None] / sigma**0.5
-        return standard((eta + step * field(eta))[:, 0])
+        return _standard((eta + step * field(eta))[:, 0], weight)
 
     def growth(order: int, field: Callable[[Tensor], Tensor]) -> float:
-        start = standard(z + 1e-4 * waves[order] / math.factorial(order))
-        return float(cumulant(order, block(start, field)) / cumulant(order, start))
+        start = _standard(z + 1e-4 * waves[order] / math.factorial(order), weight)
+        return float(_cumulant(order, block(start, field), weight) / _cumulant(order, start, weight))
 
     def gap(field: Callable[[Tensor], Tensor]) -> Gap:
-        still = (weight @ (block(z, field) - standard(z)).square()).sqrt()
+        still = (weight @ (block(z, field) - _standard(z, weight)).square()).sqrt()
         off = [growth(order, field) / cumulant_amplification(order, step, sigma) - 1 for order in waves]
         return widest(Gap(float(still), 1e-5), *(Gap(abs(each), 0.01) for each in off))
 
-    seen, cloud = [], standard(z + 1e-4 * waves[4] / 24)
+    seen, cloud = [], _standard(z + 1e-4 * waves[4] / 24, weight)
     for _ in range(7):
-        seen.append(float(cumulant(4, cloud)))
+        seen.append(float(_cumulant(4, cloud, weight)))
         cloud = block(cloud, attention)
     law = [seen[0] * cumulant_amplification(4, step, sigma) ** each for each in range(7)]
     return Evidence(
@@ -257,6 +249,17 @@ def unstable(trial: Trial) -> Evidence:
         | {f"1 + {order} r": cumulant_amplification(order, step, sigma) for order in waves},
         curve=Curve(list(range(7)), {"κ_4": seen, "κ_4 (1 + 4r)^n": law}, x_label="blocks", y_label="κ_4", log_y=True),
     )
+
+
+def _cumulant(order: int, x: Tensor, weight: Tensor) -> Tensor:
+    """Cumulant of order 3, 4 or 5 of weighed numbers with mean zero and variance one."""
+    return weight @ x**order - {3: 0.0, 4: 3.0, 5: 10 * float(weight @ x**3)}[order]
+
+
+def _standard(x: Tensor, weight: Tensor) -> Tensor:
+    """Weighed numbers with mean zero and variance one."""
+    x = x - weight @ x
+    return x / (weight @ x.square()).sqrt()
 
 
 @claim(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -106,65 +107,61 @@ def inverse_covariance(trial: Trial) -> Evidence:
     expected=Verdict.HOLDS_CORRECTED,
 )
 def convolution(trial: Trial) -> Evidence:
-    """Asymmetry of the Jacobian of summed heads, read and write maps tied or free; the control unties the tied ones.
-
-    As printed, heads of different distortions are no gradient, tied or free. As corrected, the tied ones are, and
-    free ones are not, not even where all read with one distortion. Tied heads are also compared with points at all
-    sums of their keys.
-    """
+    """Asymmetry of summed heads, maps tied or free, and tied ones as points at all sums; the control unties them."""
     normal = normals(trial)
     maps, keys, natural, free = normal(3, 4, 2), normal(3, 5, 2), 0.5 * normal(6, 4), normal(3, 4, 2)
-    factors = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)[:, None, None]
+    factors, alike = torch.tensor([0.5, 1.0, 2.0]).double()[:, None, None], maps[:1].expand_as(maps)
     measures = [Points(each) for each in keys]
     tied = Convolution(list(maps), measures)
     first, second, third = keys @ maps.mT
     sums = (first[:, None, None] + second[:, None] + third).reshape(-1, 4)
     mean = torch.softmax(natural @ sums.T, -1) @ sums
-
-    def update(read: Tensor, write: Tensor, eta: Tensor) -> Tensor:
-        heads = [measure.mean(eta @ a) @ b.T for measure, a, b in zip(measures, read, write, strict=True)]
-        return torch.stack(heads).sum(0)
-
-    def asymmetry(read: Tensor, write: Tensor) -> float:
-        slope = jacobian(lambda eta: update(read, write, eta), natural)
-        return float((slope - slope.mT).norm() / slope.norm())
-
-    def coherent(read: Tensor, write: Tensor) -> Gap:
-        return Gap(asymmetry(read, write), TIGHT)
+    asymmetry = functools.partial(_asymmetry, measures, natural)
 
     def incoherent(read: Tensor, write: Tensor) -> Gap:
-        """What is missing to an asymmetry of a hundredth."""
+        """Gap between the asymmetry and a hundredth, which it must reach."""
         return Gap(max(0.01 - asymmetry(read, write), 0.0), TIGHT)
 
     def gap(write: Tensor) -> Gap:
         return widest(
             incoherent(maps, free),
-            incoherent(maps[:1].expand_as(maps), free),
-            coherent(maps, write),
-            coherent(maps, factors * write),
-            apart(update(maps, write, natural), mean),
+            incoherent(alike, free),
+            Gap(asymmetry(maps, write), TIGHT),
+            Gap(asymmetry(maps, factors * write), TIGHT),
+            apart(_summed(measures, maps, write, natural), mean),
             apart(tied.mean(natural), mean),
             apart(tied.log_normalizer(natural), torch.logsumexp(natural @ sums.T, -1)),
         )
 
-    covariances = torch.stack([each.fisher(natural @ a) for each, a in zip(measures, maps, strict=True)])
+    pairs = {"tied heads": (maps, maps), "free heads": (maps, free), "free heads that read alike": (alike, free)}
     return Evidence(
         printed=widest(incoherent(maps, free), incoherent(maps, maps)),
         corrected=gap(maps),
         control=gap(trial.control(free, maps)),
         table={
             "points": float(len(sums)),
-            "asymmetry of tied heads": asymmetry(maps, maps),
-            "asymmetry of free heads": asymmetry(maps, free),
-            "asymmetry of free heads that read alike": asymmetry(maps[:1].expand_as(maps), free),
-            "free dimensions of B for 3 heads": float(_gradient_dimensions(maps, covariances)),
+            **{f"asymmetry of {name}": asymmetry(*pair) for name, pair in pairs.items()},
+            "free dimensions of B for 3 heads": float(_gradient_dimensions(measures, maps, natural)),
         },
     )
 
 
-def _gradient_dimensions(maps: Tensor, covariances: Tensor) -> int:
-    """How many independent families of output maps make the Jacobian symmetric at all queries at once."""
+def _summed(measures: Sequence[Points], read: Tensor, write: Tensor, eta: Tensor) -> Tensor:
+    """The sum of heads with maps by which they read and by which they write."""
+    heads = [measure.mean(eta @ a) @ b.T for measure, a, b in zip(measures, read, write, strict=True)]
+    return torch.stack(heads).sum(0)
+
+
+def _asymmetry(measures: Sequence[Points], natural: Tensor, read: Tensor, write: Tensor) -> float:
+    """Antisymmetric part of the Jacobian of the summed heads at some queries, relative to the Jacobian."""
+    slope = jacobian(lambda eta: _summed(measures, read, write, eta), natural)
+    return float((slope - slope.mT).norm() / slope.norm())
+
+
+def _gradient_dimensions(measures: Sequence[Points], maps: Tensor, natural: Tensor) -> int:
+    """Number of independent families of output maps that make the Jacobian symmetric at all queries at once."""
     heads, dim, rank = maps.shape
+    covariances = torch.stack([each.fisher(natural @ a) for each, a in zip(measures, maps, strict=True)])
     basis = torch.eye(heads * dim * rank, dtype=torch.float64).reshape(-1, heads, dim, rank)
     slope = torch.einsum("bhdk,hqkl,hel->bqde", basis, covariances, maps)
     equations = (slope - slope.mT).flatten(1)
@@ -205,30 +202,12 @@ def bound_of_heads(trial: Trial) -> Evidence:
     """
     normal = normals(trial)
     mixture, drawn = _gaussian_heads(normal, trial.size(5000, 50000))
-    weights, locations, covariances = mixture.log_weight.exp(), mixture.locations, mixture.covariances
-    count, tokens, dim = drawn.shape
-    queries = torch.nn.functional.normalize(normal(50, dim), dim=-1)
-    tight = linspace(-2.0, 2.0, 9)[:, None] * torch.eye(dim, dtype=torch.float64)[0]
+    queries = torch.nn.functional.normalize(normal(50, 4), dim=-1)
+    tight = linspace(-2.0, 2.0, 9)[:, None] * torch.eye(4, dtype=torch.float64)[0]
 
-    def exponents(eta: Tensor) -> Tensor:
-        return eta @ locations.T + 0.5 * torch.einsum("qd,nde,qe->qn", eta, covariances, eta)
+    log_z = functools.partial(_log_z, mixture)
 
-    def log_z(eta: Tensor) -> Tensor:
-        return torch.logsumexp(exponents(eta) + weights.log(), -1)
-
-    def slope(eta: Tensor) -> Tensor:
-        return gradient(log_z, eta)
-
-    def heads(eta: Tensor, shared: bool) -> Tensor:
-        """Averaged attention over the tokens of each head, or one softmax over all of them."""
-        if shared:
-            keys, log_weight = drawn.flatten(0, 1), weights.log().repeat_interleave(tokens)
-            return attend(eta, keys, keys, log_weight, scale=1.0).output
-        each = attend(eta.expand(count, -1, -1), drawn, drawn, scale=1.0).output
-        return torch.einsum("n,nqd->qd", weights, each)
-
-    def far(found: Tensor, expected: Tensor) -> float:
-        return float((found - expected).norm() / expected.norm())
+    slope = functools.partial(gradient, log_z)
 
     def gap(shared: bool) -> Gap:
         return widest(
@@ -236,17 +215,17 @@ def bound_of_heads(trial: Trial) -> Evidence:
             apart(mixture.lower_bound(tight), log_z(tight)),
             apart(mixture.lower_bound_gradient(tight), slope(tight)),
             apart(mixture.mean(queries), slope(queries)),
-            Gap(far(heads(queries, shared), mixture.lower_bound_gradient(queries)), 0.1),
+            Gap(_far(_averaged(mixture, drawn, queries, shared), mixture.lower_bound_gradient(queries)), 0.1),
         )
 
     lengths = [0.0, 0.5, 1.0, 1.5]
     scaled = [length * queries for length in lengths]
     linear, exact = ([field(eta) for eta in scaled] for field in (mixture.lower_bound_gradient, slope))
-    apiece, together = ([heads(eta, shared) for eta in scaled] for shared in (False, True))
+    apiece, together = ([_averaged(mixture, drawn, eta, shared) for eta in scaled] for shared in (False, True))
     series: dict[str, Sequence[float]] = {
-        "bound against log Z": [far(*pair) for pair in zip(linear, exact, strict=True)],
-        "a softmax each against the bound": [far(*pair) for pair in zip(apiece, linear, strict=True)],
-        "one softmax against log Z": [far(*pair) for pair in zip(together, exact, strict=True)],
+        "bound against log Z": [_far(*pair) for pair in zip(linear, exact, strict=True)],
+        "a softmax each against the bound": [_far(*pair) for pair in zip(apiece, linear, strict=True)],
+        "one softmax against log Z": [_far(*pair) for pair in zip(together, exact, strict=True)],
     }
     return Evidence(
         printed=Gap(series["bound against log Z"][2], 0.1),
@@ -266,6 +245,26 @@ def _gaussian_heads(normal: Callable[..., Tensor], tokens: int) -> tuple[Gaussia
     locations[:, 0], roots[:, 0] = 0.5, identity[0]
     drawn = locations[:, None] + normal(dim, tokens, dim) @ roots.mT
     return GaussianMixture(log_weights, locations, roots @ roots.mT), drawn
+
+
+def _far(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+def _log_z(mixture: GaussianMixture, eta: Tensor) -> Tensor:
+    """The log normalizer of a mixture of Gaussians, written out."""
+    exponents = eta @ mixture.locations.T + 0.5 * torch.einsum("qd,nde,qe->qn", eta, mixture.covariances, eta)
+    return torch.logsumexp(exponents + mixture.log_weight.exp().log(), -1)
+
+
+def _averaged(mixture: GaussianMixture, drawn: Tensor, eta: Tensor, shared: bool) -> Tensor:
+    """Averaged attention over the tokens of each head, or one softmax over all of them."""
+    weights = mixture.log_weight.exp()
+    if shared:
+        keys, log_weight = drawn.flatten(0, 1), weights.log().repeat_interleave(drawn.shape[1])
+        return attend(eta, keys, keys, log_weight, scale=1.0).output
+    each = attend(eta.expand(len(drawn), -1, -1), drawn, drawn, scale=1.0).output
+    return torch.einsum("n,nqd->qd", weights, each)
 
 
 @claim(
@@ -354,20 +353,6 @@ def denoiser(trial: Trial) -> Evidence:
     points = 1.5 * torch.tanh(normal(6, 2))
     noise, other = (0.5 * covariance(normal, 2) for _ in range(2))
     line = linspace(-6.0, 6.0, trial.size(49, 121))
-    plane = torch.cartesian_prod(line, line)
-    weight = torch.softmax(-0.5 * plane.square().sum(-1), -1)
-
-    def bias(head: Tensor, carrier: bool = True) -> Tensor:
-        return -0.5 * ((points @ head) * points).sum(-1) * float(carrier)
-
-    def fitted(spread: Tensor, carrier: bool) -> Tensor:
-        noisy = points[:, None] + plane @ torch.linalg.cholesky(spread).T
-
-        def loss(head: Tensor) -> Tensor:
-            output = torch.softmax(noisy @ head @ points.T + bias(head, carrier), -1) @ points
-            return ((output - points[:, None]).square().sum(-1) @ weight).mean()
-
-        return minimised(loss, torch.eye(2, dtype=torch.float64))
 
     precision = torch.linalg.inv(noise)
 
@@ -379,13 +364,30 @@ def denoiser(trial: Trial) -> Evidence:
     bayes = torch.softmax(density, -1) @ points
 
     def gap(spread: Tensor) -> Gap:
-        head = fitted(spread, carrier=True)
-        return widest(off(head), apart(Points(points, bias(head)).mean(seen @ head), bayes, 1e-4))
+        head = _fitted(points, spread, line, carrier=True)
+        return widest(off(head), apart(Points(points, _bias(points, head)).mean(seen @ head), bayes, 1e-4))
 
     hidden = torch.linalg.inv(torch.cov(points.T, correction=0) + noise)
     return Evidence(
-        printed=off(fitted(noise, carrier=False)),
+        printed=off(_fitted(points, noise, line, carrier=False)),
         conditional=gap(noise),
         control=gap(trial.control(2 * other, noise)),
         table={"the inverse covariance of the hidden states, relative error": off(hidden).measured},
     )
+
+
+def _bias(points: Tensor, head: Tensor, carrier: bool = True) -> Tensor:
+    return -0.5 * ((points @ head) * points).sum(-1) * float(carrier)
+
+
+def _fitted(points: Tensor, spread: Tensor, line: Tensor, carrier: bool) -> Tensor:
+    """The head of least square error on noisy points, with expectations over a grid of the noise."""
+    plane = torch.cartesian_prod(line, line)
+    weight = torch.softmax(-0.5 * plane.square().sum(-1), -1)
+    noisy = points[:, None] + plane @ torch.linalg.cholesky(spread).T
+
+    def loss(head: Tensor) -> Tensor:
+        output = torch.softmax(noisy @ head @ points.T + _bias(points, head, carrier), -1) @ points
+        return ((output - points[:, None]).square().sum(-1) @ weight).mean()
+
+    return minimised(loss, torch.eye(2, dtype=torch.float64))

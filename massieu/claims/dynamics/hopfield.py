@@ -57,30 +57,15 @@ def collapse(trial: Trial) -> Evidence:
     sphere, directions = (torch.nn.functional.normalize(normal(*size), dim=-1) for size in ((12, 3), (50, 3)))
     few, many = trial.size(30, 60), trial.size(60, 2000)
 
-    def extent(cloud: Tensor, regime: Regime) -> Tensor:
-        return (cloud @ directions.T).amax(0)
-
-    def run(radius: float, rounds: int, *, fixed: bool = False, residual: bool = False) -> dict[str, Tensor]:
-        cloud = radius * sphere
-        observe = {"diameter": OBSERVABLES["max_distance"], "extent": extent, "cloud": lambda cloud, regime: cloud}
-        keys = cloud if fixed else None
-        return evolve(cloud, steps=rounds, keys=keys, residual=residual, observe=observe).observables
+    def run(radius: float, steps: int, *, fixed: bool = False, residual: bool = False) -> dict[str, Tensor]:
+        return _attended(radius * sphere, directions, steps, fixed=fixed, residual=residual)
 
     def left(seen: dict[str, Tensor]) -> Gap:
         return Gap(float(seen["diameter"][-1] / seen["diameter"][0]), 1e-6)
 
-    def contracted(radius: float, seen: dict[str, Tensor]) -> Gap:
-        cloud = radius * sphere
-        for _ in range(3):
-            cloud = torch.softmax(cloud @ cloud.T, -1) @ cloud
-        diameter, extent = seen["diameter"], seen["extent"]
-        bound = -math.expm1(-2 * radius**2) * diameter[:-1]
-        within = widest(above(diameter[1:], bound), above(extent[1:], extent[:-1]))
-        return widest(within, apart(seen["cloud"][3], cloud))
-
     def gap(residual: bool) -> Gap:
         seen = {radius: run(radius, few, residual=residual) for radius in RADII}
-        return widest(left(seen[0.5]), left(seen[1.0]), *(contracted(*each) for each in seen.items()))
+        return widest(left(seen[0.5]), left(seen[1.0]), *(_contracted(*each) for each in seen.items()))
 
     moving, fixed = {radius: run(radius, few) for radius in RADII}, run(5.0, many, fixed=True)
     return Evidence(
@@ -101,6 +86,27 @@ def collapse(trial: Trial) -> Evidence:
             log_y=True,
         ),
     )
+
+
+def _attended(start: Tensor, directions: Tensor, steps: int, *, fixed: bool, residual: bool) -> dict[str, Tensor]:
+    """Diameter, extents in some directions and the cloud itself after each block, over moving or fixed keys."""
+
+    def extent(cloud: Tensor, regime: Regime) -> Tensor:
+        return (cloud @ directions.T).amax(0)
+
+    observe = {"diameter": OBSERVABLES["max_distance"], "extent": extent, "cloud": lambda cloud, regime: cloud}
+    keys = start if fixed else None
+    return evolve(start, steps=steps, keys=keys, residual=residual, observe=observe).observables
+
+
+def _contracted(radius: float, seen: dict[str, Tensor]) -> Gap:
+    """How far diameters exceed Dobrushin's bound and extents grow, and the cloud after three blocks written out."""
+    cloud, diameter, extent = seen["cloud"][0], seen["diameter"], seen["extent"]
+    for _ in range(3):
+        cloud = torch.softmax(cloud @ cloud.T, -1) @ cloud
+    bound = -math.expm1(-2 * radius**2) * diameter[:-1]
+    within = widest(above(diameter[1:], bound), above(extent[1:], extent[:-1]))
+    return widest(within, apart(seen["cloud"][3], cloud))
 
 
 @claim(

@@ -148,16 +148,12 @@ def bootstrap_layers(trial: Trial) -> Evidence:
     """Means and variances over six layers of drawn tokens and of attention; the control draws without the weights."""
     normal = normals(trial)
     few, many = (0.5 * zca(normal(16, size, 3)) for size in (trial.size(32, 64), trial.size(128, 256)))
-    begin = trial.generator.get_state()
+    start = trial.generator.get_state()
     attention = evolve(many, steps=LAYERS, contraction="halve", observe={"variance": _variance}).observables["variance"]
 
     def drawn(cloud: Tensor, beta: float, residual: bool) -> list[Tensor]:
-        trial.generator.set_state(begin)
-        clouds = [cloud]
-        for _ in range(LAYERS):
-            new = resample(clouds[-1], generator=trial.generator, beta=beta)
-            clouds.append(halve(clouds[-1] + new) if residual else new)
-        return clouds
+        trial.generator.set_state(start)
+        return _resampled(cloud, trial.generator, beta, residual)
 
     def off(found: Tensor, law: list[float], allowed: float = 0.5) -> Gap:
         return Gap(float((found / torch.tensor(law)).log().abs().max()), allowed)
@@ -187,6 +183,15 @@ def bootstrap_layers(trial: Trial) -> Evidence:
 
 
 LAYERS = 6
+
+
+def _resampled(cloud: Tensor, generator: torch.Generator, beta: float, residual: bool) -> list[Tensor]:
+    """Clouds over layers whose tokens are drawn by their attention weights, added to the old ones and halved or not."""
+    clouds = [cloud]
+    for _ in range(LAYERS):
+        new = resample(clouds[-1], generator=generator, beta=beta)
+        clouds.append(halve(clouds[-1] + new) if residual else new)
+    return clouds
 
 
 def _law(residual: bool, drawn: bool) -> list[float]:

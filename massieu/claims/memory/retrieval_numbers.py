@@ -66,11 +66,11 @@ def overlap_transition(trial: Trial) -> Evidence:
         return widest(Gap(abs(mean - mean_field_overlap(share)), allowed), Gap(1 - float(kept.double().mean()), 0.5))
 
     low = {share: float(overlaps(share).mean()) for share in (0.1, 0.12)}
-    above = Gap(float((overlaps(high) > 0.9).double().mean()), 0.5)
+    few = Gap(float((overlaps(high) > 0.9).double().mean()), 0.5)
     solved = Gap(float(not mean_field_overlap(0.1375)) + float(mean_field_overlap(0.1385) > 0), 0.5)
     seen = low | {high: float(overlaps(high).mean())}
     return Evidence(
-        printed=widest(solved, gap(0.1, 0.1), gap(0.12, 0.12), above),
+        printed=widest(solved, gap(0.1, 0.1), gap(0.12, 0.12), few),
         control=gap(0.12, trial.control(high, 0.12)),
         table={f"overlap at {share:g} d": value for share, value in seen.items()}
         | {"overlap at 0.12 d by the equations": mean_field_overlap(0.12)},

@@ -43,34 +43,19 @@ def dispersion(trial: Trial) -> Evidence:
     ball = {number: normal(number, dim) for number in numbers}
     queries = radius * torch.nn.functional.normalize(normal(16, dim), dim=-1)
 
-    def observed(query: Tensor, keys: Tensor, sharpened: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Log coefficients of the extreme keys of the first query, entropies, and δ before sharpening."""
-        scores = query @ keys.T
-        first = torch.zeros(len(keys), 2, dtype=torch.float64)
-        first[scores[0].argmax(), 0] = first[scores[0].argmin(), 1] = 1.0
-        found = attend(query, keys, first, scale=math.log(len(keys)) if sharpened else 1.0)
-        assert found.statistics is not None
-        return found.output.log(), found.statistics.entropy, scores.amax(-1) - scores.amin(-1)
-
-    def beyond(query: Tensor, keys: Tensor, sharpened: bool) -> Gap:
-        log_share, entropy, delta = observed(query, keys, sharpened)
-        even = math.log(len(keys))
-        low = above(even - delta, entropy)
-        return widest(low, above(log_share, delta[:, None] - even), above(-delta[:, None] - even, log_share))
-
     def against_others(number: int) -> Tensor:
         return axis * torch.tensor([[1.0]] + [[-1.0]] * (number - 1)).double()
 
     @functools.cache
     def largest(number: int, sharpened: bool) -> float:
-        return float(observed(axis, against_others(number), sharpened)[0][0, 0])
+        return float(_extremes(axis, against_others(number), sharpened)[0][0, 0])
 
     def gap(sharpened: bool) -> Gap:
         spread = 2 * radius**2
         gaps = [Gap(abs(slope([largest(each, sharpened) for each in numbers[-3:]], numbers[-3:]) + 1), 0.03)]
         for number in numbers:
             inside = radius * ball[number] / ball[number].norm(dim=-1).amax()
-            gaps += [beyond(queries, inside, sharpened), beyond(axis, against_others(number), sharpened)]
+            gaps += [_beyond(queries, inside, sharpened), _beyond(axis, against_others(number), sharpened)]
             written_out = -math.log1p((number - 1) * math.exp(-spread))
             gaps.append(Gap(abs(largest(number, sharpened) - written_out), 1e-9))
         return widest(*gaps)
@@ -84,6 +69,25 @@ def dispersion(trial: Trial) -> Evidence:
         table={f"largest of {numbers[-1]}, {name}": values[-1] for name, values in series.items()},
         curve=Curve(numbers, series, x_label="keys", y_label="largest coefficient", log_x=True, log_y=True),
     )
+
+
+def _extremes(query: Tensor, keys: Tensor, sharpened: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Log coefficients of the keys that any query weighs most or least, entropies, and δ before sharpening."""
+    scores = query @ keys.T
+    chosen = torch.cat([scores.argmax(-1), scores.argmin(-1)])
+    one_hot = torch.zeros(len(keys), len(chosen), dtype=torch.float64)
+    one_hot[chosen, torch.arange(len(chosen))] = 1.0
+    found = attend(query, keys, one_hot, scale=math.log(len(keys)) if sharpened else 1.0)
+    assert found.statistics is not None
+    return found.output.log(), found.statistics.entropy, scores.amax(-1) - scores.amin(-1)
+
+
+def _beyond(query: Tensor, keys: Tensor, sharpened: bool) -> Gap:
+    """How far coefficients and entropies are beyond their bounds; each query's extreme keys are among those chosen."""
+    log_share, entropy, delta = _extremes(query, keys, sharpened)
+    even = math.log(len(keys))
+    low = above(even - delta, entropy)
+    return widest(low, above(log_share, delta[:, None] - even), above(-delta[:, None] - even, log_share))
 
 
 @claim(
@@ -113,31 +117,23 @@ def lipschitz(trial: Trial) -> Evidence:
     axes = torch.linalg.qr(normal(2, 2)).Q
     noise = {number: normal(number, 2) for number in numbers}
 
-    def attended(number: int, radius: float) -> Tensor:
-        """One token at the border and all others halfway to it: these attend the first."""
-        cloud: Tensor = radius * torch.tensor([[1.0]] + [[0.5]] * (number - 1)).double() @ axes[:1]
-        return cloud
-
     @functools.cache
     def norm(number: int, radius: float) -> float:
-        return float(torch.linalg.matrix_norm(written_out(attended(number, radius)), 2))
+        """With one token at the border and all others halfway to it: these attend the first."""
+        return spectral(radius * torch.tensor([[1.0]] + [[0.5]] * (number - 1)).double() @ axes[:1])
 
     def gap(radius: float) -> Gap:
         gaps = [Gap(abs(slope([math.log(norm(each, radius)) for each in numbers], numbers) - 0.5), 0.03)]
         for number in numbers:
-            bound = math.sqrt(3 * (radius**4 * (4 * number + 1) + number))
             least = math.sqrt(number - 1) / (1 + (number - 1) * math.exp(-(radius**2) / 4))
-            poles = radius * axes[:1] * torch.where(torch.arange(number) % 2 == 0, 1.0, -1.0).double()[:, None]
-            clouds = [clipped(radius * noise[number], radius), clipped(0.3 * noise[number], radius), 0.1 * poles, poles]
-            sizes = [float(torch.linalg.matrix_norm(written_out(cloud), 2)) for cloud in clouds]
-            gaps += [above(torch.tensor(max(*sizes, norm(number, radius))), torch.tensor(bound), 1e-9)]
-            gaps += [above(torch.tensor(least), torch.tensor(norm(number, radius)), 1e-9)]
+            largest = max(norm(number, radius), *(spectral(each) for each in clouds(noise[number], axes, radius)))
+            gaps += [exceeding(largest, general_bound(number, radius)), exceeding(least, norm(number, radius))]
         return widest(*gaps)
 
     some = clipped(noise[8], 2.0)
     by_autograd = torch.autograd.functional.jacobian(self_attention, some).reshape(16, 16)
     climbed = ascended(noise[8], RADIUS, trial.size(20, 60))
-    ascent = above(torch.tensor(climbed), torch.tensor(math.sqrt(3 * (RADIUS**4 * 33 + 8))), 1e-9)
+    ascent = exceeding(climbed, general_bound(8, RADIUS))
     return Evidence(
         printed=widest(gap(RADIUS), apart(by_autograd, written_out(some)), ascent),
         control=gap(trial.control(1.0, RADIUS)),
@@ -145,13 +141,23 @@ def lipschitz(trial: Trial) -> Evidence:
         | {"after ascent, 8 tokens": climbed},
         curve=Curve(
             numbers,
-            {"R = 8": [norm(each, RADIUS) for each in numbers], "R = 1": [norm(each, 1.0) for each in numbers]},
+            {f"R = {radius:g}": [norm(each, radius) for each in numbers] for radius in (RADIUS, 1.0)},
             x_label="tokens",
             y_label="norm of the Jacobian",
             log_x=True,
             log_y=True,
         ),
     )
+
+
+def exceeding(found: float, bound: float) -> Gap:
+    """How far a number exceeds its bound."""
+    return Gap(max(found - bound, 0.0), 1e-9)
+
+
+def general_bound(number: int, radius: float) -> float:
+    """The bound on the Lipschitz constant, as printed, for identity weights."""
+    return math.sqrt(3 * (radius**4 * (4 * number + 1) + number))
 
 
 def self_attention(cloud: Tensor) -> Tensor:
@@ -168,6 +174,17 @@ def written_out(cloud: Tensor) -> Tensor:
     of_values = torch.einsum("ij,ab->iajb", share, torch.eye(cloud.shape[1]).to(cloud))
     of_queries = torch.einsum("ij,iab->iajb", torch.eye(len(cloud)).to(cloud), covariance)
     return (of_keys + of_values + of_queries).reshape(cloud.numel(), cloud.numel())
+
+
+def spectral(cloud: Tensor) -> float:
+    """The spectral norm of the Jacobian at a cloud."""
+    return float(torch.linalg.matrix_norm(written_out(cloud), 2))
+
+
+def clouds(noise: Tensor, axes: Tensor, radius: float) -> list[Tensor]:
+    """Random clouds in a ball, and tokens at two opposite poles of the ball and of one of a tenth of its radius."""
+    poles = radius * axes[:1] * torch.where(torch.arange(len(noise)) % 2 == 0, 1.0, -1.0).double()[:, None]
+    return [clipped(radius * noise, radius), clipped(0.3 * noise, radius), 0.1 * poles, poles]
 
 
 def clipped(cloud: Tensor, radius: float) -> Tensor:
