@@ -1,15 +1,16 @@
 """Failure rates of single trials of claims: every claim in many trials, each judged alone, with fresh seeds.
 
 ``python -m benchmarks.reliability --trials 100 --first 700000`` runs trials with the seeds 700000, 700001, ...;
-``--verify 0 1 2`` runs exactly the trials of ``massieu verify`` with these seeds. Each trial is a line of
-build/reliability.jsonl, so that an interrupted run goes on where it was; trials of experiments whose module or package
-version changed since are left out and run again. ``--page docs/reliability.md`` writes the table. A trial fails if its
-verdict is not the expected one. The exit code is 1 if a claim fails more often than :data:`WANTED`.
+``--verify 0 1 2`` runs exactly the trials of ``massieu verify`` with these seeds. The log is written after every few
+trials, so that an interrupted run goes on where it was; trials of experiments whose code or package version changed are
+left out and run again. ``--page docs/reliability.md`` writes the table. A trial fails if its verdict is not the one
+expected. The exit code is 1 if a claim fails more often than :data:`WANTED`.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import functools
 import hashlib
 import inspect
@@ -26,6 +27,7 @@ from typing import Any
 import massieu
 from massieu import claims
 
+LOG = Path(__file__).with_suffix(".jsonl")
 WANTED = 0.01
 CHUNK = 10
 SEEDS = 1000  # trials of ``massieu verify --seed S`` have the seeds 1000 S, 1000 S + 1, ...
@@ -41,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--full", action="store_true", help="sizes as in the papers")
     parser.add_argument("--budget", type=float, default=600.0, help="seconds for each claim at most (default: 600)")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes (default: one per core)")
-    parser.add_argument("--log", type=Path, default=Path("build/reliability.jsonl"), help="where trials are written")
+    parser.add_argument("--log", type=Path, default=LOG, help="where trials are written")
     parser.add_argument("--page", type=Path, help="write the table of all trials in the log there")
     options = parser.parse_args(arguments)
     if options.trials is None:
@@ -63,65 +65,86 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def fresh(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Run what the log does not hold yet."""
-    done = {(row["key"], row["seed"], row["full"]) for row in read(options.log)}
-    parts: list[list[tuple[str, int]]] = []
-    together: dict[int, list[tuple[str, int]]] = {}
-    share: dict[str, float] = {}  # seconds of the budget for each trial
+    """Run what the log does not hold yet and return a row for each few trials."""
+    done = {(row["key"], seed, row["full"]) for row in read(options.log) for seed in seeds_of(row)}
+    parts: list[list[tuple[str, list[int]]]] = []
+    together: dict[int, list[tuple[str, list[int]]]] = {}
     for claim in claims.select(options.keys):
-        seeds = [SEEDS * seed + number for seed in options.verify for number in range(claim.trials)]
-        seeds = list(dict.fromkeys([*seeds, *range(options.first, options.first + options.trials)]))
-        left = [(claim.key, seed) for seed in seeds if (claim.key, seed, options.full) not in done]
-        share[claim.key] = options.budget / max(len(left), 1)
-        if claim.on_model:  # experiments on a model share what they measured, as in massieu verify
-            for trial in left:
-                together.setdefault(trial[1], []).append(trial)
-        else:
-            parts += [left[start : start + CHUNK] for start in range(0, len(left), CHUNK)]
-    parts = [*together.values(), *parts]
+        wanted = [range(SEEDS * seed, SEEDS * seed + claim.trials) for seed in options.verify]
+        last = options.first + options.trials
+        wanted += [range(first, min(first + CHUNK, last)) for first in range(options.first, last, CHUNK)]
+        for chunk in wanted:
+            left = [seed for seed in chunk if (claim.key, seed, options.full) not in done]
+            if left and claim.on_model:  # experiments on a model share what they measured, as in massieu verify
+                together.setdefault(left[0], []).append((claim.key, left))
+            elif left:
+                parts.append([(claim.key, left)])
     with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
-        jobs = [pool.submit(run, part, options.full, sum(share[key] for key, _ in part)) for part in parts]
+        jobs = [pool.submit(run, part, options.full) for part in [*together.values(), *parts]]
         for number, job in enumerate(as_completed(jobs), 1):
             yield from job.result()
             print(f"\r{number} of {len(jobs)}", end="", file=sys.stderr, flush=True)
 
 
-def run(trials: Sequence[tuple[str, int]], full: bool, budget: float) -> list[dict[str, Any]]:
-    """Trials, each a key and a seed, one after the other and judged alone, until the budget is spent."""
+def run(part: Sequence[tuple[str, Sequence[int]]], full: bool) -> list[dict[str, Any]]:
+    """Trials of some claims, one after the other and judged alone: a row for each claim and run of seeds."""
     import torch
 
     torch.set_num_threads(1)
-    begin, rows = time.perf_counter(), []
-    for key, seed in trials:
+    rows: list[dict[str, Any]] = []
+    for key, seeds in part:
         (claim,) = claims.select([key])
-        started, gaps = time.perf_counter(), None
-        try:
-            evidence = claim.run(claims.Trial(seed, full))
-            verdict, gaps = str(claims.judge(evidence)), {name: list(gap) for name, gap in evidence.gaps.items()}
-        except Exception as error:
-            verdict = type(error).__name__
-        facts = {"verdict": verdict, "failed": verdict != str(claim.expected), "gaps": gaps}
-        seconds = round(time.perf_counter() - started, 3)
-        rows.append({"key": key, "seed": seed, "full": full, **facts, "seconds": seconds, "digest": digest(key)})
-        if time.perf_counter() - begin > budget:
-            break
-    return rows
+        for seed in seeds:
+            started = time.perf_counter()
+            try:
+                verdict = str(claims.judge(claim.run(claims.Trial(seed, full))))
+            except Exception as error:
+                verdict = type(error).__name__
+            odd = {} if verdict == str(claim.expected) else {str(seed): verdict}
+            seconds = time.perf_counter() - started
+            if rows and rows[-1]["key"] == key and rows[-1]["first"] + rows[-1]["trials"] == seed:
+                row = rows.pop()
+                facts = {"trials": row["trials"] + 1, "odd": row["odd"] | odd, "seconds": row["seconds"] + seconds}
+                rows.append({**row, **facts})
+            else:
+                facts = {"first": seed, "trials": 1, "odd": odd, "seconds": seconds}
+                rows.append({"key": key, "full": full, "digest": digest(key), **facts})
+    return [{**row, "seconds": round(row["seconds"], 2)} for row in rows]
 
 
 @functools.cache
 def digest(key: str) -> str:
-    """Of the module of an experiment and the version of the package; empty for a claim that is not there."""
+    """Digest of the code of an experiment's module, without its words, and of the version of the package.
+
+    Empty for a claim that is not there.
+    """
     found = [claim for claim in claims.all_claims() if claim.key == key]
     if not found:
         return ""
-    text = Path(inspect.getsourcefile(found[0].run) or "").read_text(encoding="utf-8")
-    return hashlib.sha256(f"{massieu.__version__}\n{text}".encode()).hexdigest()[:12]
+    tree = ast.parse(Path(inspect.getsourcefile(found[0].run) or "").read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "claim":
+            node.keywords = [word for word in node.keywords if word.arg in ("expected", "trials", "on_model")]
+        body = getattr(node, "body", None)
+        if (
+            isinstance(body, list)
+            and body
+            and isinstance(body[0], ast.Expr)
+            and isinstance(body[0].value, ast.Constant)
+        ):
+            body[0].value.value = ""  # a docstring
+    return hashlib.sha256(f"{massieu.__version__}\n{ast.dump(tree)}".encode()).hexdigest()[:12]
 
 
 def read(log: Path) -> list[dict[str, Any]]:
-    """The trials of a log whose experiments are still the same."""
+    """The rows of a log whose experiments are still the same."""
     rows = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.exists() else []
-    return [row for row in rows if row.get("digest") and row["digest"] == digest(row["key"])]
+    return [row for row in rows if row["digest"] == digest(row["key"]) != ""]
+
+
+def seeds_of(row: dict[str, Any]) -> range:
+    """The seeds of the trials of a row."""
+    return range(row["first"], row["first"] + row["trials"])
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -131,40 +154,31 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         for claim in claims.all_claims():
             own = [row for row in rows if row["key"] == claim.key and row["full"] == full]
             if own:
-                bad = [row["verdict"] for row in own if row["failed"]]
-                seconds = sum(row["seconds"] for row in own) / len(own)
-                facts = {"key": claim.key, "title": claim.title, "full": full, "trials": len(own)}
+                trials = sum(row["trials"] for row in own)
+                bad = [verdict for row in own for verdict in row["odd"].values()]
                 told = ", ".join(f"{bad.count(each)} {each}" for each in sorted(set(bad)))
-                table.append({**facts, "failed": len(bad), "verdicts": told, "seconds": seconds})
+                facts = {"key": claim.key, "title": claim.title, "full": full, "trials": trials, "failed": len(bad)}
+                table.append({**facts, "verdicts": told, "seconds": sum(row["seconds"] for row in own) / trials})
     return table
 
 
 def verified(rows: Sequence[dict[str, Any]]) -> dict[bool, dict[int, list[str]]]:
-    """The claims that surprise in massieu verify, by size and seed, for seeds of which the log has all trials.
-
-    Of each claim the worst of its trials counts, which may be as expected where a single trial is not.
-    """
-    known = {(row["key"], row["seed"], row["full"]): row["gaps"] for row in rows}
+    """The claims of which a trial fails, by size and seed of massieu verify, for seeds whose trials are all there."""
     found: dict[bool, dict[int, list[str]]] = {False: {}, True: {}}
     for full, seeds in found.items():
-        for seed in sorted({row["seed"] // SEEDS for row in rows if row["full"] == full}):
-            trials = {
-                claim: [(claim.key, SEEDS * seed + number, full) for number in range(claim.trials)]
-                for claim in claims.all_claims()
-            }
-            if all(trial in known for each in trials.values() for trial in each):
-                surprising = (claim for claim, own in trials.items() if surprises(claim, [known[each] for each in own]))
-                seeds[seed] = [claim.key for claim in surprising]
+        known = {
+            (row["key"], seed): row["odd"].get(str(seed))
+            for row in rows
+            if row["full"] == full
+            for seed in seeds_of(row)
+        }
+        for seed in sorted({trial // SEEDS for _, trial in known}):
+            trials = [
+                (each.key, SEEDS * seed + number) for each in claims.all_claims() for number in range(each.trials)
+            ]
+            if all(trial in known for trial in trials):
+                seeds[seed] = list(dict.fromkeys(trial[0] for trial in trials if known[trial] is not None))
     return found
-
-
-def surprises(claim: claims.Claim, gaps: Sequence[dict[str, list[float]] | None]) -> bool:
-    """Whether the worst of these trials gives another verdict than the expected one; None is a trial that raised."""
-    whole = [each for each in gaps if each is not None]
-    if len(whole) < len(gaps):
-        return claim.expected is not claims.Verdict.UNDECIDED
-    named: list[dict[str, Any]] = [{name: claims.Gap(*gap) for name, gap in each.items()} for each in whole]
-    return claims.judge(claims.worst(claims.Evidence(**each) for each in named)) is not claim.expected
 
 
 def markdown(table: Sequence[dict[str, Any]], seeds: dict[bool, dict[int, list[str]]]) -> str:
