@@ -1,4 +1,4 @@
-"""What is left of exponentials, logarithms and log normalizers beyond first order, without cancellation."""
+"""Remainders of exponentials, logarithms and log normalizers beyond first order, without cancellation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 __all__ = ["cumulant_remainder", "exp_remainder", "log_remainder", "mixture_remainder"]
 
-# Series serve arguments below one half, where the plain difference would lose a third of its digits or more.
+# Series serve arguments x below one half, where the plain difference would lose a factor 2 / |x| of accuracy or more.
 NEAR = 0.5
 EXP_TERMS = 17
 LOG_TERMS = 18
@@ -89,6 +89,14 @@ def mixture_remainder(log_share: Tensor, linear: Tensor, within: Tensor) -> Tens
         log_share: logarithms of the shares :math:`r_n` of the components, shape ``(..., components)``.
         linear: :math:`\delta \cdot m_n`, same shape.
         within: :math:`KL_n`, the remainders of the components, same shape.
+
+    Returns:
+        Shape ``(...)``.
+
+    Example:
+        >>> unit = torch.zeros(1, dtype=torch.float64)  # one component: the remainder is its own
+        >>> mixture_remainder(unit, unit + 3.0, unit + 1e-20)
+        tensor(1.0000e-20, dtype=torch.float64)
     """
     share = log_share.exp()
     return cumulant_remainder(log_share, linear + within) + (share * within).sum(-1)

@@ -12,7 +12,7 @@ from torch import Tensor
 from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
 from massieu.claims.dynamics.equilibrium import covariance
 from massieu.claims.experiment import TIGHT, above, apart, jacobian, linspace, normals, widest
-from massieu.claims.measures.contrastive import minimised
+from massieu.claims.measures.contrastive import minimized
 from massieu.claims.registry import claim
 from massieu.claims.sources import PAPER
 from massieu.geometry import LowRank, floored_spectrum, whitened_head
@@ -390,4 +390,4 @@ def _fitted(points: Tensor, spread: Tensor, line: Tensor, carrier: bool) -> Tens
         output = torch.softmax(noisy @ head @ points.T + _bias(points, head, carrier), -1) @ points
         return ((output - points[:, None]).square().sum(-1) @ weight).mean()
 
-    return minimised(loss, torch.eye(2, dtype=torch.float64))
+    return minimized(loss, torch.eye(2, dtype=torch.float64))

@@ -26,9 +26,9 @@ from massieu.measures.measure import Measure, gradient
         " family at the sum of both natural parameters."
     ),
     reading=(
-        "Gamma densities of random shape and scale (statistics x and log x), at 8 pairs of tilts inside the natural"
-        " domain, to 1e-9. The appendix has misprints (e^{x·η} for e^{x·η_1}, η_1 + η_2 for η_1 + η), which are not"
-        " tested."
+        "Our reading: for one family. A Gamma density of random shape and scale (statistics x and log x), tilted in x"
+        " by 8 pairs inside the natural domain, to 1e-9. The appendix has misprints (e^{x·η} for e^{x·η_1}, η_1 + η_2"
+        " for η_1 + η), which are not tested."
     ),
     reference="autograd through integrals of the density of torch.distributions over a grid of log x",
     formula="∇log ∫ p_0(x | η_1, η_2) e^{x·η} dx = E[x | η_1 + η, η_2]",
@@ -104,9 +104,9 @@ def gaussian_mean(trial: Trial) -> Evidence:
         " the means."
     ),
     reading=(
-        "Four Gaussians on the line with random means and random weights that need not sum to one, at 9 natural"
-        " parameters, to 1e-9. Equation 4, the last step of the printed proof, has a gradient and a logarithm too"
-        " many; the table has its error."
+        "Four Gaussians on the line with random positive means and random weights that need not sum to one, at 9"
+        " natural parameters, to 1e-9. Equation 4, the last step of the printed proof, has a gradient and a logarithm"
+        " too many; the table has its error."
     ),
     reference="autograd through integrals of the densities of torch.distributions over a grid",
     formula="∇log Z(η) = Σ η + Σ_n softmax(log π + μ·η)_n μ_n",
@@ -158,8 +158,9 @@ def equal_covariances(trial: Trial) -> Evidence:
     ),
     reading=(
         "Our reading: for any positive weights, as in Proposition 2, since Proposition 3 states no condition. Three"
-        " Gaussians on the line at 81 natural parameters between −2 and 2, with weights of sum 1, 1.8 and 0.54, to"
-        " 1e-9."
+        " Gaussians on the line with variances 0.3, 1 and 2, at 81 natural parameters between −2 and 2, to 1e-9:"
+        " weights of sum 1.8 and 0.54 decide the printed form; weights of sum one, with the gap too, the conditional"
+        " one."
     ),
     reference="log of integrals of the densities of torch.distributions over a grid",
     formula="Σ_n π_n (μ_n·η + ½ η^⊤ Σ_n η) ≤ log Z(η)",
@@ -255,13 +256,13 @@ def conjugate_prior(trial: Trial) -> Evidence:
     title="The bound of Proposition 3 has an affine gradient",
     wording=(
         "For a mixture of Gaussians with covariances of their own, a gradient update can be performed on the lower"
-        " bound of log Z, whose gradient is the weighted mean of the means of the components."
+        " bound of log Z, whose gradient is the weighted mean of μ_n + Σ_n η."
     ),
     reading=(
         "The gradient of Jensen's bound for three Gaussians in the plane with random means, covariances and weights of"
-        " sum one (see C10 for others), at 5 natural parameters, to 1e-9. At η = 0 it is that of log Z, which is"
-        " compared too; elsewhere the bound has lost the softmax over components, and the table has its distance and"
-        " angle."
+        " sum one (see C10 for others), at 5 natural parameters, to 1e-9. Our reading: at η = 0 it is that of log Z,"
+        " which is compared too; elsewhere the bound has lost the softmax over components, and the table has its"
+        " distance, and its angle for eight unit Gaussians in 16 dimensions."
     ),
     reference="autograd through integrals of the densities of torch.distributions over a grid",
     formula="∇G_LB(η) = Σ_n π_n (μ_n + Σ_n η)",

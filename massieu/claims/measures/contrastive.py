@@ -32,8 +32,8 @@ from massieu.statistics import attend
 FITTED = 1e-5  # of parameters that a search in float64 found at a smooth minimum
 
 
-def minimised(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
-    """Where a smooth function is smallest, by L-BFGS."""
+def minimized(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
+    """Minimizer of a smooth function, by L-BFGS."""
     point = start.clone().requires_grad_()
     search = torch.optim.LBFGS(
         [point], max_iter=500, tolerance_grad=1e-12, tolerance_change=1e-15, line_search_fn="strong_wolfe"
@@ -56,9 +56,9 @@ def minimised(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
     title="Boosting weights as an intrinsic measure",
     wording="In boosting, the previous model defines an intrinsic measure of unnormalized weights on the examples.",
     reading=(
-        "Weights after three rounds of boosting with a binary and two real learners on 40 examples (in full 2000)"
-        " against e^{−t F(x)} of the model that the rounds built, normalized, and the condition E[u] = 0 of every"
-        " round, to 1e-9."
+        "Our reading: the weights up to a common factor. After three rounds of boosting with two binary learners and a"
+        " real one on 40 examples (in full 2000) they are e^{−t F(x)} of the model that the rounds built, normalized;"
+        " E[u] = 0 in every round, and the steps of the binary learners are in closed form, all to 1e-9."
     ),
     reference=(
         "the weights of the summed model, the slope of a log-sum-exp by autograd, and the closed step of binary"
@@ -109,18 +109,18 @@ def boosting(trial: Trial) -> Evidence:
     ),
     reading=(
         "Our reading: compared means divided by, and the non-neighbors of a point are those of another class. 16"
-        " random points in 5 dimensions (in full 256) of four classes under a map to 3 dimensions: the rows must sum"
-        " to one, to 1e-9."
+        " random points in 5 dimensions (in full 256) of four classes under a map to 3 dimensions, to 1e-9: the printed"
+        " rows must sum to one; the corrected ones must too, and agree with the library's and its loss."
     ),
     reference="both sums written out over a matrix of distances",
-    formula="p_ij = e^{−‖Ax_i − Ax_j‖^2} / Σ_{k not a neighbour} e^{−‖Ax_i − Ax_k‖^2}",
+    formula="p_ij = e^{−‖Ax_i − Ax_j‖^2} / Σ_{k not a neighbor} e^{−‖Ax_i − Ax_k‖^2}",
     correction=(
         "The sum runs over all k ≠ i, otherwise it is no probability. Row i is then an exponential family with"
         " natural parameter 2Ax_i and the carrier e^{−‖Ax_j‖^2}, atom i absent."
     ),
     expected=Verdict.HOLDS_CORRECTED,
 )
-def neighbours(trial: Trial) -> Evidence:
+def neighbors(trial: Trial) -> Evidence:
     """Both sums written out against the exponential family; the control leaves its carrier out."""
     normal = normals(trial)
     count = trial.size(16, 256)
@@ -160,11 +160,11 @@ def neighbours(trial: Trial) -> Evidence:
         "The skip-gram model of word2vec predicts neighboring words with a normalized exponential of inner products."
     ),
     reading=(
-        "Our reading: so its gradient in the context is attention over the word vectors less the vector of the word."
-        " 30 random words in 6 dimensions (in full 1000 in 64) and 8 contexts, to 1e-9. Negative sampling, with"
-        " which word2vec is often trained, is the control."
+        "Our reading: over all words, and so its gradient in the context is attention over the word vectors less the"
+        " vector of the word. 30 random words in 6 dimensions (in full 1000 in 64) and 8 contexts, to 1e-9. Negative"
+        " sampling, with which word2vec is often trained, is the control."
     ),
-    reference="autograd through the loss, and a log-softmax written out in torch",
+    reference="a log-softmax written out in torch, and autograd through it",
     formula="∇_c (−log p(w | c)) = Σ_j p_j u_j − u_w",
     expected=Verdict.HOLDS,
 )
@@ -179,7 +179,9 @@ def words(trial: Trial) -> Evidence:
     targets = torch.arange(8)
     pull = attend(context, vectors, vectors, scale=1.0).output - vectors[targets]
     negatives = vectors[8:13].expand(8, 5, dim)
-    written = -torch.log_softmax(context @ vectors.T, -1)[targets, targets]
+
+    def written(c: Tensor) -> Tensor:
+        return -torch.log_softmax(c @ vectors.T, -1)[targets, targets]
 
     def whole(c: Tensor) -> Tensor:
         return skip_gram(c, vectors, targets, reduction="none")
@@ -188,7 +190,8 @@ def words(trial: Trial) -> Evidence:
         return negative_sampling(c, vectors[targets], negatives, reduction="none")
 
     def gap(loss: Callable[[Tensor], Tensor]) -> Gap:
-        return widest(apart(gradient(lambda c: loss(c).sum(), context), pull), apart(loss(context), written))
+        slope = gradient(written, context)
+        return widest(apart(gradient(loss, context), slope), apart(pull, slope), apart(loss(context), written(context)))
 
     drawn = candidates(torch.softmax(normal(20), -1).reshape(4, 5))
 
@@ -270,12 +273,12 @@ def several_examples(trial: Trial) -> Evidence:
     place="section 2.2",
     title="NCE learns by a logistic model of data and noise",
     wording=(
-        "Noise-contrastive estimation turns unsupervised learning into telling data from noise, with a logistic"
-        " distribution."
+        "Noise-contrastive estimation mixes data with noise, which turns an unsupervised problem into one with labels,"
+        " and models these by a logistic distribution."
     ),
     reading=(
-        "Our reading: at the minimum the model is the law of the data and its free constant is log Z. Counts of 5"
-        " states with as many parameters, minimized by L-BFGS, to 1e-5."
+        "Our reading: at the minimum the model is the law of the data and its free constant is log Z. Random counts of"
+        " data and noise over 5 states, with as many parameters, minimized by L-BFGS, to 1e-5."
     ),
     reference="frequencies of the data, and log Z at the parameters found",
     formula="log p = η·u(x) − c: at the minimum c = log Z(η)",
@@ -295,7 +298,7 @@ def noise_contrast(trial: Trial) -> Evidence:
             model = support @ parameters[:4] - parameters[4]
             return nce_loss(model[data], believed[data], model[drawn], believed[drawn])
 
-        return minimised(loss, torch.zeros(5, dtype=torch.float64))
+        return minimized(loss, torch.zeros(5, dtype=torch.float64))
 
     def gap(parameters: Tensor) -> Gap:
         natural, constant = parameters[None, :4], parameters[4:]
@@ -326,8 +329,9 @@ def noise_contrast(trial: Trial) -> Evidence:
         " products."
     ),
     reading=(
-        "Our reading: for any kind of scaling, two coordinates are the principal components. 20 random points in 5"
-        " dimensions (in full 200) by classical scaling, to 1e-9, and by 300 steps of least stress."
+        "Our reading: for any kind of scaling, two coordinates are the principal components. For 20 random points in 5"
+        " dimensions (in full 200), to 1e-9: 300 steps of least stress decide the printed form by the distances of"
+        " their result, classical scaling the conditional one, with the Gram matrix of all coordinates."
     ),
     reference="the Gram matrix of the centered points, and majorization of the stress written out",
     formula="MDS(‖x_i − x_j‖) = PCA(x)",

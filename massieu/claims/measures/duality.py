@@ -17,12 +17,13 @@ from massieu.measures.measure import gradient
 @claim(
     "C14",
     source=PAPER,
-    place="section 3.2",
+    place="section 3.2, first paragraph",
     title="The Bregman divergence of log Z is KL(p_1 ‖ p_2)",
     wording="The Bregman divergence B_G(η_1, η_2) of the log normalizer equals KL(p(x | η_1) ‖ p(x | η_2)).",
     reading=(
-        "With the usual B_G(a, b) = G(a) − G(b) − ∇G(b)·(a − b), which the paper does not write out: both orders for"
-        " 9 random points in 4 dimensions, for log Z and for its conjugate, to 1e-9."
+        "Our reading: with the usual B_G(a, b) = G(a) − G(b) − ∇G(b)·(a − b), which the paper does not write out. For 9"
+        " random points in 4 dimensions and two natural parameters, to 1e-9: the printed order, and instead the other"
+        " one, with the printed order for the conjugate."
     ),
     reference="sums over the probabilities of a softmax written out in torch",
     formula="B_G(η_1, η_2) = KL(p_1 ‖ p_2)",
@@ -73,9 +74,9 @@ def bregman_order(trial: Trial) -> Evidence:
     title="G* is a supremum over η, attained where ū is the mean",
     wording="The conjugate of log Z is sup_η (η·ū − G(η)), and the dual variable is the expected sufficient statistic.",
     reading=(
-        "For 12 random weighted points in 4 dimensions and the means of 5 members: η found from its mean, the value"
-        " there, and 1280 other η with no larger value, to 1e-9. Means outside of the hull, where G* is infinite,"
-        " are not in the statement."
+        "Our reading: for the means of members. For 12 random weighted points in 4 dimensions and 5 members: η found"
+        " from its mean, the value there, and 256 other η for each with no larger value, to 1e-9. Means outside of the"
+        " hull, where G* is infinite, are only in the table."
     ),
     reference="the objective written out in torch, at the η from which the mean was made",
     formula="G*(ū) = sup_η (η·ū − G(η)), ū = ∇log Z(η)",
@@ -124,8 +125,8 @@ def conjugate_attained(trial: Trial) -> Evidence:
     wording="G*(ū) = −H(p − E_p[log h]): the conjugate is the negative entropy with an offset.",
     reading=(
         "Our reading: the printed minus sign before the parenthesis applies to both terms, −(H(p) − E_p[log h]); an"
-        " entropy of a difference would have no meaning. 9 random weighted points in 4 dimensions at 5 natural"
-        " parameters, to 1e-9."
+        " entropy of a difference would have no meaning; the corrected form closes it before the second. 9 random"
+        " weighted points in 4 dimensions at 5 natural parameters, to 1e-9."
     ),
     reference="entropies and means written out over a softmax in torch",
     formula="G*(ū) = −(H(p) − E_p[log h])",
@@ -223,7 +224,7 @@ def most_entropic(fixed: Tensor, log_weight: Tensor, start: Tensor) -> Tensor:
 @claim(
     "C18",
     source=PAPER,
-    place="section 3.2",
+    place="section 3.2, after equation 6",
     title="The Hessian of log Z is E[u uᵀ]",
     wording=(
         "The Hessian of log Z, which is the Fisher information matrix, is the second moment E[u u^⊤] of the"
@@ -231,7 +232,8 @@ def most_entropic(fixed: Tensor, log_weight: Tensor, start: Tensor) -> Tensor:
     ),
     reading=(
         "Our reading: u as it stands, not centered. 9 random points in 5 dimensions (in full 28 in 16) at 4 natural"
-        " parameters, against E[u u^⊤], the covariance and the variance of the score, to 1e-9."
+        " parameters, to 1e-9: the Hessian against E[u u^⊤] in the printed form, and instead against the covariance"
+        " and the variance of the score."
     ),
     reference="second derivatives by autograd through a log-sum-exp written out in torch",
     formula="∇^2 log Z(η) = E[u u^⊤]",

@@ -22,7 +22,8 @@ from massieu.statistics import row_statistics
     wording="The log normalizer is known in statistical mechanics as free energy.",
     reading=(
         "Our reading: as an equation, log Z = F, with energies −k·q. 16 random keys in 4 dimensions (in full 1024 in"
-        " 64) at 31 inverse temperatures from 0.03 to 30, with entropy and heat capacity too, to 1e-9."
+        " 64) at 31 inverse temperatures from 0.032 to 32, to 1e-9; the corrected form with entropy and heat capacity"
+        " too."
     ),
     reference="energies, entropies and derivatives in temperature written out over Boltzmann's law",
     formula="log Z = F",
@@ -41,29 +42,18 @@ def free_energy(trial: Trial) -> Evidence:
     assert found.score_variance is not None
     variance = found.score_variance
 
-    def log_occupation(beta: Tensor, bias: float) -> Tensor:
-        """Of Boltzmann's law for bias 1; all keys alike for 0."""
-        return torch.log_softmax(-bias * beta * levels, -1)
-
-    def energy(beta: Tensor, bias: float = 1.0) -> Tensor:
-        return log_occupation(beta, bias).exp() @ levels
-
-    def disorder(bias: float = 1.0) -> Tensor:
-        log_p = log_occupation(beta, bias)
-        return -(log_p.exp() * log_p).sum(-1)
-
     def gap(bias: float) -> Gap:
-        internal, entropy = energy(beta, bias), disorder(bias)
-        capacity = -inverse.square() * gradient(lambda each: energy(each, bias), beta)[:, 0]  # dU/dT
+        internal, entropy = internal_energy(beta, levels, bias), disorder(beta, levels, bias)
+        slope = gradient(lambda each: internal_energy(each, levels, bias), beta)[:, 0]
         return widest(
             apart(-found.log_normalizer / inverse, internal - entropy / inverse),
             apart(found.log_normalizer, entropy - inverse * internal),
             apart(found.entropy, entropy),
-            apart(variance, capacity),
+            apart(variance, -inverse.square() * slope),  # the heat capacity dU/dT
         )
 
-    entropy = disorder()
-    free = energy(beta) - entropy / inverse
+    entropy = disorder(beta, levels)
+    free = internal_energy(beta, levels) - entropy / inverse
     return Evidence(
         printed=apart(found.log_normalizer, free),
         corrected=gap(1.0),
@@ -77,6 +67,22 @@ def free_energy(trial: Trial) -> Evidence:
     )
 
 
+def log_occupation(beta: Tensor, levels: Tensor, bias: float) -> Tensor:
+    """Logarithms of Boltzmann's law for bias 1; all levels alike for 0."""
+    return torch.log_softmax(-bias * beta * levels, -1)
+
+
+def internal_energy(beta: Tensor, levels: Tensor, bias: float = 1.0) -> Tensor:
+    """The mean energy U at inverse temperatures ``(count, 1)``."""
+    return log_occupation(beta, levels, bias).exp() @ levels
+
+
+def disorder(beta: Tensor, levels: Tensor, bias: float = 1.0) -> Tensor:
+    """The entropy S at inverse temperatures ``(count, 1)``."""
+    log_p = log_occupation(beta, levels, bias)
+    return -(log_p.exp() * log_p).sum(-1)
+
+
 @claim(
     "C36",
     source=PAPER,
@@ -86,8 +92,10 @@ def free_energy(trial: Trial) -> Evidence:
         "With the joint taken as an unnormalized distribution, the log normalizer is known as the evidence lower bound."
     ),
     reading=(
-        "Our reading: as an equation, log Z = ELBO, for an approximation other than the posterior. Ising models of 6"
-        " spins (in full 12) with random couplings, and the bound of their mean field, to 1e-9."
+        "Our reading: as an equation, log Z = ELBO, for an approximation other than the posterior. For an Ising model"
+        " of 6 spins (in full 12) with random couplings, to 1e-9: log Z against the bound of its mean field, and"
+        " instead that the bound is below it by the divergence of the mean field from the posterior, at which both are"
+        " equal."
     ),
     reference="sums over all states of the spins",
     formula="log Z = ELBO",
@@ -106,15 +114,9 @@ def evidence_bound(trial: Trial) -> Evidence:
     def elbo(log_q: Tensor, strength: float = 1.0) -> Tensor:
         return (log_q.exp() * (local + strength * pairs - log_q)).sum(-1)
 
-    def mean_field(strength: float = 1.0) -> Tensor:
-        natural = field
-        for _ in range(300):
-            natural = 0.5 * natural + 0.5 * (field + strength * Hypercube(spins).mean(natural) @ coupling)
-        return natural @ states.T - Hypercube(spins).log_normalizer(natural)[:, None]
-
-    evidence = Points(states, pairs).log_normalizer(field)
-    log_q, posterior = mean_field(), torch.log_softmax(local + pairs, -1)
+    evidence, log_q = Points(states, pairs).log_normalizer(field), mean_field(field, coupling, states)
     bound, strengths = elbo(log_q), linspace(0.0, 2.0, 21).tolist()
+    posterior = torch.log_softmax(local + pairs, -1)
 
     def gap(posterior: Tensor) -> Gap:
         divergence = (log_q.exp() * (log_q - posterior)).sum(-1)
@@ -129,11 +131,19 @@ def evidence_bound(trial: Trial) -> Evidence:
             x=strengths,
             series={
                 "log evidence": [float(Points(states, j * pairs).log_normalizer(field)) for j in strengths],
-                "ELBO of the mean field": [float(elbo(mean_field(j), j)) for j in strengths],
+                "ELBO of the mean field": [float(elbo(mean_field(field, j * coupling, states), j)) for j in strengths],
             },
             x_label="strength of the coupling",
         ),
     )
+
+
+def mean_field(field: Tensor, coupling: Tensor, states: Tensor) -> Tensor:
+    """Log probabilities of states under the independent spins of the mean-field equations, by damped iteration."""
+    natural, spins = field, Hypercube(states.shape[-1])
+    for _ in range(300):
+        natural = 0.5 * natural + 0.5 * (field + spins.mean(natural) @ coupling)
+    return natural @ states.T - spins.log_normalizer(natural)[:, None]
 
 
 @claim(
@@ -146,9 +156,10 @@ def evidence_bound(trial: Trial) -> Evidence:
         " the original Hopfield network, and softmax attention as one of a modern network."
     ),
     reading=(
-        "Our reading: the derivative of attention at zero is the Hebbian matrix (1/N) X^⊤ X, the mean field of free"
-        " spins is the mean map of their measure, and both energies are sums over hidden units. 7 random patterns of"
-        " 5 spins (in full 32 of 9), to 1e-9."
+        "Our reading: the derivative of attention at zero is the Hebbian matrix (1/N) X^⊤ X, for 7 random real patterns"
+        " in 5 dimensions (in full 32 in 9), to 1e-9. The corrected form centers it, and adds that the mean field of"
+        " free spins is the mean map of their measure and that both energies are log sums over hidden units,"
+        " for the original network with two of the patterns."
     ),
     reference=(
         "all states of the spins enumerated, a Jacobian by autograd, and hidden units summed or integrated over a grid"
@@ -168,14 +179,14 @@ def ising(trial: Trial) -> Evidence:
     values = torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64)
     two, three = (torch.cartesian_prod(*[each] * spins) for each in (values[::2], values))
     patterns, natural, origin = normal(count, spins), normal(4, spins), torch.zeros(1, spins, dtype=torch.float64)
-    centre = patterns.mean(0)
-    hebb, centered_hebb = (each.T @ each / count for each in (patterns, patterns - centre))
-    attention, mean_field = Points(patterns), Hypercube(spins).mean(natural)
+    center = patterns.mean(0)
+    hebb, centered_hebb = (each.T @ each / count for each in (patterns, patterns - center))
+    attention, spin_means = Points(patterns), Hypercube(spins).mean(natural)
     slope = jacobian(attention.mean, origin)[0]
     overlap = two @ patterns[:2].T / spins**0.5
 
     betas = torch.logspace(-3, 0, 13, dtype=torch.float64)
-    exact = attention.mean(betas[:, None, None] * natural) - centre
+    exact = attention.mean(betas[:, None, None] * natural) - center
     linear = betas[:, None, None] * natural @ centered_hebb
     error = ((exact - linear).norm(dim=(1, 2)) / exact.norm(dim=(1, 2))).tolist()
     hidden_units = widest(
@@ -184,7 +195,7 @@ def ising(trial: Trial) -> Evidence:
     )
 
     def gap(states: Tensor) -> Gap:
-        return widest(apart(Points(states).mean(natural), mean_field), apart(slope, centered_hebb), hidden_units)
+        return widest(apart(Points(states).mean(natural), spin_means), apart(slope, centered_hebb), hidden_units)
 
     return Evidence(
         printed=apart(slope, hebb),
