@@ -297,17 +297,17 @@ def gaussian_layers(trial: Trial) -> Evidence:
     place="section 6, a question",
     title="Other contractions may keep a Gaussian cloud Gaussian",
     wording=(
-        "Other contractive mappings in the place of layer normalization may generate substantially different behavior"
-        " of the layers."
+        "Do other contractive mappings in the place of layer normalization generate substantially different embeddings"
+        " and behavior of the layers?"
     ),
     reading=(
-        "Our reading: some keep a Gaussian cloud Gaussian, which layer normalization does not (C45). 320 tokens in 8"
-        " dimensions, 30 blocks (600 and 60 in full): `normal_ranks`, the assignment to fixed normal points, keeps the"
-        " cumulants within 1.5 times the largest of eight Gaussian samples and at least three clusters for four tokens,"
-        " and in one dimension `normal_scores`, ranks to normal quantiles, gives back every token after 20 blocks. The"
-        " other eight of `CONTRACTIONS` (RMS norm, halving, global RMS, tanh, batch norm, ball clipping, whitening,"
-        " normal scores of each feature) leave the bounds on cumulants. In the control whitening takes the place of"
-        " `normal_ranks`."
+        "Our reading: one of them keeps a Gaussian cloud Gaussian, which layer normalization does not (C45). 320 tokens"
+        " in 8 dimensions, 30 blocks (600 and 60 in full): `normal_ranks`, the assignment to fixed normal points, keeps"
+        " the cumulants within 1.5 times the largest of eight Gaussian samples and at least three clusters for four"
+        " tokens, and in one dimension `normal_scores`, ranks to normal quantiles, gives back every token after 20"
+        " blocks. The other eight of `CONTRACTIONS` (RMS norm, halving, global RMS, tanh, batch norm, ball clipping,"
+        " whitening, normal scores of each feature) leave the bounds on cumulants. In the control whitening takes the"
+        " place of `normal_ranks`."
     ),
     reference="the cumulants of Gaussian samples of the same size, and normal quantiles of torch.distributions",
     formula="K(η + m(η)) stays Gaussian for some K ≠ LN",

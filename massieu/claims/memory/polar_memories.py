@@ -207,8 +207,9 @@ def diagonal_trap(trial: Trial) -> Evidence:
         " which may have lost a sign that the slides have."
     ),
     reading=(
-        "Our reading: with sgn(W ξ + b) as printed, and sgn(W ξ − b) corrected, no sweep raises the energy, from 100"
-        " random states and from where they come to rest; 5 patterns in 64 dimensions (full: 256), a normal bias."
+        "Our reading: with sgn(W ξ + b), one way to read what is printed, and with sgn(W ξ − b), corrected, no sweep"
+        " raises the energy, from 100 random states and from where they come to rest; 5 patterns in 64 dimensions"
+        " (full: 256), a normal bias."
     ),
     reference="the energy written out with W as a matrix",
     formula="ξ_i = sgn(W ξ b)_i, E(ξ) = −½ ξ^T W ξ + ξ^T b",

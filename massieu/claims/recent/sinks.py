@@ -31,7 +31,8 @@ class Head(NamedTuple):
     title="A trigger-conditional mean needs a sink",
     wording=(
         "A softmax head that returns the average of all preceding tokens at a trigger token, and zero otherwise, must"
-        " put its mass on a fixed token; attention by ReLU without normalization solves the task without a sink."
+        " put the mass of all other rows on a fixed token; attention by ReLU without normalization solves the task"
+        " without a sink."
     ),
     reading=(
         "Our reading: for one head of size seven trained, from up to six starts, on 200 random sequences of a start"
