@@ -52,8 +52,8 @@ TESTS = 8192  # tasks of a risk, none of them seen in training
     reading=(
         "Our reading: a softmax transformer of two blocks of width 32 (full: 64), after 1,800 steps of 64 tasks each"
         " (full: 4,000), learns linear functions of 2 inputs with noise 0.5 from 8 examples up to ε = z / 4 (full:"
-        " r + (z − r) / 10), with r the risk of ridge regression, which is optimal, and z that of zero, by the upper end"
-        " of a 99 percent interval from 8,192 new tasks."
+        " r + (z − r) / 10), with r the risk of ridge regression, which is optimal, and z that of zero, by the upper"
+        " end of a 99 percent interval from 8,192 new tasks."
     ),
     reference="the risk of ridge regression on the same distribution, and E f^2 in closed form",
     formula="E ℓ(M(P), f(x_query)) ≤ ε",
@@ -65,7 +65,7 @@ def linear_functions(trial: Trial) -> Evidence:
     model = trained(LINEAR, EXAMPLES, trial.size(1800, 4000), trial.size(32, 64), trial.seed)
     untrained = trained(LINEAR, EXAMPLES, 0, trial.size(32, 64), trial.seed)
     optimum = risk(Ridge(LINEAR.noise**2), LINEAR, EXAMPLES, trial, 0.0).risk
-    # At a tenth of the way in 1,000 steps, one trial of ten was above it: training is longer and the claim less sharp.
+    # After 1,000 steps one of ten models was above r + (z - r) / 10: quick trials train for longer and ask for less.
     epsilon = optimum + (LINEAR.signal - optimum) / 10 if trial.full else LINEAR.signal / 4
     found, broken = (risk(each, LINEAR, EXAMPLES, trial, epsilon) for each in (model, untrained))
     return Evidence(
