@@ -331,9 +331,9 @@ def finite_part(trial: Trial) -> Evidence:
     title="Descent diverges in the max-margin direction",
     wording=("The weights of gradient descent diverge and converge in direction to the max-margin solution."),
     reading=(
-        "Our reading: for the direction of the best tokens, from any start, though the slides say later that a"
-        " start can lead to local optima. One run of normalized descent (steps along the gradient, of length 5, 300"
-        " of them, 3000 at full size) from a large start, on six sequences of eight random tokens in 10 dimensions,"
+        "Our reading: for the direction of the best tokens, from any start, though the slides say later that a start"
+        " can lead to local optima. One run of normalized descent (steps along the gradient, of length 5, 1000 of"
+        " them, 3000 at full size) from a large start, on six sequences of eight random tokens in 10 dimensions,"
         " chosen because it settled on other tokens: one minus the correlation is at most 0.01."
     ),
     reference="the weights that training reaches, which use no program",
@@ -347,7 +347,7 @@ def finite_part(trial: Trial) -> Evidence:
 def local_selection(trial: Trial) -> Evidence:
     """One minus the correlation with the direction of the best and of the selected tokens, for normalized descent that
     settled elsewhere; the control looks at where it started."""
-    steps = trial.size(300, 3000)
+    steps = trial.size(1000, 3000)
     problem, run, tried = stuck(trial, steps)
     local = locally_optimal(problem, run.selection)
 

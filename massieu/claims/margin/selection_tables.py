@@ -179,9 +179,9 @@ def path_rate(trial: Trial) -> Evidence:
     reading=(
         "Our reading: local optima are selections whose program is feasible and whose support tokens have lower"
         " scores. Of eight random starts with normal entries of scale 3, on six sequences of eight random tokens in"
-        " 10 dimensions, at most one does not end saturated, on such a selection and along its direction, and one"
-        " at least ends on tokens that are not the best; problems are drawn until the latter is so. Normalized"
-        " descent, 300 steps of length 5, 3000 at full size with 10 starts, of which two may fail."
+        " 10 dimensions, at least half end saturated, on such a selection and along its direction, and one at least"
+        " ends on tokens that are not the best; problems are drawn until the latter is so. Normalized descent, 300"
+        " steps of length 5, 3000 at full size with 10 starts."
     ),
     reference="the definition of local optimality, applied to the ends of training",
     formula="support tokens of α have γ_t < γ_α",
@@ -207,8 +207,9 @@ def initialisation(trial: Trial) -> Evidence:
 
     def gap(selections: Sequence[Tensor | None]) -> Gap:
         held = [each is not None and locally_optimal(problem, each).optimal for each in selections]
-        # Some starts are late: of some fifty runs one was saturated on a selection that it left 1000 steps later.
-        return Gap(1 - sum(held) / count, 0.2)
+        # Half, since the slides say that a start can end so and no number of steps is enough for all: a rival of higher
+        # score whose lead exceeds one by little takes over only when the weights have grown by one over that.
+        return Gap(1 - sum(held) / count, 0.5)
 
     return Evidence(
         printed=widest(gap(ends), Gap(best, 1 - 1 / count)),
