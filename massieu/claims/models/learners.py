@@ -51,9 +51,9 @@ TESTS = 8192  # tasks of a risk, none of them seen in training
     ),
     reading=(
         "Our reading: a softmax transformer of two blocks of width 32 (full: 64), after 1,800 steps of 64 tasks each"
-        " (full: 4,000), learns linear functions of 2 inputs with noise 0.5 from 8 examples up to ε = z / 4 (full:"
-        " r + (z − r) / 10), with r the risk of ridge regression, which is optimal, and z that of zero, by the upper"
-        " end of a 99 percent interval from 8,192 new tasks."
+        " (full: 4,000), learns linear functions of 2 inputs with noise 0.5 from 8 examples up to ε = r + (z − r) / 10"
+        " (full: r + (z − r) / 20), with r the risk of ridge regression, which is optimal, and z that of zero, by the"
+        " upper end of a 99 percent interval from 8,192 new tasks. Shown for this class, trained anew in each trial."
     ),
     reference="the risk of ridge regression on the same distribution, and E f^2 in closed form",
     formula="E ℓ(M(P), f(x_query)) ≤ ε",
@@ -65,8 +65,7 @@ def linear_functions(trial: Trial) -> Evidence:
     model = trained(LINEAR, EXAMPLES, trial.size(1800, 4000), trial.size(32, 64), trial.seed)
     untrained = trained(LINEAR, EXAMPLES, 0, trial.size(32, 64), trial.seed)
     optimum = risk(Ridge(LINEAR.noise**2), LINEAR, EXAMPLES, trial, 0.0).risk
-    # After 1,000 steps one of ten models was above r + (z - r) / 10: quick trials train for longer and ask for less.
-    epsilon = optimum + (LINEAR.signal - optimum) / 10 if trial.full else LINEAR.signal / 4
+    epsilon = optimum + (0.05 if trial.full else 0.1) * (LINEAR.signal - optimum)
     found, broken = (risk(each, LINEAR, EXAMPLES, trial, epsilon) for each in (model, untrained))
     return Evidence(
         printed=Gap(found.upper, epsilon),
@@ -93,7 +92,7 @@ def linear_functions(trial: Trial) -> Evidence:
         " waves of one from 10, each with some noise, up to ε, the lesser of a third of the risk of zero and two thirds"
         " of that of the best affine ridge regression, by the upper end of a 99 percent interval from 8,192 new tasks."
     ),
-    reference="E f^2 in closed form, and affine ridge regression with the best of nine penalties on the same tasks",
+    reference="E f^2 in closed form, and affine ridge regression with the best of nine penalties on 8,192 other tasks",
     formula="E ℓ(M(P), f(x_query)) ≤ ε < E ℓ(w^T x_query + b, f(x_query)), E f(x_query)^2",
     expected=Verdict.HOLDS,
     trials=1,
@@ -123,13 +122,16 @@ def nonlinear_functions(trial: Trial) -> Evidence:
     place="in-context learning, hypothesis 2",
     title="A trained transformer identifies functions it never saw",
     wording=(
-        "In-context learning is learning: a model can identify novel functions from within a function class, as in"
-        " puzzles."
+        "The other hypothesis: in-context learning is learning, which can identify novel functions from within a"
+        " function class, as in puzzles."
     ),
     reading=(
-        "Our reading: on functions that it never saw, the transformer of I21, trained for 600 steps (full: 4,000) on"
-        " linear functions drawn anew, is nearer to ridge regression than to retrieval among 4 given functions: ridge"
-        " has a share above one half in the mixture of both nearest to it, and its error is nearer to that of ridge."
+        "Our reading: on linear functions drawn anew, none of them seen in training, the transformer of I21 after 600"
+        " steps (full: 4,000) is nearer to ridge regression, which learns, than to retrieval, the posterior mean over 4"
+        " functions that training did not favor: ridge has a share of at least one half in the mixture of both nearest"
+        " to it, and its error is no farther from that of ridge than from that of retrieval. One half is where both are"
+        " equally far in mean square, so the bound asks which hypothesis describes the model better, not for ridge"
+        " itself."
     ),
     reference="ridge regression and the posterior mean over the 4 functions, both exact",
     formula="M ≈ s · ridge + (1 − s) · retrieval, s ≥ 1/2",
@@ -138,6 +140,7 @@ def nonlinear_functions(trial: Trial) -> Evidence:
 )
 def novel_functions(trial: Trial) -> Evidence:
     """The share of retrieval, and the error between those of both hypotheses; the control only retrieves."""
+    # A share s of ridge has |M - retrieval|^2 - |M - ridge|^2 = (2 s - 1) |ridge - retrieval|^2: nearer if s > 1/2.
     model = trained(LINEAR, EXAMPLES, trial.size(600, 4000), trial.size(32, 64), trial.seed)
     pool = pool_of(LINEAR, 4, trial.seed)
 
