@@ -97,8 +97,8 @@ def learns_in_context(
         generator: draws the tasks.
 
     Source:
-        The definition: Garg et al. 2022, section 2. The interval for bounded losses: Maurer and Pontil 2009, theorem 4,
-        on both sides.
+        The definition: Garg et al. 2022, introduction. The interval for bounded losses: Maurer and Pontil 2009,
+        theorem 4 (from memory), on both sides.
 
     Example:
         >>> from massieu.context import Averaging, LeastSquares, task_named

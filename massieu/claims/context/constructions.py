@@ -354,7 +354,7 @@ def uniform_inputs(trial: Trial) -> Evidence:
     expected=Verdict.HOLDS,
 )
 def depth(trial: Trial) -> Evidence:
-    """Simulated layers at the best rates against eigenvalues, and who wins; the control moves nothing."""
+    """Layers at the best rates against eigenvalues, and losses against each other; the control moves no inputs."""
     dim, examples, layers = 10, 20, range(1, trial.size(4, 6))
     inputs, query, weights = (normals(trial)(trial.size(3000, 20_000), *s) for s in ((20, 10), (1, 10), (10, 1)))
     samples = trial.size(600, 4000)

@@ -1,4 +1,4 @@
-"""Layers that learn in a context, trained, whitened, and with a softmax: what is known of them beside their weights."""
+"""Statements on layers that learn in a context beside their weights: training, whitening, and the softmax."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def softmax_heads(trial: Trial) -> Evidence:
 def train(
     task: Linear, examples: int, steps: int, batch: int, generator: torch.Generator, swapped: bool = False
 ) -> LinearModel:
-    """A layer after so many steps of Adam, each on new tasks, with a rate that falls to zero.
+    """Train a layer by Adam, each step on new tasks, with a rate that falls to zero.
 
     With ``swapped``, values start with inputs alone and keys with targets, u_y = 0 and M_x = 0, and each task comes
     beside its negative, so that gradients in u_y and M_x cancel as they do in the expected loss.
@@ -183,6 +183,6 @@ def train(
 
 
 def loss_at_best_scale(found: Tensor, answers: Tensor) -> float:
-    """The mean squared error of predictions that are multiplied by what suits them best."""
+    """The mean squared error of predictions that are multiplied by the number that suits them best."""
     scale = (found * answers).sum() / found.square().sum()
     return float((scale * found - answers).square().mean())

@@ -1,4 +1,4 @@
-"""What a model that learns in its context is compared with: baselines, the rule of Bayes, and what is known."""
+"""Statements on the predictors with which models that learn in a context are compared: baselines and Bayes."""
 
 from __future__ import annotations
 

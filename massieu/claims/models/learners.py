@@ -170,7 +170,7 @@ def novel_functions(trial: Trial) -> Evidence:
 
 @functools.lru_cache(maxsize=32)
 def trained(task: Task, examples: int, steps: int, width: int, seed: int, size: int | None = None) -> SoftmaxModel:
-    """A transformer of two blocks after so many steps on tasks drawn anew, or on a pool of a size; rates fall to 0."""
+    """Train a transformer of two blocks on tasks drawn anew, or on a pool of a given size; rates fall to zero."""
     pool = None if size is None else pool_of(task, size, seed)
     generator = torch.Generator().manual_seed(seed)
     model = SoftmaxModel(task.dim, width=width, layers=2, heads=2, generator=generator)
