@@ -20,7 +20,7 @@ from massieu.monitor.runs import Kind, Run, training_run
 EVERY = 20  # steps between readings
 ATOMS = 32.5  # that a row sees: the mean over the rows of a causal window of 64
 HALF = 0.5  # of these
-FEW = 0.25  # of the heads
+FEW = 0.25  # of the heads: a clear minority
 
 
 @claim(
@@ -30,15 +30,16 @@ FEW = 0.25  # of the heads
     title="Attention maps are sparse while a small model learns",
     wording="The attention map is sparse.",
     reading=(
-        "Our reading, for models in training and with sparse as at most a quarter: after 120 steps (full: 480) of a"
-        " transformer of three layers on text, the mean over its heads of the effective share of the visible tokens"
-        " is at most 1/4."
+        "Our reading, for models in training and with sparse as at most a quarter: after a run of 120 steps (full: 480)"
+        " of a transformer of three layers on text, 1 / Σ p² over the number of tokens that a row sees, each averaged"
+        " over rows and their ratio over heads, is at most 1/4."
     ),
     reference="the same measurement in a run with much too high learning rates, whose heads do get sparse",
     formula="1 / (N Σ p²) ≤ 1/4",
     correction=(
-        "At every reading up to step 480 rows rest on more than half of their tokens: on 98% untrained, 96% after 120"
-        " steps, about 78% at the end of 480. Maps that are sparse come later in training, or where it fails."
+        "At every reading of these runs rows rest, on average, on more than half of their tokens: on 98% untrained, 96%"
+        " to 97% at the end of 120 steps, about 80% at the end of 480. Maps do get sparse in runs that fail because of"
+        " much too high learning rates."
     ),
     expected=Verdict.FAILS,
     trials=2,
@@ -80,9 +81,9 @@ def sparse_while_learning(trial: Trial) -> Evidence:
     reference="the same run read backwards",
     formula="1 / Σ p² falls",
     correction=(
-        "From step 20 on: after 120 steps as after 480 at most a quarter of the heads rests on more tokens than at"
-        " step 20, and the mean is below its start from about step 60. Before, most heads get more diffuse, the mean"
-        " by one percent, while the model learns how often words occur."
+        "From step 20 on: at the end of 120 steps (full: 480) at most a quarter of the heads rests on more tokens than"
+        " at step 20, and the mean is below its start from about step 60. Before, most heads get more diffuse, the mean"
+        " by one to two percent, while the model learns how often words occur."
     ),
     expected=Verdict.HOLDS_CORRECTED,
     trials=2,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -18,7 +19,10 @@ from massieu.dynamics import clip_to_ball, halve, layer_norm, rms_norm, squash
 from massieu.nn import Transformer
 
 WORDS = 128  # bytes of plain text
-FACTOR = 2.0  # times the spread of seeds, "substantially"; a third seed is at 1
+# "Substantially": the smallest of three distances to seeds of layer norm over the largest of three between these seeds.
+# One would not do: of four seeds of layer norm each may be the one that is farther from the rest than these are apart,
+# so that the control would pass in up to a quarter of the trials.
+FACTOR = 2.0
 
 
 def running_rms(cloud: Tensor) -> Tensor:
@@ -73,7 +77,7 @@ def text() -> tuple[Tensor, Tensor]:
     return found[4096:], found[:4096].reshape(-1, 32)
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=16)
 def train(name: str, seed: int, full: bool) -> Trained:
     """A transformer with this contraction after every residual sum, by Muon for matrices and AdamW for the rest."""
     generator = torch.Generator().manual_seed(seed)
@@ -122,48 +126,55 @@ def nats(model: nn.Module, rows: Tensor) -> Tensor:
     place="section 6",
     title="Other contractions give other embeddings",
     wording=(
-        "Other contractive mappings in the place of layer normalization might give substantially different embeddings"
-        " and behavior of layers (a question)."
+        "One could try other contractive mappings in the place of layer normalization, to see if this generates"
+        " substantially different embeddings and layer behavior."
     ),
     reading=(
-        "Our reading: in small causal transformers on bytes of the embedded text (width 32, 2 layers, 150 steps; 64, 3"
-        " and 300 with full sizes), norms after the residual sums, each of RMS norm, division by the running RMS, tanh,"
-        " clipping to a ball and halving gives last states whose dissimilarity 1 − CKA to those with layer norm is at"
-        f" least {FACTOR:g} times that of two seeds of layer norm. The control is a third seed of layer norm."
+        "Our reading, on embeddings, early in training: small causal transformers (width 32, 2 layers, 150 steps of 8"
+        " passages of 32 bytes; full: 64, 3, 300) learn the embedded text with norms behind the residual sums. For each"
+        " of RMS norm, division by the running RMS, tanh, clipping to a ball and halving, the smallest of the"
+        " dissimilarities 1 − CKA of its last states to those of three models with layer norm is at least"
+        f" {FACTOR:g} times the largest between these three, on held-out text."
     ),
-    reference="the dissimilarity of models with layer norm that differ in nothing but the seed of weights and batches",
-    formula="1 − CKA(LN, other) ≥ 2 (1 − CKA(LN, LN'))",
+    reference="dissimilarities of models with layer norm that differ in nothing but the seed of weights and batches",
+    formula="min_i (1 − CKA(LN_i, other)) ≥ 2 max_ij (1 − CKA(LN_i, LN_j))",
     correction=(
-        "Halving, which is linear, does: 4 to 10 times the spread of seeds; these models learn less. RMS norm gives the"
-        " embeddings of layer norm, as far as two seeds can tell. The others are between, the nearer the longer models"
-        " learn: tanh and clipping at 5 to 9 times after 150 steps and below 2 after 300, the running RMS about 2."
+        "Halving, which is linear, does: 5 to 9 times the spread of seeds after 150 steps, 3 to 4 times after 300. RMS"
+        " norm gives the embeddings of layer norm, as far as seeds can tell, the running RMS at 1.3 to 2.1 times nearly."
+        " Tanh and clipping are at 4 to 9 times after 150 steps and at 1.5 after 300. So what differs is also how"
+        " much was learned: after 150 steps models with tanh, clipping or halving know hardly more than the frequencies"
+        " of bytes (3.3 nats), after 300 those with halving learn least."
     ),
     expected=Verdict.CONDITIONAL,
     trials=1,
 )
 def contractions(trial: Trial) -> Evidence:
-    """Dissimilarity of seeds over that of contractions, at its largest; the control compares layer norm with itself."""
-    first, second, third = (train("layer_norm", 10 * trial.seed + number, trial.full) for number in range(3))
-    others = {name: train(name, 10 * trial.seed + 2, trial.full) for name in CONTRACTIONS if name != "layer_norm"}
-    spread = 1 - similarity(first.states, second.states)
+    """Largest dissimilarity of three seeds of layer norm over the smallest of a contraction to them, of all and of
+    halving; the control is a fourth seed of layer norm."""
+    start, last = 10 * trial.seed, 10 * trial.seed + 3
+    usual = [train("layer_norm", seed, trial.full) for seed in range(start, last)]
+    fourth = train("layer_norm", last, trial.full)
+    others = {name: train(name, last, trial.full) for name in CONTRACTIONS if name != "layer_norm"}
+    spread = max(1 - similarity(one.states, two.states) for one, two in itertools.combinations(usual, 2))
 
-    def far(model: Trained) -> float:
-        """How much farther it is from layer norm than seeds are from each other."""
-        return sum(1 - similarity(model.states, each.states) for each in (first, second)) / (2 * spread)
+    def far(states: Tensor) -> float:
+        """How much farther it is from layer norm than seeds of layer norm are from each other."""
+        return min(1 - similarity(states, each.states) for each in usual) / spread
 
     def gap(*models: Trained) -> Gap:
-        return Gap(max(1 / far(model) for model in models), 1 / FACTOR)
+        return Gap(max(1 / far(model.states) for model in models), 1 / FACTOR)
 
     linear = [others[name] for name in LINEAR]
     return Evidence(
         printed=gap(*others.values()),
         conditional=gap(*linear),
-        control=gap(*trial.control([third], linear)),
-        table={"1 − CKA of two seeds of layer norm": spread, "loss with layer norm": third.loss}
-        | {f"times that for {name}": far(model) for name, model in others.items()}
+        control=gap(*trial.control([fourth], linear)),
+        table={"1 − CKA of seeds of layer norm, at most": spread, "loss with layer norm": fourth.loss}
+        | {f"times that for {name}": far(model.states) for name, model in others.items()}
+        | {f"and normed for {name}": far(layer_norm(others[name].states)) for name in LINEAR}
         | {f"loss with {name}": model.loss for name, model in others.items()}
         | {
             f"entropy of attention with {name}": model.entropy
-            for name, model in {"layer_norm": third, **others}.items()
+            for name, model in {"layer_norm": fourth, **others}.items()
         },
     )

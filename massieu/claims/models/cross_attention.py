@@ -37,9 +37,9 @@ SIZES = {"layers": 2, "attention_heads": 4, "ffn_dim": 64}  # of encoder and dec
     ),
     formula="x_j^{(l+1)} = x_j^{(l)}",
     correction=(
-        "Within a layer: its keys do not depend on the tokens and the number of steps of the decoder, and updates"
-        " repeated on them come to rest. Over layers only if their key projections are tied: otherwise each projects"
-        " the same encoder states to other patterns."
+        "Within a layer: its keys do not depend on the tokens and their number in the decoder, and updates repeated on"
+        " them (those of the first layer) come to rest. Over layers only if their key projections are tied: otherwise"
+        " each projects the same encoder states to other patterns."
     ),
     expected=Verdict.CONDITIONAL,
 )

@@ -25,8 +25,8 @@ from massieu.inspection.jacobians import FieldTest, field_test
     wording="Perhaps the FC layer can be seen as an original Hopfield network layer.",
     reading=(
         "Our reading: a classical memory moves along W^T f(W x), which is the gradient of an energy. In the median"
-        " layer of a trained model, at least nine tenths of the energy of the Jacobians of the fully connected layer"
-        " at the tokens of two passages (full: eight) are symmetric."
+        " layer of a trained model, at least nine tenths of the energy of the Jacobians of the fully connected layer,"
+        " by what it reads, at the tokens of two passages (full: eight) are symmetric."
     ),
     reference="the layer W^T f(W x) of random patterns, and a layer W' f(W x) whose matrices are independent",
     formula="J = J^T",

@@ -30,17 +30,18 @@ MOST = 0.5  # of the heads
         " over the key space."
     ),
     reading=(
-        "Our reading, for one Gaussian: a mixture of eight Gaussians with one covariance, fitted by expectation"
-        " maximization to the keys of a trained head on half of the passages, predicts its keys on the other half no"
-        " better than one Gaussian: in the median head the log likelihood gains at most 0.05 nats for each key."
+        "Our reading, for one Gaussian: a mixture of eight Gaussians with one covariance, fitted by 20 (full: 60) steps"
+        " of expectation maximization to the keys of a trained head on half of 24 passages of 64 tokens, predicts its"
+        " keys on the other half no better than one Gaussian: in the median head the log likelihood gains at most 0.05"
+        " nats for each key."
     ),
     reference=(
         "Gaussian samples with the means and covariances of the keys, and samples of mixtures with these covariances"
     ),
     formula="E log p_mixture(k) − E log p_Gaussian(k) ≤ 0",
     correction=(
-        "With a mixture in the place of one Gaussian: more than half of the heads gain. A mixture of eight is not"
-        " their law either: unseen keys are less likely under it than its own samples."
+        "With a mixture in the place of one Gaussian, as the better of the two: more than half of the heads gain. That"
+        " a mixture is their law is not shown."
     ),
     expected=Verdict.HOLDS_CORRECTED,
     trials=1,
@@ -66,7 +67,8 @@ def mixtures_of_keys(trial: Trial) -> Evidence:
     centers = torch.randn(len(keys), COMPONENTS, keys.shape[-1], generator=generator, dtype=torch.float64)
     apart = Mixture(law.log_weight.expand(-1, COMPONENTS), law.location + centers @ law.root.mT, law.root)
     several = fit(train, COMPONENTS, steps, generator)
-    short = several.log_density(several.sample(test.shape[1], generator)).mean(-1) - several.log_density(test).mean(-1)
+    samples, others = (several.sample(train.shape[1], generator) for _ in range(2))
+    again = fit(samples, COMPONENTS, steps, generator)
     return Evidence(
         printed=Gap(max(float(found.median()), 0.0), GAIN),
         corrected=Gap(float((found <= 0).double().mean()), MOST),
@@ -76,7 +78,8 @@ def mixtures_of_keys(trial: Trial) -> Evidence:
             "heads": float(len(found)),
             "gain of the median head, nats for each key": float(found.median()),
             "gain of the head that gains least": float(found.min()),
-            "log likelihood that keys lack beside samples of their mixture, median": float(short.median()),
+            "log likelihood that keys lack beside samples of their mixture, median": lacking(several, test, generator),
+            "the same where keys are samples of such a mixture": lacking(again, others, generator),
         },
     )
 
@@ -130,6 +133,12 @@ def fit(x: Tensor, components: int, steps: int, generator: torch.Generator) -> M
         inside = spread - (mass[..., None] * moved).mT @ moved / rows
         found = Mixture(mass.log(), location, torch.linalg.cholesky(inside + ridge))
     return found
+
+
+def lacking(law: Mixture, x: Tensor, generator: torch.Generator) -> float:
+    """Log likelihood that rows lack beside samples of a law, mean over rows, in the median head."""
+    own = law.sample(x.shape[1], generator)
+    return float((law.log_density(own).mean(-1) - law.log_density(x).mean(-1)).median())
 
 
 def keys_of_heads(name: str | None) -> Tensor:

@@ -28,7 +28,10 @@ from massieu.taps import AttentionCall, tap
     source=SLIDES,
     place="transformers primer, embeddings",
     title="The order of tokens enters through their positions",
-    wording="Every token is mapped to a vector, and its position is added.",
+    wording=(
+        "Every token is mapped to a vector, and its position is added (in pictures: of the slide's text only the"
+        " heading, embeddings, could be read)."
+    ),
     reading=(
         "Our reading, for the purpose of positions: without them the order of tokens is lost. In a trained model in"
         " float64 with all positions equal, a permutation of the 63 tokens before the last of a passage (2 passages,"
@@ -135,10 +138,10 @@ def heads_add_up(trial: Trial) -> Evidence:
     title="Scores are divided by √d to avoid small gradients",
     wording="In practice scale by dimension to avoid small gradients.",
     reading=(
-        "For 512 (full: 4096) queries and 32 sets of 64 keys, Gaussian of unit variance in 16 to 1024 dimensions, the"
-        " mean norm of the Jacobian of the softmax in its scores changes by at most a tenth between these dimensions"
-        " if scores are divided by √d. Without, it is at 1024 the mean over the gap of the two largest scores, which"
-        " falls as 1/√d, to a tenth."
+        "Our reading, on the gradient of the softmax in its scores: for 512 (full: 4096) queries and 32 sets of 64"
+        " keys, Gaussian of unit variance in 16 to 1024 dimensions, the mean norm of the Jacobian changes by at most a"
+        " tenth from the one in 16 dimensions if scores are divided by √d. Without, it is at 1024 the mean over the"
+        " gap of the two largest scores, which falls as 1/√d, to a tenth."
     ),
     reference="the law of the gap of the two largest of 64 normal variables by quadrature; Jacobians by autograd",
     formula="E‖diag(p) − p p^T‖ → N (N − 1) ∫ φ² Φ^{N−2} / √d without scale, constant with it",

@@ -25,7 +25,7 @@ FUSED = "qkv"  # order of the projections in its fused matrix
     "X19",
     source=PAPER,
     place="appendix B",
-    title="Query and key weights are less sensitive than the others",
+    title="Query and key weights are less sensitive than value weights",
     wording=(
         "It may be possible that some weights, those that transform the key and query spaces, are less sensitive or"
         " at least easier to train than others, such as value, output and fully connected weights."

@@ -1,6 +1,8 @@
 """Predictions of the theory for a trained model, measured by an inspection, beside a case built to fulfill it.
 
 The control of each is that case with one thing changed: heads that are not tied, a curve in the place of a line.
+Where a statement says that something is so, nine tenths of it (of a cosine eight) count; what the embedded model gives
+is far from these bounds.
 """
 
 from __future__ import annotations
@@ -63,12 +65,15 @@ def median(found: Inspection, column: str, table: str = "layers") -> float:
     wording="Attention averaging is exactly the gradient of the log normalizer.",
     reading=(
         "Our reading: also with learned weights. In the median layer of a trained model on its text, at least nine"
-        " tenths of the energy of the Jacobian of the attention sublayer in the query token, keys and values held, is"
-        " symmetric."
+        " tenths of the energy of the Jacobian of the attention sublayer (with the norm in front of it) in the query"
+        " token, keys and values held, is symmetric."
     ),
     reference="random transformers whose heads are built to write what they read, and others whose heads are free",
     formula="J = J^T",
-    correction="It is where every head writes what it reads, B = cA; training does not tie them.",
+    correction=(
+        "It is where every head writes what it reads, B = cA; training does not tie them. In the embedded model the"
+        " first two layers are nearly symmetric, the others as little as random weights."
+    ),
     expected=Verdict.FAILS,
     trials=1,
     on_model=True,
@@ -104,12 +109,15 @@ def gradient_field(trial: Trial) -> Evidence:
     ),
     reading=(
         "Our reading, since a head has rank d_k: whitened by the covariance of what its layer reads, the score matrix"
-        " of the median head of a trained model has the trace and the cosine with the identity of a projector of rank"
-        " d_k, each to a fifth."
+        " of a head of a trained model has the trace and the cosine with the identity of a projector of rank"
+        " d_k: over the heads, the medians of both are what they are for a projector, to a fifth."
     ),
     reference="heads built as Λ^{−1/2} P Λ^{−1/2} from the same covariances, and random heads",
     formula="Λ^{1/2} A_h Λ^{1/2} is a projector of rank d_k",
-    correction="Whitened trained heads have neither the trace nor the direction of a projector.",
+    correction=(
+        "In the embedded model no whitened head has: traces are at most an eighth and cosines at most a fifth of those"
+        " of a projector."
+    ),
     expected=Verdict.FAILS,
     trials=1,
     on_model=True,
@@ -141,12 +149,13 @@ def whitened_heads(trial: Trial) -> Evidence:
     place="abstract; section 3.3",
     title="Attention of a trained model pushes tokens apart",
     wording=(
-        "The ascent step induces a parallel expansion of points: with a residual connection, recentered and roughly"
-        " radially symmetric hidden states expand away from their starting points."
+        "The ascent step induces a parallel expansion of points: one could imagine that recentered and roughly radially"
+        " symmetric hidden states push each other away from the origin, and ascent should expand them away from their"
+        " starting points."
     ),
     reading=(
         "Our reading, on a trained model, whose states need not be symmetric: in every layer attention pushes more"
-        " pairs of tokens of a passage apart than together."
+        " pairs of tokens of a passage apart than together, to first order in the update."
     ),
     reference=(
         "random transformers with tied heads, where theory has all pairs pushed apart, and others with free heads"
@@ -154,7 +163,7 @@ def whitened_heads(trial: Trial) -> Evidence:
     formula="(x_i − x_j)·(a_i − a_j) > 0 for most pairs",
     correction=(
         "All pairs are pushed apart where heads are tied and tokens see the same keys. In most layers of the embedded"
-        " model more pairs are pushed together."
+        " model, three of five, more pairs are pushed together."
     ),
     expected=Verdict.FAILS,
     trials=1,
@@ -195,7 +204,10 @@ def expansion(trial: Trial) -> Evidence:
     ),
     reference="the same regression on a linear map of Gaussian inputs, and on the squares of its outputs",
     formula="m ≈ W x + b, R² ≥ 0.9",
-    correction="A matrix explains about half of them on documents that the fit has not seen.",
+    correction=(
+        "In the embedded model a matrix explains about half of the variance on documents that the fit has not seen: 85%"
+        " in the first layer, 35% to 52% in the others."
+    ),
     expected=Verdict.FAILS,
     trials=1,
     on_model=True,
@@ -283,12 +295,12 @@ def identity_mlp(trial: Trial) -> Evidence:
     ),
     reading=(
         "Our reading: in the median layer of a trained model, the mean excess kurtosis of 64 random projections of up"
-        " to 1024 whitened hidden states is at most one and a half times that of 19 of 20 Gaussian samples of this"
-        " size."
+        " to 1024 whitened hidden states is within one and a half times the band in which it lies for 19 of 20 samples"
+        " of as many independent Gaussian tokens."
     ),
     reference="a Gaussian sample, and the same sample with heavy tails",
     formula="excess kurtosis of whitened projections = 0",
-    correction="They lie outside the band in which a Gaussian sample of the same size stays.",
+    correction="Their tails are heavy, in the embedded model at more than ten times the band.",
     expected=Verdict.FAILS,
     trials=1,
     on_model=True,
@@ -327,11 +339,15 @@ def over_band(x: Tensor) -> float:
     ),
     reading=(
         "Our reading: also with learned weights and several heads. In the median layer of a trained model the mean"
-        " cosine of the update of a token with the gradient of Σ_h log Z_h, keys held, is at least 0.8."
+        " cosine of the update of a token with the gradient of Σ_h log Z_h (of the token in front of the norm, keys"
+        " held) is at least 0.8."
     ),
     reference="random transformers whose heads are built to write what they read, and others whose heads are free",
     formula="a ∥ ∇ Σ_h log Z_h",
-    correction="It does where every head writes what it reads; trained layers go across the slope, some against it.",
+    correction=(
+        "It does where every head writes what it reads. Of the layers of the embedded model three go across the slope"
+        " and the first two rather against it."
+    ),
     expected=Verdict.FAILS,
     trials=1,
     on_model=True,
@@ -365,11 +381,14 @@ def ascent(trial: Trial) -> Evidence:
     wording="If the intrinsic measure is Gaussian, the gradient of the log normalizer is μ + Σ η.",
     reading=(
         "Our reading, with real keys in the place of a Gaussian and values beside the keys: in the median layer of a"
-        " trained model v̄ + Cov(v, k) q / √d_k explains 19 of 20 parts of the variance of the heads' outputs."
+        " trained model v̄ + Cov(v, k) q / √d_k explains 19 of 20 parts of the variance of the median head's output."
     ),
     reference="the outputs of the model's own attention; for the control, covariances with shuffled keys",
     formula="o ≈ v̄ + Cov(v, k) q / √d_k",
-    correction="In layers whose attention is diffuse: to first order in the query.",
+    correction=(
+        "In layers whose attention is diffuse, to first order in the query: with heads that on average have more than"
+        f" {DIFFUSE} of the largest entropy, as in the first two layers of the embedded model."
+    ),
     expected=Verdict.CONDITIONAL,
     trials=1,
     on_model=True,
