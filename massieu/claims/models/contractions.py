@@ -140,10 +140,10 @@ def nats(model: nn.Module, rows: Tensor) -> Tensor:
     formula="min_i (1 − CKA(LN_i, other)) ≥ 2 max_ij (1 − CKA(LN_i, LN_j))",
     correction=(
         "Halving, which is linear, does: 5 to 9 times the spread of seeds after 150 steps, 3 to 4 times after 300. RMS"
-        " norm gives the embeddings of layer norm, as far as seeds can tell, the running RMS at 1.3 to 2.1 times nearly."
-        " Tanh and clipping are at 4 to 9 times after 150 steps and at 1.5 after 300. So what differs is also how"
-        " much was learned: after 150 steps models with tanh, clipping or halving know hardly more than the frequencies"
-        " of bytes (3.3 nats), after 300 those with halving learn least."
+        " norm gives the embeddings of layer norm, as far as seeds can tell; the running RMS is at 1.3 to 2.1 times."
+        " Tanh and clipping are at 4 to 9 times after 150 steps and at 1.5 after 300. So what differs is also how much"
+        " was learned: after 150 steps models with tanh, clipping or halving know hardly more than the frequencies of"
+        " bytes (3.3 nats), after 300 those with halving have learned least."
     ),
     expected=Verdict.CONDITIONAL,
     trials=1,
