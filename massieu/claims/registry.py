@@ -20,12 +20,11 @@ def claim(
     key: str,
     *,
     source: str,
-    place: str = "",
-    title: str = "",
-    wording: str = "",
-    reading: str = "",
-    reference: str = "",
-    statement: str = "",
+    place: str,
+    title: str,
+    wording: str,
+    reading: str,
+    reference: str,
     formula: str = "",
     correction: str = "",
     expected: Verdict,
@@ -33,7 +32,7 @@ def claim(
     on_model: bool = False,
 ) -> Callable[[Callable[[Trial], Evidence]], Callable[[Trial], Evidence]]:
     """Register an experiment as that of a claim; see :class:`Claim`."""
-    words = (place, title, wording or statement, reading, reference, formula, correction)
+    words = (place, title, wording, reading, reference, formula, correction)
 
     def register(run: Callable[[Trial], Evidence]) -> Callable[[Trial], Evidence]:
         if key in _CLAIMS:
@@ -65,10 +64,10 @@ def select(patterns: Iterable[str]) -> list[Claim]:
     for pattern in patterns:
         found = {each.key for each in claims if fnmatch.fnmatchcase(each.key.lower(), pattern.lower())}
         if not found:
-            known = [each.key for each in claims]
-            near = did_you_mean(pattern.upper(), known)
+            near = did_you_mean(pattern.upper(), [each.key for each in claims])
             raise UserError(
-                f"no claim is called {pattern}{near}; choose from {', '.join(known)}, or a glob such as C1*"
+                f"no claim is called {pattern}{near}; `massieu verify --list` shows all {len(claims)},"
+                " and a glob such as C1* chooses several"
             )
         chosen |= found
     return [each for each in claims if each.key in chosen] if patterns else claims
