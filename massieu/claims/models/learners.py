@@ -126,22 +126,21 @@ def nonlinear_functions(trial: Trial) -> Evidence:
         " function class, as in puzzles."
     ),
     reading=(
-        "Our reading: on linear functions drawn anew, none of them seen in training, the transformer of I21 after 600"
+        "Our reading: on linear functions drawn anew, none of them seen in training, the transformer of I21 after 900"
         " steps (full: 4,000) is nearer to ridge regression, which learns, than to retrieval, the posterior mean over 4"
-        " functions that training did not favor: ridge has a share of at least one half in the mixture of both nearest"
-        " to it, and its error is no farther from that of ridge than from that of retrieval. One half is where both are"
-        " equally far in mean square, so the bound asks which hypothesis describes the model better, not for ridge"
-        " itself."
+        " functions that training did not favor: ridge has a share of at least 3/4 in the mixture of both nearest to"
+        " it, half of the way from 1/2, where both are equally far in mean square, to ridge itself; and its error is no"
+        " farther from that of ridge than from that of retrieval."
     ),
     reference="ridge regression and the posterior mean over the 4 functions, both exact",
-    formula="M ≈ s · ridge + (1 − s) · retrieval, s ≥ 1/2",
+    formula="M ≈ s · ridge + (1 − s) · retrieval, s ≥ 3/4",
     expected=Verdict.HOLDS,
     trials=1,
 )
 def novel_functions(trial: Trial) -> Evidence:
     """The share of retrieval, and the error between those of both hypotheses; the control only retrieves."""
     # A share s of ridge has |M - retrieval|^2 - |M - ridge|^2 = (2 s - 1) |ridge - retrieval|^2: nearer if s > 1/2.
-    model = trained(LINEAR, EXAMPLES, trial.size(600, 4000), trial.size(32, 64), trial.seed)
+    model = trained(LINEAR, EXAMPLES, trial.size(900, 4000), trial.size(32, 64), trial.seed)
     pool = pool_of(LINEAR, 4, trial.seed)
 
     def rows(retrieves: bool) -> dict[str, dict[str, float]]:
@@ -152,7 +151,7 @@ def novel_functions(trial: Trial) -> Evidence:
     def gap(novel: dict[str, float]) -> Gap:
         least, most = novel["learning_error"], novel["retrieval_error"]
         between = (novel["model_error"] - least) / (most - least)
-        return widest(Gap(max(0.0, 1 - novel["share"]), 0.5), Gap(max(0.0, between), 0.5))
+        return widest(Gap(max(0.0, 1 - novel["share"]), 0.25), Gap(max(0.0, between), 0.5))
 
     own = rows(False)
     return Evidence(
