@@ -145,7 +145,7 @@ def several_optimal(trial: Trial, steps: int) -> tuple[TokenSelection, Tensor, T
 
     for tried in range(1, 51):
         head = normal(3, 10)
-        head = 6 * head / torch.linalg.matrix_norm(head, 2)  # one scale, and so one step that does not swing
+        head = 6 * head / torch.linalg.matrix_norm(head, 2)  # one scale, so that no step of one swings
         kept: list[tuple[Tensor, int, Tensor]] = []
         while len(kept) < 2:
             tokens, label = unit(4, 10), int(torch.randint(3, (), generator=draw))
@@ -156,7 +156,7 @@ def several_optimal(trial: Trial, steps: int) -> tuple[TokenSelection, Tensor, T
         problem = TokenSelection(torch.stack(rows), unit(2, 10), labels=torch.tensor(labels), head=head)
         attention = torch.stack(optimal)
         for made in (steps // 10, steps):  # most runs that settle elsewhere do so early
-            run = descend(problem, "gd", step=2.0, steps=made, record=[steps // 10], compare=False)
+            run = descend(problem, "gd", step=1.0, steps=made, record=[steps // 10], compare=False)
             if not torch.equal(problem.attention(run.weights) > 0.1, attention > 0):
                 break
         else:
