@@ -26,6 +26,7 @@ BREAKS = [
     (LinearAttention, "forward", 1.2, ["I9"]),
     (MeasureAttention, "forward", 1.001, ["I10"]),
     (optimum, "_solve", 1.01, ["I5", "I6", "I7", "I8"]),
+    (optimum.Optimum, "loss_of", 1.01, ["I7"]),
     (steps, "descent_loss", 2.0, ["I9"]),
     (LeastSquares, "predict", 1.5, ["I11"]),
     (LeastSquares, "predict", 1.01, ["I12"]),
