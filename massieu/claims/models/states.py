@@ -87,7 +87,7 @@ def recentring(trial: Trial) -> Evidence:
     reading=(
         "Our reading, from the Gaussian equilibrium that section 6 assumes: Gaussian tokens with the mean and"
         " covariance of what the first layer of a trained model gets (at most 24 passages of 64) stay, after every"
-        " layer but the last, within one and a half times the band of kurtosis in which 19 of 20 Gaussian samples lie."
+        " layer but the last, within twice the band of kurtosis in which 19 of 20 Gaussian samples lie."
     ),
     reference="the injected sample itself, and the same sample with heavy tails",
     formula="excess kurtosis of whitened projections = 0",
