@@ -27,7 +27,7 @@ FEW, MANY = 2, 64
     ),
     reading=(
         "Our reading: on unseen tasks in 3 dimensions with noise 0.5 and 8 examples, a transformer of two blocks of"
-        " width 32 is nearer to the posterior mean over its pool than to ridge regression after training on 2 functions"
+        " width 64 is nearer to the posterior mean over its pool than to ridge regression after training on 2 functions"
         " (500 steps; full: 3,000), and nearer to ridge regression after training on 64 (1,200 steps; full: 3,000): the"
         " share of ridge in the mixture of both nearest to it is at most and at least one half, where both are equally"
         " far in mean square. In full the latter also errs less than the posterior mean over its pool, which shorter"
@@ -48,7 +48,7 @@ def task_diversity(trial: Trial) -> Evidence:
         pool = pool_of(TASK, size, trial.seed)
         swapped = Ridge(TASK.noise**2) if size == FEW else pool.predict
         steps = trial.size(500 if size == FEW else 1200, 3000)
-        ask = swapped if exact else trained(TASK, EXAMPLES, steps, 32, trial.seed, size).ask
+        ask = swapped if exact else trained(TASK, EXAMPLES, steps, 64, trial.seed, size).ask
         found = separate(ask, TASK, pool, EXAMPLES, torch.Generator().manual_seed(trial.seed + 2))
         novel: dict[str, float] = found.set_index("condition").loc["novel"].to_dict()
         return novel
