@@ -42,9 +42,7 @@ def markdown(results: Sequence[Result]) -> str:
         "",
         f"Written by `massieu verify --out DIR`. {UNIT} The control is the same measurement with one thing changed, so"
         " that it must break. In italics: the condition, the correction, or what is true instead."
-        " [All statements of the sources](coverage.md) lists what has no claim and why;"
-        " [how often single trials fail](reliability.md) what a verdict is worth, and [verdicts at full"
-        " size](claims-full.md) what other sizes say.",
+        " [All statements of the sources](coverage.md) lists what has no claim and why.",
     ]
     subjects: dict[str, list[Result]] = {}
     for result in results:
