@@ -37,7 +37,7 @@ class Statement:
 
     @property
     def covered(self) -> str:
-        """What covers it, as text of a table."""
+        """Claims, objects or the reason, as text of a table."""
         keys = ", ".join(self.claims)
         objects = ", ".join(f"`{name}`" for name in self.objects)
         reason = f"not testable: {self.not_testable}" if self.not_testable else ""

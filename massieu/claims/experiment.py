@@ -27,7 +27,7 @@ def apart(found: Tensor, expected: Tensor, allowed: float = TIGHT) -> Gap:
 
 
 def above(found: Tensor, bound: Tensor, allowed: float = TIGHT) -> Gap:
-    """How far a tensor exceeds its bound, at most."""
+    """The largest excess of a tensor over its bound."""
     return Gap(float((found - bound).max().clamp(min=0)), allowed)
 
 

@@ -68,7 +68,7 @@ def theorem_1(trial: Trial) -> Evidence:
     key_location, sigma, other, around = normal(dim), covariance(normal, dim), covariance(normal, dim), normal(5, dim)
 
     def after(centered: bool, key_location: Tensor, sigma: Tensor, keys: Tensor) -> tuple[Gap, Gap, Tensor]:
-        """How far moments and tokens are from what they were, and the covariance."""
+        """Largest change of moments and tokens, and the covariance."""
         precision = torch.linalg.inv(sigma)
         location = precision @ key_location
         measure = Gaussian(key_location, keys)
@@ -364,6 +364,6 @@ def observed(cloud: Tensor) -> dict[str, float]:
 
 
 def departure(seen: dict[str, float], bands: dict[str, float]) -> float:
-    """How far cumulants are from zero, in units of Gaussian samples; nan, for a single point, is infinitely far."""
+    """Distance of cumulants from zero, in units of Gaussian samples; nan, for a single point, is infinitely far."""
     share = max(abs(seen[name]) / bands[name] for name in CUMULANTS)
     return math.inf if math.isnan(share) else share

@@ -100,7 +100,7 @@ def _attended(start: Tensor, directions: Tensor, steps: int, *, fixed: bool, res
 
 
 def _contracted(radius: float, seen: dict[str, Tensor]) -> Gap:
-    """How far diameters exceed Dobrushin's bound and extents grow, and the cloud after three blocks written out."""
+    """Excess of diameters over Dobrushin's bound, growth of extents, and the cloud after three blocks written out."""
     cloud, diameter, extent = seen["cloud"][0], seen["diameter"], seen["extent"]
     for _ in range(3):
         cloud = torch.softmax(cloud @ cloud.T, -1) @ cloud

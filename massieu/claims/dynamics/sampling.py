@@ -159,7 +159,7 @@ def bootstrap_layers(trial: Trial) -> Evidence:
         return Gap(float((found / torch.tensor(law)).log().abs().max()), allowed)
 
     def gap(beta: float) -> tuple[Gap, Tensor]:
-        """How far means, slopes and variances are from the law, and the variances with a residual connection."""
+        """Distance of means, slopes and variances from the law, and the variances with a residual connection."""
         added, alone = drawn(many, beta, residual=True), drawn(many, beta, residual=False)
         kept, spread = (torch.stack([_variance(cloud) for cloud in clouds]) for clouds in (added, alone))
         # Over six layers the log variance of 2048 tokens in 3 dimensions scatters by a tenth: five standard deviations.
@@ -257,7 +257,7 @@ def token_number(trial: Trial) -> Evidence:
         found += errors.square().sum(-1).mean(0).sqrt().tolist()
 
     def law(tilt: Tensor) -> list[float]:
-        """What is expected of queries; those of length zero weigh all tokens alike."""
+        """Expected root mean square errors of queries; those of length zero weigh all tokens alike."""
         return [rmse for count in counts for rmse in token_limit(measure, tilt, count).rmse.tolist()]
 
     def gap(tilt: Tensor) -> Gap:

@@ -36,7 +36,7 @@ RATE = 0.15  # of an exponent that is read off two decades
 @claim(
     "T1",
     source=SLIDES,
-    place='Optimisation, "Norm divergence" and "Token separation"',
+    place='optimization, "Norm divergence" and "Token separation"',
     title="Norm divergence and token separation give the optimal loss",
     wording=(
         "The optimal loss is reached, asymptotically, if and only if the norm of W diverges and the best token's"
@@ -91,7 +91,7 @@ def norm_divergence(trial: Trial) -> Evidence:
 @claim(
     "T2",
     source=SLIDES,
-    place='Optimisation, "The only way to attain S(l)_t = 1"',
+    place='optimization, "The only way to attain S(l)_t = 1"',
     title="The logits of a sequence and the sum of its softmax",
     wording="The logits are l = X^⊤ W z, and the sum over τ of S(l)_t is one.",
     reading=(
@@ -170,7 +170,7 @@ def indices_of_attention(trial: Trial) -> Evidence:
 @claim(
     "T4",
     source=SLIDES,
-    place="Optimisation, theorem 2 (regularization path)",
+    place="optimization, theorem 2 (regularization path)",
     title="The regularization path tends to the max-margin direction",
     wording=(
         "For a smooth, strictly decreasing loss, unique optimal tokens and a feasible program, minimizers of the"
@@ -219,7 +219,7 @@ def path_direction(trial: Trial) -> Evidence:
 @claim(
     "T5",
     source=SLIDES,
-    place='Optimisation, "No unique optimal token per sequence"',
+    place='optimization, "No unique optimal token per sequence"',
     title="Several optimal tokens get equal logits",
     wording=(
         "If a sequence has a set of optimal tokens, the direction is the solution of the program that gives them"
@@ -268,7 +268,7 @@ def several_best_tokens(trial: Trial) -> Evidence:
 @claim(
     "T6",
     source=SLIDES,
-    place='Optimisation, "Conjecture" on better models',
+    place='optimization, "Conjecture" on better models',
     title="Weights are a finite part plus a growing multiple",
     wording=(
         "It is conjectured that W_k ≈ W^fin + C_k W^mm with C_k → ∞, where W^fin gives the selected tokens the log"
@@ -327,7 +327,7 @@ def finite_part(trial: Trial) -> Evidence:
 @claim(
     "T7",
     source=SLIDES,
-    place='Optimisation, "What about GD"',
+    place='optimization, "What about GD"',
     title="Descent diverges in the max-margin direction",
     wording=("The weights of gradient descent diverge and converge in direction to the max-margin solution."),
     reading=(
@@ -369,7 +369,7 @@ def local_selection(trial: Trial) -> Evidence:
 @claim(
     "T8",
     source=SLIDES,
-    place="Optimisation, summary 6",
+    place="optimization, summary 6",
     title="Normalized and Polyak steps reach the same solution faster",
     wording="Practical optimizers converge to the same solution at a faster rate.",
     reading=(
@@ -413,7 +413,7 @@ def practical_optimizers(trial: Trial) -> Evidence:
 @claim(
     "T9",
     source=SLIDES,
-    place='Optimisation, "Faster optimizers", theorem of VDT24',
+    place='optimization, "Faster optimizers", theorem of VDT24',
     title="Normalized and Polyak steps converge fast from any start",
     wording=(
         "For nearly orthogonal tokens and equal scores of all but the best, normalized descent and Polyak steps"

@@ -1,4 +1,4 @@
-"""Where the limit of training on token selection is another one: more than two classes, and starts in a cone."""
+"""Limits of training other than the best tokens: several optimal tokens of more classes, and starts in a cone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from massieu.margin.program import scipy_module
 @claim(
     "T17",
     source=SLIDES,
-    place='Optimisation, "Or there is more than two classes?"',
+    place='optimization, "Or there is more than two classes?"',
     title="With more classes several optimal tokens get equal logits",
     wording=(
         "With more than two classes there is no unique optimal token; the max-margin program gives the optimal tokens"
@@ -87,7 +87,7 @@ def several_classes(trial: Trial) -> Evidence:
 @claim(
     "T18",
     source=SLIDES,
-    place='Optimisation, "Initialization dependence", figure 2, and summary 4',
+    place='optimization, "Initialization dependence", figure 2, and summary 4',
     title="A start in the cone of a local optimum stays there",
     wording="Gradient descent from inside the cone around a locally optimal solution converges to that solution.",
     reading=(

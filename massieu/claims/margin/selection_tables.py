@@ -173,7 +173,7 @@ def path_rate(trial: Trial) -> Evidence:
 @claim(
     "T13",
     source=SLIDES,
-    place='Optimisation, "Initialization dependence" and summary 4',
+    place='optimization, "Initialization dependence" and summary 4',
     title="Starts decide the tokens that descent is left with",
     wording="Initialization can cause gradient descent to get stuck in local optima.",
     reading=(
@@ -270,7 +270,7 @@ def finite_rates(trial: Trial) -> Evidence:
 @claim(
     "T15",
     source=SLIDES,
-    place='Optimisation, "Better models"; the experiment of Ataee Tarzanagh et al. 2023',
+    place='optimization, "Better models"; the experiment of Ataee Tarzanagh et al. 2023',
     title="Under a ReLU head weights follow both parts",
     wording=("Better models are conjectured to give W_k ≈ W^fin + C_k W^mm for the tokens that attention keeps."),
     reading=(
