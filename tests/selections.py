@@ -25,3 +25,12 @@ def dense(problem, selection, rivals):
     """Constraints as rows of length dim * query_dim."""
     products = torch.einsum("ntd,nq->ntdq", problem.differences(selection), problem.queries)
     return products[rivals].flatten(1).numpy()
+
+
+def nearly_twins(by):
+    """Two sequences that differ by little and are to select different tokens: the largest margin is about ``by``."""
+    generator = torch.Generator().manual_seed(0)
+    tokens, query = torch.randn(4, 5, generator=generator).double(), torch.randn(5, generator=generator).double()
+    moved = torch.randn(4, 5, generator=generator).double()
+    pair = torch.stack([tokens, tokens + by * moved])
+    return TokenSelection(pair, query.expand(2, -1), scores=torch.eye(4)[:2])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from decimal import ROUND_CEILING, Context
+
 from massieu.margin.frobenius import least_frobenius
 from massieu.margin.nuclear import least_nuclear
 from massieu.margin.program import CANCEL, RESOLUTION, Program, Solved, one_thread
 
-__all__ = ["checked_tolerance", "least_norm", "sentence"]
+__all__ = ["checked_tolerance", "least_norm", "rounded_up", "sentence"]
 
 
 def checked_tolerance(norm: str, tolerance: float | None, rounds: int) -> float:
@@ -38,5 +40,15 @@ def sentence(feasible: bool | None, converged: bool, asked: bool, gap: float, ep
         return f"stopped early: feasible, but the bounds agree only to {gap:.0e}; raise rounds"
     if feasible is False:
         return f"infeasible: constraints of size one cancel to less than {CANCEL:.0e}, so no weights have a margin"
-    undecided = f"undecided: no margin was found, and none above {eps:.0e} exists"
+    undecided = f"undecided: no margin was found, and none above {rounded_up(eps)} exists"
     return f"{undecided}; margins below {RESOLUTION:.0e} are not always resolved, so raise rounds or rescale the data"
+
+
+def rounded_up(bound: float) -> str:
+    """An upper bound with one digit, so that what is printed is an upper bound too.
+
+    Example:
+        >>> rounded_up(2.4985e-11), rounded_up(0.25), rounded_up(0.0)
+        ('3e-11', '0.3', '0')
+    """
+    return f"{float(Context(prec=1, rounding=ROUND_CEILING).create_decimal_from_float(bound)):.1g}"

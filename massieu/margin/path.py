@@ -14,6 +14,7 @@ from torch import Tensor
 
 from massieu.margin.descent import Method, descend
 from massieu.margin.gradients import Landscape, misalignment, size_of
+from massieu.margin.least import rounded_up
 from massieu.margin.problem import TokenSelection
 from massieu.margin.program import Floats, one_thread, scipy_module
 from massieu.margin.solver import MaxMargin, max_margin
@@ -215,7 +216,7 @@ def locally_optimal(problem: TokenSelection, selection: Tensor | Sequence[int]) 
     solution = max_margin(problem, selection=selection, rivals="untied")
     if not solution.feasible:
         lead = "no weights select" if solution.feasible is False else "it is undecided if weights can select"
-        reason = f"{lead} these tokens: none of norm one has a margin above {solution.eps:.2g}"
+        reason = f"{lead} these tokens: none of norm one has a margin above {rounded_up(solution.eps)}"
         return LocalOptimality(False, reason, (), solution)
     chosen = solution.selection[:, None]
     pairs = (solution.support & (problem.scores >= problem.scores.gather(1, chosen))).nonzero().tolist()
@@ -314,7 +315,7 @@ def _feasible(problem: TokenSelection) -> MaxMargin:
     if not solution.feasible:
         raise ValueError(
             "the best tokens must be selectable, but no weights were found that put them all first"
-            f" (largest margin at norm one: {solution.eps:.2g}); there is no direction to compare with"
+            f" (largest margin at norm one: at most {rounded_up(solution.eps)}); there is no direction to compare with"
         )
     return solution
 

@@ -15,7 +15,8 @@ from massieu.margin.solver import MaxMargin, max_margin
 
 __all__ = ["SelectionReport", "random_head", "selection_report", "span_projection"]
 
-NOT_CERTAIN = "the solver stopped before its bounds agreed: feasible and best_margin are its best guess"
+NOT_CERTAIN = "the solver stopped before its bounds agreed: best_margin is its best guess"
+UNDECIDED = "it is undecided if a matrix selects these tokens with a margin: none was found, and none was ruled out"
 NOT_FEASIBLE = "no matrix selects these tokens with a margin: there is no max-margin direction to compare with"
 NOTHING_ASKED = "every row sees copies of one token alone: nothing is asked of a matrix"
 
@@ -27,7 +28,7 @@ class SelectionReport:
     Attributes:
         rows: sequences.
         constraints: tokens that are to lose.
-        feasible: whether some matrix selects these tokens with a margin.
+        feasible: whether some matrix selects these tokens with a margin; None if that is undecided.
         reproduced: share of rows in which :math:`XWz` selects the selected token, or a copy of it.
         best_margin: :math:`\gamma`, the largest margin of a matrix of norm one, certified to ``gap``.
         gap: relative distance of the bounds on it.
@@ -45,7 +46,7 @@ class SelectionReport:
 
     rows: int
     constraints: int
-    feasible: bool
+    feasible: bool | None
     reproduced: float
     best_margin: float
     gap: float
@@ -124,14 +125,15 @@ def selection_report(
         f"{again} of {len(chosen)} rows see the selected token again: its copies are not asked to lose": again > 0,
         NOTHING_ASKED: not asked,
         NOT_FEASIBLE: solution.feasible is False,
-        NOT_CERTAIN: not solution.converged,
+        UNDECIDED: solution.feasible is None,
+        NOT_CERTAIN: solution.feasible is True and not solution.converged,
     }
     found: dict[str, Any] = {
         "rows": len(chosen),
         "constraints": int(rivals.sum()),
-        "feasible": bool(solution.feasible),
+        "feasible": solution.feasible,
         "reproduced": float((~rivals).gather(1, problem.selected(weights)[:, None]).double().mean()),
-        "best_margin": solution.margin if asked else torch.nan,
+        "best_margin": solution.margin if asked and solution.feasible is not None else torch.nan,
         "gap": solution.gap if solution.feasible else torch.nan,
         "note": "; ".join(note for note, holds in notes.items() if holds),
     }

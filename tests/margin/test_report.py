@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from selections import dense, draw
+from selections import dense, draw, nearly_twins
 
 from massieu.margin import TokenSelection, max_margin, selection_report
-from massieu.margin.report import NOT_FEASIBLE, NOTHING_ASKED
+from massieu.margin.report import NOT_FEASIBLE, NOTHING_ASKED, UNDECIDED
 
 TOKENS = torch.randn(5, 6, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -82,6 +82,13 @@ def test_copies_are_one_token_and_what_is_not_defined_has_a_sentence():
     assert impossible.note == NOT_FEASIBLE
     assert impossible.best_margin == 0
     assert impossible.correlation != impossible.correlation
+
+
+def test_a_margin_below_the_resolution_of_the_solver_is_neither_there_nor_not():
+    found = selection_report(torch.eye(5), nearly_twins(1e-10), selection=[0, 1], compared=False)
+    assert found.feasible is None
+    assert found.best_margin != found.best_margin
+    assert found.note == UNDECIDED
 
 
 @pytest.mark.parametrize(
