@@ -56,10 +56,10 @@ def test_a_network_without_its_context_is_wrong_and_its_certificate_says_so():
 
 
 @pytest.mark.parametrize(
-    ("grid", "length", "ramp", "right"),
-    [(6, 4, None, 0.199), (4, 3, None, 0.797), (6, 4, 0.01, 1), ((3, 3), 3, None, 1)],
+    ("grid", "length", "ramp", "every"),
+    [(6, 4, None, False), (4, 3, None, False), (6, 4, 0.01, True), ((3, 3), 3, None, True)],
 )
-def test_a_certificate_in_float32_counts_the_tokens_that_are_right(grid, length, ramp, right):
+def test_a_certificate_in_float32_counts_the_tokens_that_are_right(grid, length, ramp, every):
     network = construct(smooth if isinstance(grid, int) else random_table(9, 3, 2), grid, length, ramp=ramp)
     exact = network.certify()
     assert exact.holds
@@ -70,12 +70,12 @@ def test_a_certificate_in_float32_counts_the_tokens_that_are_right(grid, length,
     with torch.no_grad():
         apart = (network(inputs.float()) - targets).abs().amax(-1)
     assert found.dtype == torch.float32
-    assert found.right == pytest.approx(right, abs=0.1)
-    assert found.right == (apart <= found.tolerance).double().mean()
-    assert found.holds == (right == 1)
+    assert (found.right == 1) if every else (found.right < 0.9)  # which of them is a matter of rounding
+    assert found.right == pytest.approx(float((apart <= found.tolerance).double().mean()))
+    assert found.holds == every
     assert found.margin == pytest.approx(exact.margin * 2.0**-29)
     advice = "of the tokens right: go back with .double(), or construct with wider strips"
-    assert (advice in str(found)) == (right < 1)
+    assert (advice in str(found)) != every
     assert network.double().certify(1e-6).tolerance == 1e-6
 
 
