@@ -26,7 +26,7 @@ class HeadGeometry(NamedTuple):
         heads: one row per head: ``stack, layer, name, head`` and the figures; nan where one does not apply.
         experiments: one row per figure that the theory speaks of: ``experiment, stack, layer, head, quantity, value,
             control, predicted``. The control is the same figure of a random head of the same norm; ``head`` is missing
-            where a figure belongs to the layer. "X2 constructed" are heads built to pass the whitened test.
+            where a figure belongs to the layer. "C47 constructed" are heads built to pass the whitened test.
         notes: sentences of :class:`HeadWeights`, each with the layers it holds for if these are not all.
     """
 
@@ -52,7 +52,7 @@ def head_geometry(
         seed: of the random heads.
 
     Source:
-        Experiments X1 and X2 of the claim ledger on "A Probabilistic Interpretation of Transformers".
+        Claims X1 and C47 on "A Probabilistic Interpretation of Transformers".
 
     Example:
         >>> from massieu.inspection.weights import head_weights
@@ -93,12 +93,12 @@ FIGURES = {
     "ov_rank": "spectrum",
     "qk_norm": "spectrum",
     "ov_norm": "spectrum",
-    "symmetric_fraction": "X2",
+    "symmetric_fraction": "C47",
     "gradient_cosine": "X1",
-    "whitened_trace": "X2",
-    "whitened_cosine": "X2",
-    "idempotency": "X2",
-    "logit_sd": "X2",
+    "whitened_trace": "C47",
+    "whitened_cosine": "C47",
+    "idempotency": "C47",
+    "logit_sd": "C47",
 }
 """The figures of a head and the experiment they belong to."""
 
@@ -169,7 +169,7 @@ def _layer_experiments(
     found, control = (geometry.power_cosine(matrix, spectrum, exponents).tolist() for matrix in (score, drawn))
     rows: list[dict[str, Any]] = [
         {
-            "experiment": "X2",
+            "experiment": "C47",
             "quantity": f"power_cosine {exponent:g}",
             "value": value,
             "control": random,
@@ -179,7 +179,12 @@ def _layer_experiments(
     ]
     names = ("whitened_trace", "whitened_cosine", "idempotency", "logit_sd")
     rows += [
-        {"experiment": "X2 constructed", "quantity": name, "value": figure.item(), "predicted": _predicted(layer)[name]}
+        {
+            "experiment": "C47 constructed",
+            "quantity": name,
+            "value": figure.item(),
+            "predicted": _predicted(layer)[name],
+        }
         for name, figure in zip(names, ideal, strict=True)
     ]
     return [{**place, "head": None, "control": torch.nan, **row} for row in rows]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 __all__ = ["ABOUT_VERDICTS", "CONTROL", "THEORY", "Point", "Ruler", "beyond", "place", "rulers", "summary"]
 
-CONSTRUCTED, BAND = "X2 constructed", "kurtosis_band"
+CONSTRUCTED, BAND = "C47 constructed", "kurtosis_band"
 CONTROL, THEORY = 20, 85  # per cent of the length of a track
 EDGE = 0.8
 ABOUT_VERDICTS = (

@@ -400,11 +400,11 @@ def test_heads_as_the_theory_wants_them_pass_every_test_and_their_controls_do_no
     factor = frame.view(HEADS, WIDTH, DIM) @ spectrum.power(-0.5)
     ideal = geometry.LowRank(factor, factor)
     found = head_geometry([layer_of(ideal, ideal)], {"layer": covariance})
-    table = found.experiments[found.experiments.predicted.notna() & (found.experiments.experiment != "X2 constructed")]
+    table = found.experiments[found.experiments.predicted.notna() & (found.experiments.experiment != "C47 constructed")]
     assert set(table.quantity) == {*list(FIGURES)[4:], "power_cosine -1"}
     assert (table.value - table.predicted).abs().max() < 1e-9
     assert (table.control - table.predicted).abs().min() > 0.2
-    constructed = found.experiments[found.experiments.experiment == "X2 constructed"]
+    constructed = found.experiments[found.experiments.experiment == "C47 constructed"]
     assert len(constructed) == 4
     assert (constructed.value - constructed.predicted).abs().max() < 1e-9
 

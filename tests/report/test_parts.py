@@ -66,10 +66,10 @@ def test_a_ruler_runs_from_the_control_to_the_theory():
 
 def test_experiments_give_rulers_of_their_own_and_constructed_heads_do_not():
     run = inspection(1, 1)
-    row = {"experiment": "X2", "stack": "encoder", "layer": 0, "head": 0, "control": 0.0, "predicted": 32.0}
+    row = {"experiment": "C47", "stack": "encoder", "layer": 0, "head": 0, "control": 0.0, "predicted": 32.0}
     run["experiments"] = [
         {**row, "quantity": "whitened_trace", "value": 8.0},
-        {**row, "quantity": "whitened_trace", "value": 32.0, "experiment": "X2 constructed"},
+        {**row, "quantity": "whitened_trace", "value": 32.0, "experiment": "C47 constructed"},
     ]
     (ruler,) = (ruler for ruler in theory.rulers(run) if ruler.quantity == "whitened_trace")
     assert ruler.points == [(0.25, "layer 0, head 0", 8.0)]

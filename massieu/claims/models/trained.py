@@ -138,9 +138,9 @@ def whitened_heads(trial: Trial) -> Evidence:
 
     powers = table[table["quantity"].str.startswith("power_cosine")].groupby("quantity")["value"].median()
     return Evidence(
-        printed=gap("X2", "value"),
-        instead=gap("X2 constructed", "value"),
-        control=gap(*trial.control(("X2", "control"), ("X2 constructed", "value"))),
+        printed=gap("C47", "value"),
+        instead=gap("C47 constructed", "value"),
+        control=gap(*trial.control(("C47", "control"), ("C47 constructed", "value"))),
         table={name.replace("power_cosine", "cosine with Λ to the power"): value for name, value in powers.items()},
     )
 
