@@ -15,7 +15,7 @@ from typing import Any
 from massieu.claims.claim import Claim
 from massieu.claims.verification import Result, figures_of, place_of
 from massieu.inspection.publishing import written_together
-from massieu.report.verdicts import UNIT, VERDICTS, render_verdicts
+from massieu.report.verdicts import CONTROL, UNIT, VERDICTS, render_verdicts
 
 __all__ = ["described", "full_markdown", "markdown", "save"]
 
@@ -40,7 +40,7 @@ def markdown(results: Sequence[Result]) -> str:
     lines = [
         "# Claims",
         "",
-        f"Written by `massieu verify --out DIR`. {UNIT} The control is the same measurement with one thing changed, so"
+        f"Written by `massieu verify --out DIR`. {UNIT} {CONTROL} It is the same measurement with one thing changed, so"
         " that it must break. In italics: the condition, the correction, or what is true instead."
         " [All statements of the sources](coverage.md) lists what has no claim and why.",
     ]
@@ -62,7 +62,7 @@ def full_markdown(results: Sequence[Result], facts: Mapping[str, Any]) -> str:
         "# Claims at full size",
         "",
         f"Written by `make verify-full` with the seed {facts.get('seed')} in {facts.get('seconds')} seconds."
-        f" {UNIT} [The other table](claims.md) says what each claim says and tests.",
+        f" {UNIT} {CONTROL} [The other table](claims.md) says what each claim says and tests.",
         "",
         "| claim | statement | verdict | measured | control | seconds |",
         "|---|---|---|---|---|---|",

@@ -60,7 +60,7 @@ class Result:
         return self.expected is not None and self.verdict is not self.expected
 
     def __repr__(self) -> str:
-        expected = f", expected {self.expected}" if self.surprises else ""
+        expected = "" if self.expected is None else f", expected {self.expected}" if self.surprises else ", as expected"
         reason = f" ({self.reason})" if self.reason else ""
         return f"{self.claim.key}: {self.verdict}{expected}{reason}: {self.claim.wording}"
 
@@ -285,7 +285,7 @@ def _doubt(evidence: Evidence) -> str:
     name, words = "instead", "what is true instead did not come out"
     if gaps["control"].within:
         name, words = "control", "the control did not break"
-    return f"{words}: {gaps[name].measured:.3g} where {gaps[name].allowed:.3g} is allowed"
+    return f"{words}: {gaps[name].share:.3g} of what is allowed"
 
 
 def place_of(run: Callable[..., Any]) -> tuple[str, int]:

@@ -84,11 +84,13 @@ def run(options: argparse.Namespace) -> int:
             print(visible(note))
     if page is not None and not options.json:
         print(f"page: {visible(str(page))}")
+    from massieu.report.verdicts import outcome
+
     for each in found:
         if each.surprises or each.reason:
-            wanted = f", expected {each.expected}" if each.surprises else ""
             reason = f" ({each.reason})" if each.reason else ""
-            print(f"massieu: {each.claim.key} is {each.verdict}{wanted}{visible(reason)}", file=sys.stderr)
+            said = outcome(each.verdict, each.expected)
+            print(f"massieu: {each.claim.key} {said}{visible(reason)}", file=sys.stderr)
     return 1 if any(each.surprises for each in found) else 0
 
 

@@ -11,7 +11,7 @@ from massieu.report import changes
 from massieu.report.changes import Change
 from massieu.report.pages import distinct_names
 from massieu.report.theory import ABOUT_VERDICTS
-from massieu.report.verdicts import UNIT, VERDICTS, outcome
+from massieu.report.verdicts import CONTROL, UNIT, VERDICTS, outcome
 
 __all__ = [
     "made_visible",
@@ -177,12 +177,12 @@ def show_verdicts(rows: Sequence[Mapping[str, Any]], seconds: float, console: An
     agree = f"{sum(row['expected'] == row['verdict'] for row in known)} of {len(known)} verdicts as expected"
     free = sum(row["expected"] is None and row["verdict"] != "UNDECIDED" for row in rows)
     words = [agree] * bool(known) + [f"{free} measured on your model"] * bool(free) + [f"{seconds:.0f} s"]
-    console.print(Text(UNIT, style="dim"))
+    console.print(Text(f"{UNIT} {CONTROL}" if "control" in numbers else UNIT, style="dim"))
     console.print(Text(", ".join(words), style="dim"))
 
 
 def show_claims(rows: Sequence[Mapping[str, Any]], console: Any) -> None:
-    """Print the statements that can be tested."""
+    """Print the claims with their statements in short."""
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False)
@@ -190,7 +190,7 @@ def show_claims(rows: Sequence[Mapping[str, Any]], console: Any) -> None:
         table.add_column(name, no_wrap=True)
     table.add_column("statement")
     for row in rows:
-        table.add_row(row["key"], VERDICTS[row["expected"]], row["wording"])
+        table.add_row(row["key"], VERDICTS[row["expected"]], row["title"])
     console.print(table)
 
 

@@ -10,7 +10,7 @@ from markupsafe import Markup, escape
 
 from massieu.report.pages import page
 
-__all__ = ["UNIT", "VERDICTS", "gauge", "line_chart", "outcome", "render_verdicts"]
+__all__ = ["CONTROL", "UNIT", "VERDICTS", "gauge", "line_chart", "outcome", "render_verdicts"]
 
 VERDICTS = {
     "HOLDS": "holds",
@@ -19,7 +19,8 @@ VERDICTS = {
     "FAILS": "false as printed",
     "UNDECIDED": "undecided",
 }
-UNIT = "Measured values are in units of what is allowed: up to 1 is within the bound, a control must be above 1."
+UNIT = "Measured values are in units of what is allowed: up to 1 is within the bound."
+CONTROL = "A control must be above 1."
 MARKS = {
     "printed": "as printed",
     "corrected": "corrected",
@@ -54,23 +55,23 @@ def render_verdicts(results: Sequence[Mapping[str, Any]], facts: Mapping[str, An
     surprises = [result for result in results if result["expected"] not in (None, result["verdict"])]
     values = {"results": results, "facts": facts, "counts": counts, "surprises": surprises}
     tools = {"outcome": outcome, "gauge": gauge, "line_chart": line_chart}
-    return page("claims.html", **values, **tools, words=VERDICTS, marks=MARKS, unit=UNIT)
+    return page("claims.html", **values, **tools, words=VERDICTS, marks=MARKS, unit=f"{UNIT} {CONTROL}")
 
 
 def gauge(result: Mapping[str, Any]) -> Markup:
     """Every gap of a claim on a logarithmic axis, in units of what is allowed: left of the line is within bounds."""
     parts = []
     for row, name in enumerate(name for name in MARKS if result.get(name)):
-        measured, allowed, share = (result[name][part] for part in ("measured", "allowed", "share"))
+        share = result[name]["share"]
         at = 150 + 250 * (0.5 if share is None else (_decades(share) + DECADES) / (2 * DECADES))
         y = 16 + 22 * row
         inside = share is not None and share <= 1
-        shown, most = ("not finite" if number is None else f"{number:.2g}" for number in (measured, allowed))
+        shown = "not finite" if share is None else f"{share:.2g} of what is allowed"
         parts.append(
             f'<text x="142" y="{y + 4}" text-anchor="end">{MARKS[name]}</text>'
             f'<line x1="150" x2="400" y1="{y}" y2="{y}" class="track"/>'
             f'<circle cx="{at:.1f}" cy="{y}" r="5" class="{name} {"inside" if inside else "outside"}">'
-            f"<title>{MARKS[name]}: {shown}, allowed {most}</title></circle>"
+            f"<title>{MARKS[name]}: {shown}</title></circle>"
         )
     height = 16 + 22 * len(parts)
     bound = f'<line x1="275" x2="275" y1="4" y2="{height - 8}" class="bound"/>'
