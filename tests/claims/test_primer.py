@@ -19,7 +19,7 @@ BREAKS = [
     (primer, "_normalized", 1 + 1e-6, ["A2"]),
     (feed_forward, "field_test", 0.8, ["X18"]),
     (keys.Mixture, "log_density", -1.0, ["X14"]),
-    (models.LayerStatistics, "finish", None, ["X16"]),
+    (feed_forward.LayerStatistics, "finish", None, ["X16"]),
 ]
 KEYS = ["A1", "A2", "A3", "X14", "X16", "X17", "X18", "X19"]
 LIKE_THE_REST = 1e-6  # relative, of gaps that do not depend on the control

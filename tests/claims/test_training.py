@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("tokenizers")
 from massieu.claims import Trial, Verdict, examine, select
 from massieu.claims.margin import training
-from massieu.claims.sources import SLIDES
+from massieu.claims.sources import OURS, SLIDES
 
 KEYS = ["S4", "S5", "S6"]
 
@@ -39,8 +39,8 @@ def test_the_verdict_is_the_expected_one(key, seed, result):
 
 
 @pytest.mark.parametrize("claim", select(KEYS), ids=KEYS)
-def test_a_claim_quotes_a_motivation_of_the_slides(claim):
-    assert claim.source == SLIDES
+def test_a_claim_is_a_motivation_of_the_slides_or_our_remark_on_one(claim):
+    assert claim.source == (OURS if claim.key == "S5" else SLIDES)
     assert "motivation" in claim.place
 
 
@@ -78,9 +78,17 @@ def test_a_run_read_backwards_gives_other_verdicts(altered):
     assert examine(*select(["S6"])).verdict is Verdict.UNDECIDED
 
 
-def test_a_model_that_stays_as_it_was_gives_no_verdict(altered):
+def test_attention_that_stays_as_it_was_neither_gets_diffuse_nor_grows(altered):
     altered([0] * 7)
-    assert {examine(claim).verdict for claim in select(["S5", "S6"])} == {Verdict.UNDECIDED}
+    assert examine(*select(["S5"])).verdict is Verdict.FAILS
+    assert examine(*select(["S6"])).verdict is Verdict.UNDECIDED
+
+
+def test_maps_that_got_sparser_at_once_would_not_be_called_diffuse_first(altered):
+    altered([1, 2, 3, 4, 5, 6, 6])
+    found = examine(*select(["S5"]))
+    assert found.evidence.printed.share > 1
+    assert found.verdict is Verdict.FAILS
 
 
 def test_maps_that_were_sparse_would_not_be_called_diffuse(monkeypatch):

@@ -1,4 +1,4 @@
-"""The fully connected layer as a memory: the field of a classical Hopfield network is a gradient."""
+"""The fully connected layer of a trained model: no linear map, no identity, and no classical Hopfield layer."""
 
 from __future__ import annotations
 
@@ -10,11 +10,112 @@ from torch import Tensor
 
 from massieu.checks import UserError
 from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
+from massieu.claims.experiment import widest
 from massieu.claims.models.states import reader, through
+from massieu.claims.models.trained import inspection, median, profile
 from massieu.claims.registry import claim
-from massieu.claims.sources import PAPER
+from massieu.claims.sources import OURS, PAPER
 from massieu.inspection.anatomy import read_anatomy
+from massieu.inspection.blocks import LayerStatistics, States
 from massieu.inspection.jacobians import FieldTest, field_test
+from massieu.inspection.regression import Regression, held_out_r2
+from massieu.inspection.tokens import Tokens
+
+LEFT = 0.1  # of a variance: a map that leaves less is close
+
+
+@claim(
+    "C44",
+    source=OURS,
+    place="on section 6 of the paper: the question how close the FC layer is to a linear one",
+    title="Fully connected layers of a trained model are not linear",
+    wording="The fully connected layer of a trained model is no linear map, nor close to one.",
+    reading=(
+        "In the median layer of a trained model one matrix and an offset, fitted by ridge regression to half of the"
+        " documents, leave more than a tenth of the variance of the layer's output, before the residual is added, on"
+        " the other half, as they do of squares of linear maps of 2000 Gaussian inputs. In the control the outputs are"
+        " linear maps. In the embedded model 15% is left in the first layer, 48% to 65% in the others."
+    ),
+    reference="a linear map of Gaussian inputs, of which the same regression leaves nothing",
+    formula="m ≠ W x + b, R² < 0.9",
+    expected=Verdict.HOLDS,
+    trials=1,
+    on_model=True,
+)
+def linear_mlp(trial: Trial) -> Evidence:
+    """Variance of unseen rows that a ridge regression leaves: of the MLP's update, of squares, of a linear map."""
+    found = inspection(trial.model)
+    x = torch.randn(2000, 16, generator=trial.generator, dtype=torch.float64)
+    matrix = torch.randn(16, 16, generator=trial.generator, dtype=torch.float64)
+
+    def left(power: int) -> float:
+        halves = Regression(0, 0), Regression(0, 0)
+        for half, rows in zip(halves, x.chunk(2), strict=True):
+            half.update(rows, (rows @ matrix) ** power)
+        return 1 - held_out_r2(*halves)
+
+    of_model = 1 - median(found, "fc_linear_r2")
+    return Evidence(
+        printed=widest(exceeds(of_model), exceeds(left(2))),
+        control=exceeds(trial.control(left(1), of_model)),
+        table={
+            "linear R²": median(found, "fc_linear_r2"),
+            "linear R², all tokens": median(found, "fc_linear_r2_all_tokens"),
+        },
+        curve=profile(found, "fc_linear_r2", "fc_linear_control"),
+    )
+
+
+@claim(
+    "X16",
+    source=OURS,
+    place="on section 6 of the paper: the question how close the FC layer is to an identity mapping",
+    title="Fully connected layers of a trained model are no identity",
+    wording="The fully connected layer of a trained model is no identity mapping, nor close to one.",
+    reading=(
+        "With the residual: in the median layer of a trained model the stream behind the fully connected layer differs"
+        " from the stream before it by more than a tenth of its own variance over the tokens of a text, as do 512"
+        " Gaussian tokens that are rotated. In the control these tokens move by a fifth of their length. In the"
+        " embedded model the difference is about a fifth in the median layer, a tenth in two layers, and more than all"
+        " in the first, where the layer replaces the embedding."
+    ),
+    reference="clouds of tokens that move by a fifth of their length, 0.04 / 1.04 of the variance",
+    formula="E|m|² > 0.1 tr Cov(x + m)",
+    expected=Verdict.HOLDS,
+    trials=1,
+    on_model=True,
+)
+def identity_mlp(trial: Trial) -> Evidence:
+    """Variance of the stream that the identity leaves: of the model, of a rotation, of a small random update."""
+    found = inspection(trial.model)
+    x = torch.randn(512, 16, generator=trial.generator, dtype=torch.float64)
+    small = 0.2 * torch.randn(512, 16, generator=trial.generator, dtype=torch.float64)
+    rotation = torch.linalg.qr(torch.randn(16, 16, generator=trial.generator, dtype=torch.float64)).Q
+
+    def left(update: Tensor) -> float:
+        tokens = Tokens.of(torch.ones(8, 64, dtype=torch.bool), range(8))
+        statistics = LayerStatistics(16)
+        statistics.update(tokens, States(x, x, x, x, None, x, x, update, x + update, x + update))
+        return 1 - statistics.finish()["fc_identity_r2"]
+
+    rows = found.layers["fc_identity_r2"]
+    of_model = 1 - median(found, "fc_identity_r2")
+    return Evidence(
+        printed=widest(exceeds(of_model), exceeds(left(x @ rotation - x))),
+        control=exceeds(trial.control(left(small), of_model)),
+        table={
+            "identity R² with the residual": median(found, "fc_identity_r2"),
+            "in the first layer": float(rows.iloc[0]),
+            "in the layer closest to the identity": float(rows.max()),
+            "up to a constant": median(found, "fc_identity_offset_r2"),
+        },
+        curve=profile(found, "fc_identity_r2", "fc_identity_offset_r2", "fc_linear_r2"),
+    )
+
+
+def exceeds(left: float) -> Gap:
+    """The gap of a statement that a map leaves more of a variance than counts as close."""
+    return Gap(LEFT / max(left, 1e-9), 1.0)
 
 
 @claim(
@@ -25,16 +126,18 @@ from massieu.inspection.jacobians import FieldTest, field_test
     wording="Perhaps the FC layer can be seen as an original Hopfield network layer.",
     reading=(
         "Our reading: a classical memory moves along W^T f(W x), which is the gradient of an energy. In the median"
-        " layer of a trained model, at least nine tenths of the energy of the Jacobians of the fully connected layer,"
-        " by what it reads, at the tokens of two passages (full: eight) are symmetric."
+        " layer of a trained model, at least nine tenths of the energy of the Jacobians of the fully connected layer"
+        " are symmetric, in the output of the norm in front of it, at the tokens of two passages (full: eight). Under"
+        " the condition the same is measured of a layer of 128 random patterns in 32 dimensions; in the control its two"
+        " matrices are independent."
     ),
-    reference="the layer W^T f(W x) of random patterns, and a layer W' f(W x) whose matrices are independent",
+    reference="the symmetric Jacobian that every gradient has",
     formula="J = J^T",
     correction=(
-        "It is if its second matrix is the transpose of the first. Training does not tie them: about as much of their"
+        "If its second matrix is the transpose of the first. Training does not tie them: about as much of their"
         " Jacobians is symmetric as of independent matrices."
     ),
-    expected=Verdict.FAILS,
+    expected=Verdict.CONDITIONAL,
     trials=1,
     on_model=True,
 )
@@ -54,7 +157,7 @@ def hopfield_layer(trial: Trial) -> Evidence:
     shares = [each.symmetry for each in found]
     return Evidence(
         printed=Gap(1 - statistics.median(shares), 0.1),
-        instead=gap(first),
+        conditional=gap(first),
         control=gap(trial.control(second, first)),
         table={
             "symmetric share": statistics.median(shares),
