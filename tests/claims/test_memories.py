@@ -1,19 +1,21 @@
 """The claims about associative memories: their verdicts, and that these can go wrong."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from massieu.checks import pip_install
-from massieu.claims import Verdict, select
-from massieu.claims.memory import polar_memories, retrieval_numbers, softmax_memories
+from massieu.claims import Verdict, examine, select
+from massieu.claims.memory import guarantees, polar_memories, retrieval_numbers, softmax_memories
 from massieu.memory import Classical, Continuous, Dense, Exponential, Kernel
 
 POLAR = ["M1", "M2", "M3", "M4", "M6", "M9"]
-PICTURES = ["M14", "M17", "M18", "M19"]
-SOFTMAX = ["M5", "M7", "M8", "M10", "M11", "M12", "M13", "M15", "M16"]
-NUMBERS = ["P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P9"]
-KEYS = [*POLAR, *PICTURES, *SOFTMAX, *NUMBERS]
+PICTURES = ["M14", "M17", "M18", "M19", "P5", "P6"]
+SOFTMAX = ["M5", "M10", "M11", "M12", "M13", "M15"]
+GUARANTEES = ["M7", "M8", "M16", "P7", "P8"]
+NUMBERS = ["P1", "P2", "P3", "P4", "P9"]
+KEYS = [*POLAR, *PICTURES, *SOFTMAX, *GUARANTEES, *NUMBERS]
 
 # Statements of the slides and the paper that are loose or wrong, and the claim about each.
 LOOSE = {
@@ -55,8 +57,20 @@ BREAKS = [
     (Kernel, "update", -1.0, ["P5"]),
     (softmax_memories, "log_density", 1 + 1e-6, ["M12"]),
     (softmax_memories, "denoise", 1 + 1e-6, ["M13"]),
-    (softmax_memories, "guaranteed_storage", 0.5, ["M7"]),
-    (retrieval_numbers, "guaranteed_storage", 1.001, ["P7"]),
+    (guarantees, "guaranteed_storage", 1.001, ["M7", "P7"]),
+    (guarantees, "theorem_3", 1.001, ["M7", "P7"]),
+    (guarantees, "one_step_bound", 10.0, ["M8"]),
+    (guarantees, "separations", 1.001, ["M8", "M16", "P8"]),
+    (guarantees, "farthest", 1.001, ["M8", "M16", "P8"]),
+    (polar_memories, "capacity", 1.05, ["M2"]),
+    (retrieval_numbers, "capacity", 0.9, ["P2", "P3"]),
+    (retrieval_numbers, "patterns_in_the_limit", 1.05, ["P2"]),
+]
+# The part of a certificate that is wrong, by which factor, and which claims must notice.
+PARTS = [
+    ("radius", 1 + 1e-6, ["P8"]),
+    ("bound", 10.0, ["M16", "P8"]),
+    ("ramsauer_radius", 0.1, ["P8"]),
 ]
 
 
@@ -73,6 +87,18 @@ def test_every_claim_has_a_break_that_it_notices():
 @pytest.mark.parametrize(("owner", "name", "factor", "keys"), BREAKS)
 def test_code_that_is_wrong_changes_a_verdict(owner, name, factor, keys, unmoved):
     assert unmoved(owner, name, factor, keys) == []
+
+
+@pytest.mark.parametrize(("part", "factor", "keys"), PARTS)
+def test_a_certificate_that_is_wrong_in_one_part_changes_a_verdict(part, factor, keys, monkeypatch):
+    original = guarantees.certificate
+
+    def wrong(memory):
+        found = original(memory)
+        return replace(found, **{part: factor * getattr(found, part)})
+
+    monkeypatch.setattr(guarantees, "certificate", wrong)
+    assert [claim.key for claim in select(keys) if not examine(claim).surprises] == []
 
 
 def test_figures_of_the_notes_come_out(result):

@@ -13,16 +13,7 @@ from massieu.claims.experiment import above, apart, jacobian, linspace, normals,
 from massieu.claims.registry import claim
 from massieu.claims.sources import OURS, PAPER, SLIDES
 from massieu.measures.measure import gradient
-from massieu.memory import (
-    Continuous,
-    Sparse,
-    Storage,
-    certificate,
-    denoise,
-    guaranteed_storage,
-    log_density,
-    one_step_bound,
-)
+from massieu.memory import Continuous, denoise, log_density
 
 
 @claim(
@@ -42,7 +33,7 @@ from massieu.memory import (
     expected=Verdict.HOLDS_CORRECTED,
 )
 def stationary_points(trial: Trial) -> Evidence:
-    """Slope and least curvature where retrieval ends, falls on the way; the control updates at another temperature."""
+    """Slope and least curvature where retrieval ends, falls on the way; the control updates at another β."""
     normal = normals(trial)
     # So long that the curvature at 0 is at most 1 − 9 / 4 in some direction, whatever the directions of the patterns.
     half, across = 3 * torch.nn.functional.normalize(normal(4, trial.size(3, 16)), dim=-1), normal(1)
@@ -73,104 +64,6 @@ def stationary_points(trial: Trial) -> Evidence:
             "energy of (0, 5) after retrieval among ±(2, 0)": float(saddle.energy),
             "its least curvature": float(torch.linalg.eigvalsh(pair.hessian(saddle.state)).min()),
         },
-    )
-
-
-@claim(
-    "M7",
-    source=SLIDES,
-    place="memorization, properties of the continuous update; theorem 3 of Ramsauer et al. 2020",
-    title="Exponential storage capacity",
-    wording="The continuous network has exponential storage capacity.",
-    reading=(
-        "Our reading: at any temperature. 1000 (full: 4000) random patterns of length √(d − 1), d = 64, have fixed"
-        " points of their own at β = 1 / √d, for all but 1 % of 50 that are looked at. Under the condition, length 3"
-        " √(d − 1) and β = 1: all of 7, d = 20, and of 1000 (4000), d = 64, and theorem 3 guarantees as many."
-    ),
-    reference="theorem 3 of Ramsauer et al. 2020; distances between the ends of retrieval and to the nearest rival",
-    formula="N ≥ √p c^{(d − 1)/4}, ‖x_i‖ = K √(d − 1)",
-    correction=(
-        "At a fixed temperature and if c is large enough. At the temperature of attention, β = 1 / √d, K = 1, d = 64,"
-        " the condition fails, and 1000 random patterns have one fixed point in common."
-    ),
-    expected=Verdict.CONDITIONAL,
-)
-def exponential_storage(trial: Trial) -> Evidence:
-    """Share of patterns without a fixed point of their own, up to as many as guaranteed; the control is warm."""
-    normal = normals(trial)
-    sizes = {20: 7, 64: trial.size(1000, 4000)}
-    draws = {dim: torch.nn.functional.normalize(normal(number, dim), dim=-1) for dim, number in sizes.items()}
-
-    def missing(dim: int, radius: float, beta: float) -> Gap:
-        patterns = radius * (dim - 1) ** 0.5 * draws[dim]
-        starts = patterns[:50]
-        end = Continuous(patterns, beta).retrieve(starts).state
-        rival = torch.cdist(starts, patterns).fill_diagonal_(torch.inf).amin(-1)
-        shared = torch.cdist(end, end).fill_diagonal_(torch.inf).amin(-1) < 1e-3 * rival
-        return Gap(float((shared | ((end - starts).norm(dim=-1) > rival / 2)).double().mean()), 0.01)
-
-    def guaranteed(beta: float) -> Gap:
-        found = [Gap(number / storage(dim, 3.0, beta).patterns, 1.0) for dim, number in sizes.items()]
-        return widest(*found, *(missing(dim, 3.0, beta) for dim in sizes))
-
-    def storage(dim: int, radius: float, beta: float) -> Storage:
-        return guaranteed_storage(dim, radius=radius, beta=beta)
-
-    return Evidence(
-        printed=missing(64, 1.0, 1 / 8),
-        conditional=guaranteed(1.0),
-        control=guaranteed(trial.control(0.01, 1.0)),
-        table={
-            "guaranteed, d = 20, K = 3, β = 1": storage(20, 3.0, 1.0).patterns,
-            "guaranteed, d = 64": storage(64, 3.0, 1.0).patterns,
-            "c for d = 64, K = 1, β = 1/8": storage(64, 1.0, 1 / 8).constant,
-            "where at least is needed": (2 / math.sqrt(0.001)) ** (4 / 63),
-        },
-    )
-
-
-@claim(
-    "M8",
-    source=SLIDES,
-    place="memorization, properties of the continuous update; theorem 4 of Ramsauer et al. 2020",
-    title="Convergence after one update step",
-    wording="The continuous network converges after one update step.",
-    reading=(
-        "Our reading: whatever the patterns. One update from half the radius that is certified under the condition"
-        " comes to 1e-3 of the length of a pattern, within the bound, and entmax with α = 2 exactly; 30 patterns (full:"
-        " 1000) in 32 dimensions, β = 4, all with one large vector in common. Under the condition: the same without it,"
-        " of length √32."
-    ),
-    reference="the stored patterns; theorem 4 of Ramsauer et al. 2020 in the sharper form of docs/memory.md",
-    formula="f(ξ) = x_i",
-    correction=(
-        "Up to D_i (N − 1) e^{−β (Δ_i − D_i ‖ξ − x_i‖)}, which is small for separated patterns alone. Exactly never"
-        " with softmax, and with α-entmax if Δ_i ≥ 1 / (β (α − 1)) + D_i ‖ξ − x_i‖."
-    ),
-    expected=Verdict.CONDITIONAL,
-)
-def one_update(trial: Trial) -> Evidence:
-    """Error after one update against its bound, 10^{−3} of the length, and none for entmax; the control is warm."""
-    normal = normals(trial)
-    atoms, dim = trial.size(30, 1000), 32
-    separated = dim**0.5 * torch.nn.functional.normalize(normal(atoms, dim), dim=-1)
-    away = torch.nn.functional.normalize(normal(atoms, dim), dim=-1)
-    known = certificate(Continuous(separated, 4.0))
-    reach = 0.5 * known.radius[:, None] * away
-
-    def gap(patterns: Tensor, beta: float) -> Gap:
-        memory = Continuous(patterns, beta)
-        error = (memory.update(patterns + reach) - patterns).norm(dim=-1)
-        bound = one_step_bound(certificate(memory), reach.norm(dim=-1)).value
-        exact = apart(Sparse(patterns, beta, alpha=2.0).update(patterns + reach), patterns)
-        return widest(Gap(float(error.max() / patterns.norm(dim=-1).max()), 1e-3), above(error, bound), exact)
-
-    alone = apart(Continuous(separated[:8], 1.0).update(separated[:8]), separated[:8])
-    return Evidence(
-        printed=gap(separated + 3 * dim**0.5 * away[:1], 4.0),
-        conditional=gap(separated, 4.0),
-        control=gap(separated, trial.control(0.04, 4.0)),
-        table={"share certified": float(known.certified.double().mean()), "softmax at a pattern": alone.measured},
     )
 
 
@@ -367,7 +260,7 @@ def tweedie(trial: Trial) -> Evidence:
     expected=Verdict.CONDITIONAL,
 )
 def two_layers(trial: Trial) -> Evidence:
-    """Both energies without their constants, hidden neurons at rest or not; the control is at another temperature."""
+    """Both energies without their constants, hidden neurons at rest or not; the control is at another β."""
     normal = normals(trial)
     atoms, dim, beta = trial.size(8, 500), trial.size(4, 64), 1.3
     patterns, state, hidden = normal(atoms, dim), normal(20, dim), normal(20, atoms)
@@ -383,44 +276,6 @@ def two_layers(trial: Trial) -> Evidence:
     rest = state @ patterns.T
     return Evidence(
         printed=gap(hidden, beta), conditional=gap(rest, beta), control=gap(rest, trial.control(2 * beta, beta))
-    )
-
-
-@claim(
-    "M16",
-    source=PAPER,
-    place="appendix B, first paragraph",
-    title="Proofs of the limits apply for fixed patterns",
-    wording=(
-        "Later Hopfield layers have changing patterns, but the theoretical proofs of the limiting behavior apply for"
-        " fixed patterns."
-    ),
-    reading=(
-        "Our reading: with fixed patterns, certified ones end within their certified bound after 200 (full: 500)"
-        " updates, and at least half of 6 random ones of length 5 in 16 (full: 64) dimensions are certified, β = 1."
-        " Where the patterns move with the states, they do not."
-    ),
-    reference="the stored patterns; lemmas A5 to A7 of Ramsauer et al. 2020 in the sharper form of docs/memory.md",
-    formula="ξ^{t+1} = X^T softmax(β X ξ^t), X fixed",
-    expected=Verdict.HOLDS,
-)
-def fixed_patterns(trial: Trial) -> Evidence:
-    """Where certified patterns end against the certified bound; in the control the patterns change with the states."""
-    normal = normals(trial)
-    dim = trial.size(16, 64)
-    patterns = 5 * torch.nn.functional.normalize(normal(6, dim), dim=-1)
-    known = certificate(Continuous(patterns, beta=1.0))
-
-    def gap(moving: bool) -> Gap:
-        state = patterns
-        for _ in range(trial.size(200, 500)):
-            state = Continuous(state if moving else patterns, beta=1.0).update(state)
-        return above((state - patterns).norm(dim=-1), known.bound)
-
-    return Evidence(
-        printed=widest(gap(False), Gap(1 - float(known.certified.double().mean()), 0.5)),
-        control=gap(trial.control(True, False)),
-        table={"certified distance from the pattern": float(known.bound[known.certified].max())},
     )
 
 
