@@ -29,7 +29,7 @@ def test_the_verdict_is_the_expected_one(found):
 
 def test_all_models_learn(found):
     losses = {name: value for name, value in found.evidence.table.items() if name.startswith("loss")}
-    assert len(losses) == 6
+    assert len(losses) == 7
     assert max(losses.values()) < 3.4 < torch.tensor(float(models.WORDS)).log()
     assert losses["loss with layer norm"] < 3.1
 
@@ -68,3 +68,11 @@ def test_no_token_sees_later_ones_through_a_contraction(name):
 def test_the_running_root_mean_square_counts_the_tokens_so_far():
     x = torch.tensor([[3.0, 3.0], [1.0, 1.0]])
     assert_close(models.running_rms(x), torch.stack([x[0] / 3, x[1] / 5**0.5]))
+
+
+def test_the_running_batch_norm_is_that_of_the_tokens_so_far_and_one_of_mean_square_one():
+    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for place in range(5):
+        seen = torch.cat([torch.zeros(1, 3, dtype=torch.float64), x[: place + 1]])
+        variance = seen.square().mean(0) + 1 / (place + 2) - seen.mean(0).square()
+        assert_close(models.running_batch_norm(x)[place], (x[place] - seen.mean(0)) / variance.sqrt())
