@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from massieu.claims import examine, select
-from massieu.claims.dynamics import equilibrium, hopfield, operator, sampling
+from massieu.claims.dynamics import equilibrium, gradients, hopfield, operator, sampling
 from massieu.claims.sources import OURS, PAPER
 from massieu.dynamics import evolution, maps
 from massieu.measures import Gaussian, Points, Sphere
@@ -13,10 +13,11 @@ OPERATOR = ["C11", "C12", "C21", "C23", "C41", "C48"]
 HOPFIELD = ["C20", "C38", "X10"]
 SAMPLING = ["C27", "C40", "C55", "X9"]
 EQUILIBRIUM = ["C24", "C25", "C26", "C45", "X8", "X11"]
-KEYS = [*OPERATOR, *HOPFIELD, *SAMPLING, *EQUILIBRIUM]
+GRADIENTS = ["C56"]
+KEYS = [*OPERATOR, *HOPFIELD, *SAMPLING, *EQUILIBRIUM, *GRADIENTS]
 
 # Predictions of our own, which the paper does not state.
-OWN = {"C48", "X8", "X9", "X10"}
+OWN = {"C48", "C55", "X8", "X9", "X10", "X11"}
 
 
 # Where the code breaks, by which factor too large, and which claims must notice.
@@ -46,6 +47,7 @@ BREAKS = [
     (sampling, "attend", 1.5, ["C27", "X9"]),
     (sampling, "token_limit", 1.3, ["X9"]),
     (equilibrium, "cumulant_amplification", 1.02, ["X8"]),
+    (gradients, "layer_norm", 10.0, ["C56"]),
 ]
 
 
