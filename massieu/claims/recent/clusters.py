@@ -107,7 +107,7 @@ def one_point(trial: Trial) -> Evidence:
 @claim(
     "R13",
     source=GESHKOVSKI_2024,
-    place='"Dynamic metastability in the self-attention model", section 2, the theorem on metastability',
+    place='"Dynamic metastability in the self-attention model", section 2, theorem on metastability (from memory)',
     title="Clusters persist for a time exponential in beta",
     wording=(
         "Tokens that start in well separated caps of the sphere collapse within their caps and stay there for a time"
@@ -115,12 +115,13 @@ def one_point(trial: Trial) -> Evidence:
     ),
     reading=(
         "Our reading: three caps 1 − x·w ≤ ε = 0.01 around orthogonal axes in 3 dimensions (5 with full sizes), 3"
-        " random tokens in each, β = 20: at the time (ε / 9) e^{(1 − α) β} = 221 of the theorem, α the largest inner"
-        " product between caps of height 2ε, all tokens are within caps of that height, each cap with a squared"
-        " diameter below 2 e^{−β / 5}. Two clusters of 1 to 4 tokens at an angle from 1.2 to 1.5 need to halve it, at"
-        " β = 4 and 8, the time of the equation for their angle to 2 %. The control has β = 1 in the place of 20."
+        " random tokens in each, β = 20: at the time (ε / 9) e^{(1 − α) β} = 221, α the largest inner product between"
+        " caps of height 2ε, all tokens are within caps of that height, each cap with a squared diameter below"
+        " 2 e^{−β / 5}; the constants of both bounds are the theorem's from memory. Two clusters of 1 to 4 tokens at an"
+        " angle from 1.2 to 1.5 need to halve it, at β = 4 and 8, the time of the equation for their angle to 2 %. The"
+        " control has β = 1 in the place of 20."
     ),
-    reference="the bounds of the theorem, and quadrature of the equation for the angle of two clusters",
+    reference="the bounds of the theorem, from memory, and quadrature of the equation for the angle of two clusters",
     formula=(
         "T = ∫_{θ/2}^{θ} dφ / ((p_12 + p_21) sin φ) ~ e^{β (1 − cos θ)},"
         " p_ab = n_b e^{β cos φ} / (n_a e^β + n_b e^{β cos φ})"
@@ -129,7 +130,7 @@ def one_point(trial: Trial) -> Evidence:
     expected=Verdict.HOLDS,
 )
 def metastable(trial: Trial) -> Evidence:
-    """Heights and diameters of caps at the time of the theorem, and life times of pairs of clusters."""
+    """Heights and diameters of caps at the time of the theorem, and lifetimes of pairs of clusters."""
     normal, generator = normals(trial), trial.generator
     dim, height = trial.size(3, 5), 0.01
     axes = torch.linalg.qr(normal(dim, dim))[0][:3].repeat_interleave(3, 0)

@@ -15,28 +15,32 @@ from massieu.claims.registry import claim
 from massieu.claims.sources import CASTIN, VELICKOVIC
 from massieu.statistics import attend
 
-NAMES = {"softmax": False, "times ln n": True}
+PLAIN, ADAPTIVE, SHARPER = "softmax", "adaptive temperature", "times ln n"
+COEFFICIENTS = (-0.037, 0.481, -2.3, 4.917, -1.791)  # of the polynomial of the entropy, highest power first
+STEEPEST = 2.43  # its maximum above 0.5 nats, rounded up
 RADIUS = 8.0  # lengths below e^{R² / 4} are reasonable
 
 
 @claim(
     "R1",
     source=VELICKOVIC,
-    place="lemma 2.1, softmax must disperse; adaptive temperature",
+    place="lemma 2.1, softmax must disperse; code of the adaptive temperature (figure 4, as others quote it)",
     title="With bounded scores softmax disperses",
     wording="If scores lie between m and M, every softmax coefficient is Θ(1 / n) as their number n grows.",
     reading=(
         "For 16 queries and n keys in a ball, n of 16 to 4096 (full: 65536), at random and with one key against all"
         " others: every coefficient lies between e^{−δ} / n and e^δ / n with δ = M − m, entropies are at least"
-        " ln n − δ, and the largest coefficient against all others falls as n^{−1}, to 0.03 in the exponent. With"
-        " scores multiplied by ln n, a temperature that adapts, it does not."
+        " ln n − δ, and the largest coefficient against all others falls as n^{−1}, to 0.03 in the exponent. Our"
+        " reading of the adaptive temperature: the polynomial of the entropy, above 0.5 nats and at least 1, is 2.43 at"
+        " most, so that coefficients lie between e^{−2.43 δ} / n and e^{2.43 δ} / n and disperse too. In the control"
+        " scores are multiplied by ln n, which is ours."
     ),
     reference="the bounds by the least and the largest score; 1 / (1 + (n − 1) e^{−δ}) for one key against all others",
     formula="e^{−δ} / n ≤ p_j ≤ e^δ / n, δ = max s − min s",
     expected=Verdict.HOLDS,
 )
 def dispersion(trial: Trial) -> Evidence:
-    """Coefficients beyond their bounds and the exponent of the largest; the control sharpens with the length."""
+    """Coefficients beyond their bounds and the exponent of the largest; the control sharpens with ln n."""
     normal, top = normals(trial), trial.size(12, 16)
     numbers, dim, radius = [1 << power for power in range(4, top + 1, 2)], 8, 1.0
     axis = radius * torch.nn.functional.normalize(normal(1, dim), dim=-1)
@@ -47,45 +51,59 @@ def dispersion(trial: Trial) -> Evidence:
         return axis * torch.tensor([[1.0]] + [[-1.0]] * (number - 1)).double()
 
     @functools.cache
-    def largest(number: int, sharpened: bool) -> float:
-        return float(_extremes(axis, against_others(number), sharpened)[0][0, 0])
+    def largest(number: int, name: str) -> float:
+        return float(_extremes(axis, against_others(number), name)[0][0, 0])
 
-    def gap(sharpened: bool) -> Gap:
+    def beyond(number: int, name: str) -> Gap:
+        inside = radius * ball[number] / ball[number].norm(dim=-1).amax()
+        return widest(_beyond(queries, inside, name), _beyond(axis, against_others(number), name))
+
+    def gap(name: str) -> Gap:
         spread = 2 * radius**2
-        gaps = [Gap(abs(slope([largest(each, sharpened) for each in numbers[-3:]], numbers[-3:]) + 1), 0.03)]
+        gaps = [Gap(abs(slope([largest(each, name) for each in numbers[-3:]], numbers[-3:]) + 1), 0.03)]
         for number in numbers:
-            inside = radius * ball[number] / ball[number].norm(dim=-1).amax()
-            gaps += [_beyond(queries, inside, sharpened), _beyond(axis, against_others(number), sharpened)]
             written_out = -math.log1p((number - 1) * math.exp(-spread))
-            gaps.append(Gap(abs(largest(number, sharpened) - written_out), 1e-9))
+            gaps += [beyond(number, name), Gap(abs(largest(number, name) - written_out), 1e-9)]
         return widest(*gaps)
 
     series: dict[str, Sequence[float]] = {
-        name: [math.exp(largest(each, sharp)) for each in numbers] for name, sharp in NAMES.items()
+        name: [math.exp(largest(each, name)) for each in numbers] for name in (PLAIN, ADAPTIVE, SHARPER)
     }
     return Evidence(
-        printed=gap(False),
-        control=gap(trial.control(True, False)),
-        table={f"largest of {numbers[-1]}, {name}": values[-1] for name, values in series.items()},
+        printed=widest(gap(PLAIN), *(beyond(number, ADAPTIVE) for number in numbers)),
+        control=gap(trial.control(SHARPER, PLAIN)),
+        table={f"largest of {numbers[at]}, {name}": values[at] for name, values in series.items() for at in (1, -1)},
         curve=Curve(numbers, series, x_label="keys", y_label="largest coefficient", log_x=True, log_y=True),
     )
 
 
-def _extremes(query: Tensor, keys: Tensor, sharpened: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _sharpened(query: Tensor, keys: Tensor, name: str) -> Tensor:
+    """Queries times the factor of their scores: a polynomial of their entropy, or ln n."""
+    if name == SHARPER:
+        return math.log(len(keys)) * query
+    if name == PLAIN:
+        return query
+    shares = (query @ keys.T).softmax(-1)
+    entropy = -torch.xlogy(shares, shares).sum(-1, keepdim=True)
+    factor = functools.reduce(lambda value, each: value * entropy + each, COEFFICIENTS, torch.zeros_like(entropy))
+    return torch.where(entropy > 0.5, factor.clamp(min=1.0), 1.0) * query
+
+
+def _extremes(query: Tensor, keys: Tensor, name: str) -> tuple[Tensor, Tensor, Tensor]:
     """Log coefficients of the keys that any query weighs most or least, entropies, and δ before sharpening."""
     scores = query @ keys.T
     chosen = torch.cat([scores.argmax(-1), scores.argmin(-1)])
     one_hot = torch.zeros(len(keys), len(chosen), dtype=torch.float64)
     one_hot[chosen, torch.arange(len(chosen))] = 1.0
-    found = attend(query, keys, one_hot, scale=math.log(len(keys)) if sharpened else 1.0)
+    found = attend(_sharpened(query, keys, name), keys, one_hot, scale=1.0)
     assert found.statistics is not None
     return found.output.log(), found.statistics.entropy, scores.amax(-1) - scores.amin(-1)
 
 
-def _beyond(query: Tensor, keys: Tensor, sharpened: bool) -> Gap:
+def _beyond(query: Tensor, keys: Tensor, name: str) -> Gap:
     """How far coefficients and entropies are beyond their bounds; each query's extreme keys are among those chosen."""
-    log_share, entropy, delta = _extremes(query, keys, sharpened)
-    even = math.log(len(keys))
+    log_share, entropy, delta = _extremes(query, keys, name)
+    even, delta = math.log(len(keys)), delta * (STEEPEST if name == ADAPTIVE else 1.0)
     low = above(even - delta, entropy)
     return widest(low, above(log_share, delta[:, None] - even), above(-delta[:, None] - even, log_share))
 
