@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -282,8 +283,7 @@ def narrow_network(trial: Trial) -> Evidence:
     smooth, points = _smooth(trial), torch.rand(1000, 2, 1, generator=trial.generator, dtype=torch.float64)
     counts = [2, trial.size(8, 16)]
     fine = [construct_narrow(smooth, cells, 2) for cells in counts]
-    with torch.no_grad():
-        errors = [float((network(points) - smooth(points)).square().mean().sqrt()) for network in fine]
+    errors = _errors(fine, smooth, points)
 
     def gap(sharpness: float) -> Gap:
         networks = [construct_narrow(function, *grid, sharpness=sharpness) for grid in grids]
@@ -307,53 +307,57 @@ def narrow_network(trial: Trial) -> Evidence:
     "U36",
     source=YUN_2020,
     place="theorem 1 (from memory), and the corollary on the slides",
-    title="A sparse network realizes one function on a grid",
+    title="A sparse network approximates a function of order",
     wording=(
         "There are sparse transformers with O(T) connections in an attention layer that are universal approximators of"
         " continuous sequence-to-sequence functions."
     ),
     reading=(
-        "Our reading: for one random function of all of six tokens (eight in full) of two cells and of their order,"
-        " a network with real weights and two attention layers on a star with a ring, which has 5T − 4 connections, is"
-        " exact to 1e-12 on all sequences and at a random point of every cell."
+        "Our reading: a network with real weights and two attention layers on a star with a ring, which has 5T − 4"
+        " connections; queries and keys are zero, so that attention is a fixed uniform mean over the pattern, and wide"
+        " nets do the rest. For one random function of all of six tokens (eight in full) of two cells and of their"
+        " order it is exact to 1e-12 on all sequences and at a random point of every cell. For a random smooth function"
+        " of four tokens and their order the root mean square error at 400 random points (1000 in full) falls by a"
+        " third or more from 2 to 4 cells and from 4 to 8."
     ),
-    reference="the table of random values, read directly",
+    reference="the table of random values, read directly, and the smooth function itself",
     formula="FF_2 ∘ (1 + Attn_A)² ∘ FF_1 = f on {1, …, n}^T, #A = 5T − 4",
     expected=Verdict.HOLDS,
 )
 def sparse_network(trial: Trial) -> Evidence:
-    """Largest error over all sequences, and connections beyond 5T − 4; the control has a dilated window in three
-    layers, in which a token never depends on its neighbor."""
+    """Errors over all sequences and on finer grids, and connections beyond 5T − 4; the control has a dilated window in
+    three layers, in which a token never depends on its neighbor."""
     length = trial.size(6, 8)
     drawn = normals(trial)(*[2] * length, length, 1)
     inside = 0.998 * (torch.rand(1, length, 1, generator=trial.generator, dtype=torch.float64) - 0.5) / 2
+    points = torch.rand(trial.size(400, 1000), 4, 1, generator=trial.generator, dtype=torch.float64)
+    smooth = _ordered(trial)
 
     def function(x: Tensor) -> Tensor:
         return drawn[tuple((2 * x[..., 0]).long().unbind(1))]
 
-    full = construct_sparse(function, 2, length, star_ring())
-    part = construct_sparse(function, 2, length, dilated(2, 2), layers=3)
+    @torch.no_grad()
+    def gap(star: bool) -> tuple[Gap, list[float], float]:
+        network = _sparse(function, 2, length, star)
+        centers = network.cases().inputs
+        near = apart(network(centers + inside), function(centers + inside), 1e-12)
+        errors = _errors([_sparse(smooth, cells, 4, star) for cells in (2, 4, 8)], smooth, points)
+        falls = [Gap(after / before, 2 / 3) for before, after in itertools.pairwise(errors)]
+        moved = torch.cat([centers[:, :1], 1 - centers[:, 1:2], centers[:, 2:]], 1)
+        change = float((network(centers) - network(moved))[:, 0].abs().max())
+        return widest(Gap(network.certify().error, 1e-12), near, *falls), errors, change
 
-    def gap(network: Stack) -> Gap:
-        points = network.cases().inputs + inside
-        with torch.no_grad():
-            near = apart(network(points), function(points), 1e-12)
-        return widest(Gap(network.certify().error, 1e-12), near)
-
+    real, broken = gap(True), gap(False)
     connections = star_ring().connections(length)
-    with torch.no_grad():
-        points = full.cases().inputs
-        moved = points.clone()
-        moved[:, 1] = 1 - moved[:, 1]
-        change = [float((each(points) - each(moved))[:, 0].abs().max()) for each in (full, part)]
     return Evidence(
-        printed=widest(gap(full), Gap(float(connections - (5 * length - 4)), COUNT)),
-        control=gap(trial.control(part, full)),
+        printed=widest(real[0], Gap(float(connections - (5 * length - 4)), COUNT)),
+        control=trial.control(broken, real)[0],
         table={
             "connections of a layer": float(connections),
-            "of full attention": float(length**2),
-            "change of the first output by its neighbor": change[0],
-            "the same in a dilated window": change[1],
+            "change of the first output by its neighbor": real[2],
+            "the same in a dilated window": broken[2],
+            **{f"root mean square error, {2 << at} cells": each for at, each in enumerate(real[1])},
+            "of 8 cells in a dilated window": broken[1][-1],
         },
     )
 
@@ -371,6 +375,25 @@ def _smooth(trial: Trial) -> Callable[[Tensor], Tensor]:
     """A random smooth function of a token and the mean of its sequence."""
     first, second, third = (1 + torch.rand(3, generator=trial.generator, dtype=torch.float64)).tolist()
     return lambda x: torch.sin(3 * first * x) + second * x * x.sum(1, keepdim=True) + third * x.sum(1, keepdim=True)
+
+
+def _ordered(trial: Trial) -> Callable[[Tensor], Tensor]:
+    """A random smooth function of tokens, of those before them, and of the next ones."""
+    before, after = 0.5 + torch.rand(2, 4, 1, generator=trial.generator, dtype=torch.float64)
+    return lambda x: torch.sin((before * x).cumsum(1)) + after * x * x.roll(-1, 1)
+
+
+def _sparse(function: Callable[[Tensor], Tensor], cells: int, length: int, star: bool) -> Stack:
+    if star:
+        return construct_sparse(function, cells, length, star_ring())
+    return construct_sparse(function, cells, length, dilated(2, 2), layers=3)
+
+
+@torch.no_grad()
+def _errors(networks: list[Stack], function: Callable[[Tensor], Tensor], points: Tensor) -> list[float]:
+    """Root mean square errors at points, a few of which are taken at a time."""
+    found = (torch.cat([each(some) for some in points.split(50)]) for each in networks)
+    return [float((each - function(points)).square().mean().sqrt()) for each in found]
 
 
 def _network(function: Callable[[Tensor], Tensor], cells: int, ramp: float, trial: Trial) -> Realization:
