@@ -329,7 +329,10 @@ def context_walk(trial: Trial) -> Evidence:
     source=PAPER,
     place="section 3.2, last paragraph",
     title="The weights of a denoiser are an inverse covariance",
-    wording="Query and key weights multiply to about an inverse covariance.",
+    wording=(
+        "An affine approximation of the map from hidden states to keys is Σ^{-1} h_j, which suggests that query and key"
+        " weights multiply to about Σ^{-1}."
+    ),
     reading=(
         "Our reading: training makes them so in a head that removes noise, y = x_n + ε, from 6 points in the plane."
         " Fitted on exact expectations from the identity: without the carrier the product differs from the precision"

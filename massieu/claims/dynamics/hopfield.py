@@ -41,8 +41,9 @@ RADII = (0.5, 1.0, 2.0, 3.0)
         "12 points on a sphere of radius R in 3 dimensions, which are also the keys, as in the paper: in 30 blocks (60"
         " in full) every block shrinks their diameter by the factor 1 − e^{−2 R^2} at least, and their extent in 50"
         " directions does not grow, for R = 0.5, 1, 2 and 3. The risk is real: for R = 0.5 and 1 they collapse to one"
-        " point, to 1e-6 of the diameter. It is not a certainty within any fixed time: the table has what is left for R"
-        " = 3 and the fixed points of frozen keys. The control keeps the residual connection."
+        " point, to 1e-6 of the diameter. It is not a certainty within any fixed time: the page of `massieu verify"
+        " --out` shows what is left for R = 3 and the fixed points of frozen keys. The control keeps the residual"
+        " connection."
     ),
     reference="Dobrushin's contraction factor in closed form, and blocks by softmax averages written out in torch",
     formula="diam(m(X)) ≤ (1 − e^{−2 R^2}) diam(X), conv m(X) ⊂ conv X",

@@ -159,8 +159,8 @@ def simultaneous(trial: Trial) -> Evidence:
 def expansion(trial: Trial) -> Evidence:
     """Lengths and distances of all tokens, after layer norm and recentered; the control mixes the values freely.
 
-    Centred keys suffice, as a skewed cloud shows. Pairs of tokens part, centered or not, if they see the same keys and
-    these are the values: not behind a causal mask. Layer normalization recentres each token, not their cloud.
+    Centered keys suffice, as a skewed cloud shows. Pairs of tokens part, centered or not, if they see the same keys and
+    these are the values: not behind a causal mask. Layer normalization recenters each token, not their cloud.
     """
     normal = normals(trial)
     tokens, dim = trial.size(64, 512), trial.size(8, 64)
@@ -331,7 +331,7 @@ def euler_steps(trial: Trial) -> Evidence:
 def monotone_inverse(trial: Trial) -> Evidence:
     """Tokens recovered by prox after steps of 1, 10 and 100, distances and volumes; the control has free values.
 
-    The gradient of log Z is monotone. The plain iteration η ← y − s m(η) needs s ‖C‖ < 1: the table has its error.
+    The gradient of log Z is monotone. The plain iteration η ← y − s m(η) needs s ‖C‖ < 1: the table holds its error.
     """
     normal = normals(trial)
     keys, query = normal(trial.size(12, 256), 4), normal(20, 4)

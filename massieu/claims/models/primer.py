@@ -22,6 +22,8 @@ from massieu.inspection.rows import scores_at
 from massieu.inspection.weights import head_weights
 from massieu.taps import AttentionCall, tap
 
+SINGLE = 1e-6  # of norms that transformers computes in float32 whatever the precision of the model
+
 
 @claim(
     "A1",
@@ -90,9 +92,10 @@ def order_and_positions(trial: Trial) -> Evidence:
         "On passages of 64 tokens (2, full: 8) through a trained model in float64: in every block the residual stream"
         " behind attention minus the stream before it is the sum over the heads of W_O p V, with p and V of the"
         " observed attention calls, to 1e-9 of its largest entry, and the feed-forward layer reads its layer"
-        " normalization."
+        " normalization. In a model with root mean square norms, that norm stands for LN (to 1e-6 where it computes in"
+        " float32); norms of other kinds are not judged."
     ),
-    reference="the model's own residual stream, read by hooks; softmax and sums written out",
+    reference="the model's own residual stream, read by hooks; softmax, sums and norms written out",
     formula="x̃_i − x_i = Σ_h W_O^h Σ_j p^h_ij v^h_j",
     correction=(
         "Up to the bias of the output projection, one vector that all tokens share and the slides leave out. In a"
@@ -109,6 +112,9 @@ def heads_add_up(trial: Trial) -> Evidence:
     sums = list(residual_sums(copy.deepcopy(model).double(), tokens[order[: trial.size(2, 8)]]))
     if not sums:
         raise UserError("no block of the model has a norm that reads the sum of stream and attention; choose another")
+    norms = [each.norm for each in sums if each.norm is not None]
+    if not norms:
+        raise UserError("the norms of the model are neither layer nor root mean square norms; choose another model")
 
     def gap(shared: bool, heads: slice) -> Gap:
         rests = [each.added - each.heads[heads].sum(0) for each in sums]
@@ -119,12 +125,13 @@ def heads_add_up(trial: Trial) -> Evidence:
     every = slice(None)
     first = sums[0].heads
     return Evidence(
-        printed=gap(False, every),
-        corrected=widest(gap(True, every), Gap(max(each.norm_error for each in sums), TIGHT)),
+        printed=widest(gap(False, every), *norms),
+        corrected=widest(gap(True, every), *norms),
         control=gap(True, trial.control(slice(1, None), every)),
         table={
             "blocks": float(len(sums)),
             "heads": float(len(first)),
+            "norms written out": float(len(norms)),
             "shared vector over the rest, first block": float((sums[0].added - first.sum(0)).mean((0, 1)).norm())
             / float(first.sum(0).norm(dim=-1).mean()),
         },
@@ -204,12 +211,13 @@ class ResidualSum(NamedTuple):
     Attributes:
         added: the stream behind attention minus the stream before it, ``(batch, tokens, dim)``.
         heads: what each head writes, ``(heads, batch, tokens, dim)``.
-        norm_error: largest difference of the next norm's output from a layer normalization written out; else zero.
+        norm: largest difference of the next norm's output from that norm written out, over the largest entry; None for
+            a norm of another kind than layer and root mean square.
     """
 
     added: Tensor
     heads: Tensor
-    norm_error: float
+    norm: Gap | None
 
 
 @torch.no_grad()
@@ -231,8 +239,7 @@ def residual_sums(model: nn.Module, tokens: Tensor) -> Iterator[ResidualSum]:
         after, normed = seen[norm]
         call, output = calls[key], outputs[key]
         if call.value is not None and output is not None:
-            error = float((normed - _normalized(modules[norm], after, normed)).abs().max())
-            yield ResidualSum(after - seen[name][0], written(call, output), error)
+            yield ResidualSum(after - seen[name][0], written(call, output), norm_gap(modules[norm], after, normed))
 
 
 def written(call: AttentionCall, output: Tensor) -> Tensor:
@@ -247,10 +254,30 @@ def written(call: AttentionCall, output: Tensor) -> Tensor:
     return torch.einsum("bhqk,bhkv,hdv->hbqd", (scores - total).exp(), value, output)
 
 
-def _normalized(norm: nn.Module, x: Tensor, otherwise: Tensor) -> Tensor:
-    """A layer normalization written out; of other norms what they returned."""
-    if not isinstance(norm, nn.LayerNorm):
-        return otherwise
-    centered = x - x.mean(-1, keepdim=True)
-    y = centered / (centered.square().mean(-1, keepdim=True) + norm.eps).sqrt()
-    return y * (1 if norm.weight is None else norm.weight) + (0 if norm.bias is None else norm.bias)
+@torch.no_grad()
+def norm_gap(norm: nn.Module, x: Tensor, found: Tensor) -> Gap | None:
+    """Largest difference of what a norm returned from the norm written out, over its largest entry."""
+    expected = _normalized(norm, x)
+    if expected is None:
+        return None
+    exact = isinstance(norm, (nn.LayerNorm, nn.RMSNorm))
+    return Gap(float((found - expected).abs().max() / found.abs().max()), TIGHT if exact else SINGLE)
+
+
+def _normalized(norm: nn.Module, x: Tensor) -> Tensor | None:
+    """A layer norm or a root mean square norm written out; None for other kinds."""
+    if isinstance(norm, nn.LayerNorm):
+        centered = x - x.mean(-1, keepdim=True)
+        y = centered / (centered.square().mean(-1, keepdim=True) + norm.eps).sqrt()
+        return y * (1 if norm.weight is None else norm.weight) + (0 if norm.bias is None else norm.bias)
+    weight, eps = getattr(norm, "weight", None), getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+    known = type(norm).__name__.endswith(("RMSNorm", "T5LayerNorm")) and len([*norm.parameters()]) == 1
+    if not known or not isinstance(weight, Tensor) or weight.shape != x.shape[-1:]:
+        return None
+    probe = copy.deepcopy(norm)
+    for each in probe.parameters():
+        each.zero_()
+    offset = float(probe(x).any())  # Gemma's norms multiply by 1 + weight.
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    scaled: Tensor = x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * (offset + weight)
+    return scaled
