@@ -41,7 +41,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=700_000, help="seed of the first trial (default: 700000)")
     parser.add_argument("--verify", type=int, nargs="+", default=[], metavar="SEED", help="as massieu verify --seed")
     parser.add_argument("--full", action="store_true", help="sizes as in the papers")
-    parser.add_argument("--budget", type=float, default=600.0, help="seconds for each claim at most (default: 600)")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes (default: one per core)")
     parser.add_argument("--log", type=Path, default=LOG, help="where trials are written")
     parser.add_argument("--page", type=Path, help="write the table of all trials in the log there")
