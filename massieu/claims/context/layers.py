@@ -33,7 +33,7 @@ from massieu.context import (
         " in-context loss of one layer of linear attention."
     ),
     reading=(
-        "Our reading: Adam from the random start of LinearModel, 400 batches of 1,024 tasks (full: 3,000)"
+        "Our reading: Adam from the random start of LinearModel, 600 batches of 1,024 tasks (full: 3,000)"
         " in 3 dimensions with variances 2, 1 and 0.5, noise 0.5 and 6 examples, comes within 1 percent of the least"
         " loss, with derivatives in the query whose mean cosine to those of the best layer on 2,000 new tasks is at"
         " least 0.999."
@@ -47,7 +47,7 @@ def trained_layer(trial: Trial) -> Evidence:
     """Trained layers against the optimum; the control starts where the expected gradient keeps rank one."""
     task, examples = Linear(3, noise=0.5, covariance=[2.0, 1.0, 0.5]), 6
     best = optimal_linear_attention(task.covariance, task.prior, noise=task.noise, examples=examples)
-    model = train(task, examples, trial.size(400, 3000), 1024, trial.generator)
+    model = train(task, examples, trial.size(600, 3000), 1024, trial.generator)
     other = train(task, examples, trial.size(200, 3000), 128, trial.generator, swapped=True)
     prompts = task.draw(2000, examples + 1, trial.generator, torch.float64)
     moments = torch.einsum("tn,tnd->td", prompts.targets[:, :-1], prompts.inputs[:, :-1]) / examples

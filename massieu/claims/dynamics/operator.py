@@ -266,7 +266,7 @@ def entropy_gain(trial: Trial) -> Evidence:
     wording="Residual connections have been interpreted as a discretized update to a differential equation.",
     reading=(
         "Our reading: residual attention is Euler's method for η̇ = ∇log Z(η). For 5 tokens over 8 keys in 3 dimensions"
-        " the error at time one falls with order 1 ± 0.05 from 32 to 64 steps (256 to 512 in full). The control is the"
+        " the error at time one falls with order 1 ± 0.05 from 128 to 256 steps (256 to 512 in full). The control is the"
         " midpoint rule."
     ),
     reference="a Runge-Kutta solution of fourth order with 256 steps, with a softmax written out in torch",
@@ -295,7 +295,7 @@ def euler_steps(trial: Trial) -> Evidence:
             eta = eta + (ascend(middle, keys, step=1 / count) - middle)
         return float((eta - exact).norm())
 
-    counts = [2**power for power in range(trial.size(7, 10))]
+    counts = [2**power for power in range(trial.size(9, 10))]
 
     def order(midpoint: bool) -> float:
         before, after = (error(count, midpoint) for count in counts[-2:])
