@@ -266,8 +266,8 @@ def entropy_gain(trial: Trial) -> Evidence:
     wording="Residual connections have been interpreted as a discretized update to a differential equation.",
     reading=(
         "Our reading: residual attention is Euler's method for η̇ = ∇log Z(η). For 5 tokens over 8 keys in 3 dimensions"
-        " the error at time one falls with order 1 ± 0.05 from 128 to 256 steps (256 to 512 in full). The control is the"
-        " midpoint rule."
+        " the error at time one falls with order 1 ± 0.05 from 128 to 256 steps (256 to 512 in full). The control is"
+        " the midpoint rule."
     ),
     reference="a Runge-Kutta solution of fourth order with 256 steps, with a softmax written out in torch",
     formula="η' = η + h m(η): Euler's method for η̇ = ∇log Z(η), of order one",
