@@ -13,19 +13,20 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import massieu
-from massieu.checks import NotObservable, UserError, did_you_mean, visible
+from massieu.checks import UserError, did_you_mean, visible
 from massieu.commands import INTERRUPTED, Run, bench, compare, doctor, inspect, learn, merge, verify, watch
 from massieu.commands.interrupts import interruptible
 
 __all__ = ["main"]
 
 COMMANDS = (inspect, compare, merge, verify, watch, learn, doctor, bench)
-USAGE, NOT_OBSERVABLE = 2, 3
+USAGE = UserError.exit_code
 DEFECT = 70  # EX_SOFTWARE of sysexits.h
 CLOSED = 141  # as shells call a process that ended because nobody read on
 EXIT_CODES = (
     "exit codes: 0 done; 1 a --fail-on condition holds, or a verdict is not the expected one; 2 bad usage or bad input,"
-    " or a disk or a cluster that fails; 3 attention that cannot be observed; 70 a defect of massieu itself;"
+    " or a disk that fails; 3 attention that cannot be observed; 4 a cluster that is lost; 5 identifiers of contexts"
+    " below the resolution of floating point; 70 a defect of massieu itself;"
     " 130 interrupted; 143 terminated; 141 nobody reads the output"
 )
 # Threads of OpenMP spin for milliseconds where a loop ends, and take the processor from each other and from other
@@ -71,10 +72,8 @@ def _ending(error: BaseException) -> tuple[int, str]:
     if isinstance(error, KeyboardInterrupt):  # who kept something says what
         word, code = getattr(error, "word", "interrupted"), getattr(error, "code", INTERRUPTED)
         return code, f"massieu: {word}; {visible(str(error)) or 'nothing was written'}"
-    if isinstance(error, NotObservable):
-        return NOT_OBSERVABLE, f"massieu: {visible(str(error))}"
     if isinstance(error, UserError):
-        return USAGE, f"massieu: {visible(str(error))}"
+        return error.exit_code, f"massieu: {visible(str(error))}"
     if isinstance(error, OSError) and error.errno is not None:
         place = "the output" if error.filename is None else str(error.filename)
         what = f"{place} cannot be read or written: {error.strerror}; check the path, its permissions and the disk"

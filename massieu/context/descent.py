@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from massieu.checks import UserError
-from massieu.kernels.rows import check_floating
+from massieu.checks import UserError, check_floating
 from massieu.nn import Transformer
 from massieu.nn.checks import check_count
 

@@ -9,10 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from massieu.checks import UserError
+from massieu.checks import UserError, check_floating
 from massieu.context.construction import gradient_step_layer
 from massieu.context.descent import check_noise
-from massieu.kernels.rows import check_floating
 from massieu.nn import LinearAttention
 from massieu.nn.checks import check_count
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from massieu.checks import UserError
-from massieu.kernels.rows import check_floating
+from massieu.checks import UserError, check_floating
 from massieu.measures.measure import as_integer
 
 __all__ = ["Interleaved", "Layout", "Pairs", "Prompts", "layout_named"]

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from massieu.checks import check_floating
 from massieu.duality import natural_from_mean
-from massieu.kernels.rows import check_floating
 from massieu.measures import Points
 
 __all__ = ["BoostingStep", "adaboost_step"]

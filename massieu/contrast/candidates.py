@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize as to_sphere
 
+from massieu.checks import check_floating
 from massieu.contrast.checks import Reduction, check_pairs, check_temperature, check_vectors, reduce, widened
 from massieu.contrast.others import log_normalizer, log_normalizer_of_others
-from massieu.kernels.rows import check_floating
 from massieu.measures import Measure
 
 __all__ = ["info_nce", "mutual_information_bound", "n_pair", "nt_xent"]

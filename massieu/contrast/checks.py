@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from massieu.kernels.rows import check_floating
+from massieu.checks import check_floating
 
 __all__ = ["Reduction", "check_pairs", "check_temperature", "check_vectors", "reduce", "widened"]
 

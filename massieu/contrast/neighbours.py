@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from massieu.checks import check_floating
 from massieu.contrast.checks import Reduction, reduce, widened
 from massieu.contrast.others import log_normalizer_of_others
-from massieu.kernels.rows import check_floating
 from massieu.measures import Points
 
 __all__ = ["nca", "neighbour_probabilities"]

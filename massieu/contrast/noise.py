@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 from torch.nn.functional import normalize as to_sphere
 
+from massieu.checks import check_floating
 from massieu.contrast.checks import Reduction, reduce, widened
-from massieu.kernels.rows import check_floating
 
 __all__ = ["nce_loss", "negative_sampling"]
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from massieu.kernels.rows import check_floating
+from massieu.checks import check_floating
 
 __all__ = ["Embedding", "classical_mds", "pca"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from massieu.kernels.rows import check_floating
+from massieu.checks import check_floating
 from massieu.statistics import attend
 
 __all__ = ["ascend", "check_cloud", "check_number", "hopfield_step", "hopfield_time"]

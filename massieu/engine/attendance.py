@@ -28,6 +28,8 @@ LOADING = 300.0  # seconds for the first worker to load the library; many may re
 class LostCluster(UserError):  # noqa: N818  # a state of the cluster
     """The scheduler or all of its workers are gone, or a task ends every worker that takes it."""
 
+    exit_code = 4
+
 
 class Attendance:
     """The workers of a cluster.

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from massieu.checks import NotObservable, UserError
+from massieu.checks import UserError
 from massieu.inspection.batches import TooLong
 from massieu.inspection.files import draft_of, load_checkpoint, save_checkpoint
 from massieu.inspection.parts import Identity, Part
@@ -214,7 +214,7 @@ class Ledger:
             except NotWritten as error:
                 interrupt.args = (f"{error}; {self.remedy}" if self._saved else str(error),)
             raise
-        except (UserError, NotObservable) as error:
+        except UserError as error:
             remedy = self.remedy
             if isinstance(error, TooLong):  # the same command would end here again
                 remedy = remedy.replace("the same command with --resume", "with that option and --resume the run")

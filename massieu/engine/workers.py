@@ -66,7 +66,7 @@ class Failure:
         trace: where it came from.
     """
 
-    kind: type[UserError] | type[NotObservable] | None
+    kind: type[UserError] | None
     sentence: str
     trace: str
 
@@ -124,7 +124,7 @@ def read_stretch(recipe: Recipe, stretch: Sequence[tuple[int, Piece]]) -> Parcel
                 merged.merge(reader.read(split, many=recipe.many, progress=_teller(recipe.run, number)))
         return Parcel.of(merged, time.perf_counter() - begin)
     except Exception as error:
-        kind = next((kind for kind in (TooLong, UserError, NotObservable) if isinstance(error, kind)), None)
+        kind = next((kind for kind in (TooLong, NotObservable, UserError) if isinstance(error, kind)), None)
         return Failure(kind, str(error), traceback.format_exc())
     finally:
         _give_back()

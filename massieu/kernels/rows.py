@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from massieu.checks import check_floating
+
 __all__ = ["Inputs", "Plan", "Rows", "arrange", "check_floating", "check_log_weight"]
 
 
@@ -155,17 +157,6 @@ def arrange(
     own_sink = _arrange_sink(sink, shape, lead, axes, batch, groups, query.device)
     inputs = Inputs(query, by_key(key), None if value is None else by_key(value), weight, own_sink, plan)
     return Rows(inputs, axes, lead, shape)
-
-
-def check_floating(tensor: Any, name: str, remedy: str = "convert it with .double()") -> None:
-    """One sentence unless this is a floating-point tensor."""
-    if not isinstance(tensor, Tensor):
-        got = type(tensor).__name__
-        raise TypeError(f"{name} must be a floating-point tensor, got {got}; convert it with torch.as_tensor")
-    if tensor.is_complex():
-        remedy = "attention weights are exponentials of real scores: pass the real and the imaginary part side by side"
-    if not tensor.is_floating_point():
-        raise TypeError(f"{name} must be a floating-point tensor, got {tensor.dtype}; {remedy}")
 
 
 def check_log_weight(log_weight: Tensor, name: str = "log_weight") -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from massieu.checks import UserError
-from massieu.kernels.rows import check_floating, check_log_weight
+from massieu.checks import UserError, check_floating
+from massieu.kernels.rows import check_log_weight
 
 __all__ = [
     "Measure",

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from massieu.kernels.rows import check_floating
+from massieu.checks import check_floating
 from massieu.memory.polar import ROUNDING, Polar
 
 __all__ = ["Classical"]

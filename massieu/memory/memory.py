@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from massieu.checks import check_floating
 from massieu.kernels.blocks import ABSENT
-from massieu.kernels.rows import check_floating
 from massieu.measures.measure import as_integer
 
 __all__ = ["Memory", "Retrieval", "as_mask", "lowest_log_weight", "row_chunks"]

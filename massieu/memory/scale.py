@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from massieu import kernels
-from massieu.kernels.rows import check_floating
+from massieu.checks import check_floating
 from massieu.measures.measure import as_log_weight
 from massieu.memory.memory import lowest_log_weight
 from massieu.memory.storage import Stored, open_stored

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from massieu.kernels.rows import check_floating
+from massieu.checks import check_floating
 from massieu.measures.measure import as_log_weight, as_parameter
 from massieu.memory.memory import Conditions, Memory, lowest_log_weight
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from massieu.kernels.rows import check_floating
+from massieu.checks import check_floating
 
 __all__ = ["Stored", "open_stored"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from massieu.kernels.rows import check_floating
+from massieu.checks import check_floating
 
 __all__ = ["bregman", "check_alpha", "entmax", "tsallis_entropy"]
 

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from massieu.kernels.rows import arrange, check_floating
+from massieu.checks import check_floating
+from massieu.kernels.rows import arrange
 from massieu.measures import Measure
 
 __all__ = [

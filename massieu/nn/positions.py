@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from massieu.kernels.rows import check_floating
+from massieu.checks import check_floating
 
 __all__ = ["rotate"]
 

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from massieu.checks import UserError
 from massieu.nn import Block, MeasureAttention
 from massieu.nn.checks import check_count, unknown
 from massieu.universal.boltzmann import theorem_spacing
@@ -23,12 +24,14 @@ LEAST = 1e3
 """Machine epsilons between two identifiers, as a share of the largest, that a map must have to be given out."""
 
 
-class BelowResolution(ValueError):  # noqa: N818  # a fact about the numbers
+class BelowResolution(UserError):  # noqa: N818  # a fact about the numbers
     """The identifiers exist in exact arithmetic, and float64 cannot tell them apart.
 
     Attributes:
         found: the map that is refused, with its margin; None where it is that of a network.
     """
+
+    exit_code = 5
 
     def __init__(self, message: str, found: ContextualMap | None) -> None:
         super().__init__(message)
