@@ -18,10 +18,10 @@ CORPUS = "c" * 64
 
 def attack(seed: int, count: int) -> Iterator[str | None]:
     """Flip one bit of a part or of a checkpoint, and read it."""
-    from massieu.inspection.files import load_checkpoint, load_part, save_checkpoint, save_part
-    from massieu.inspection.loading import load
+    from massieu.inspection.partial_files import load_checkpoint, load_part, save_checkpoint, save_part
     from massieu.inspection.reader import Reader
     from massieu.inspection.splits import TextSplit
+    from massieu.models.loading import load
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from massieu import Attended, attend, mass_count
-from massieu.inspection.rows import call_statistics
 from massieu.taps import AttentionCall
+from massieu.taps.call_statistics import call_statistics
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from agreement import BUILDS, backward_excess, built, count_excess, excess, forward_excess, serving

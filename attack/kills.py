@@ -117,7 +117,7 @@ def _tables(out: Path) -> Any:
     """All that a published run says, from its two files; None if there is none."""
     from massieu.checks import UserError
     from massieu.inspection import read_inspection
-    from massieu.inspection.files import load_part
+    from massieu.inspection.partial_files import load_part
 
     try:
         found = read_inspection(out).to_dict()

@@ -43,7 +43,7 @@ class Content:
 
 def attack(seed: int, count: int) -> Iterator[str | None]:
     """Merge a sound part with mutated ones."""
-    from massieu.inspection.loading import load
+    from massieu.models.loading import load
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -62,8 +62,8 @@ def attack(seed: int, count: int) -> Iterator[str | None]:
 
 
 def _inspect(folder: Path, name: str) -> None:
+    from massieu.corpus import Corpus
     from massieu.inspection import inspect_model
-    from massieu.inspection.corpus import Corpus
 
     text = make_text(folder / f"{name}.jsonl", name)
     with text.open("a") as file:
@@ -99,7 +99,7 @@ def _mutated(path: Path, chance: random.Random) -> tuple[bytes, str]:
     from safetensors import safe_open
     from safetensors.torch import save
 
-    from massieu.inspection.files import digest_of
+    from massieu.inspection.partial_files import digest_of
 
     if chance.random() < 0.2:
         return _raw(path.read_bytes(), chance)

@@ -106,7 +106,7 @@ def compare_forward_backward(case: Case) -> Row:
 
 
 def eager(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    """What people write today: materialise the weights, then take their entropy."""
+    """What people write today: materialize the weights, then take their entropy."""
     scores = query @ key.mT * query.shape[-1] ** -0.5
     if causal:
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu_(1)

@@ -87,12 +87,12 @@ def memory(documents: int) -> float:
 
 def cost(experiments: Literal["heads", "default"], words: int) -> Row:
     """Of one piece on one thread, with the options that a user has by default."""
-    from massieu.inspection.files import part_from_bytes, part_to_bytes
-    from massieu.inspection.loading import load
     from massieu.inspection.options import Options
-    from massieu.inspection.parts import merge_parts
+    from massieu.inspection.partial_files import part_from_bytes, part_to_bytes
+    from massieu.inspection.partial_result import merge_parts
     from massieu.inspection.reader import Reader
     from massieu.inspection.splits import TextSplit
+    from massieu.models.loading import load
 
     loaded = load(MODEL)
     reader = Reader(loaded.model, loaded.tokenizer, Options(experiments=experiments))

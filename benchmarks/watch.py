@@ -24,7 +24,7 @@ import torch
 import massieu
 from benchmarks.runner import Row, track
 from massieu.kernels.threads import torch_threads
-from massieu.monitor.listening import Listening
+from massieu.monitor.observation import Listening
 from massieu.monitor.steps import Updates
 
 LENGTH = 1024

@@ -12,18 +12,27 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from massieu import accumulators as accumulators
     from massieu import claims as claims
     from massieu import context as context
     from massieu import contrast as contrast
+    from massieu import corpus as corpus
+    from massieu import duality as duality
     from massieu import dynamics as dynamics
+    from massieu import engine as engine
+    from massieu import figures as figures
     from massieu import geometry as geometry
     from massieu import inspection as inspection
     from massieu import kernels as kernels
     from massieu import margin as margin
+    from massieu import measures as measures
     from massieu import memory as memory
+    from massieu import models as models
     from massieu import monitor as monitor
     from massieu import nn as nn
     from massieu import patterns as patterns
+    from massieu import report as report
+    from massieu import statistics as statistics
     from massieu import taps as taps
     from massieu import universal as universal
     from massieu.duality import Inversion, Proximal, bregman, conjugate, natural_from_mean, natural_gradient, prox
@@ -93,8 +102,9 @@ __all__ = [
 # Names are looked up on first use, so that the command line answers without waiting for torch.
 _HOMES = ("statistics", "measures", "duality", "inspection", "monitor")
 _SUBMODULES = (
-    *("claims", "context", "contrast", "dynamics", "geometry", "inspection", "kernels", "margin", "memory", "monitor"),
-    *("nn", "patterns", "taps", "universal"),
+    *("accumulators", "checks", "claims", "context", "contrast", "corpus", "duality", "dynamics", "engine", "figures"),
+    *("geometry", "inspection", "kernels", "margin", "measures", "memory", "models", "monitor", "nn", "patterns"),
+    *("report", "statistics", "taps", "universal"),
 )
 
 

@@ -61,7 +61,7 @@ class Inversion:
             first = tuple(self.outside.nonzero()[0].tolist())
             parts.append(
                 f"means must lie in the convex hull of the support, got {int(self.outside.sum())} outside it,"
-                f" the first at index {first}; move them towards the mean at the start of the search, which is inside"
+                f" the first at index {first}; move them toward the mean at the start of the search, which is inside"
             )
         if bool(self.boundary.any()):
             parts.append(
@@ -195,7 +195,7 @@ def bregman(potential: Measure | Callable[[Tensor], Tensor], first: Tensor, seco
     Args:
         potential: F, a measure (for its log normalizer) or a function of ``(..., queries, dim)``.
         first: a, where the potential is evaluated, shape ``(..., queries, dim)``.
-        second: b, where it is linearised, same shape.
+        second: b, where it is linearized, same shape.
 
     Source:
         "A Probabilistic Interpretation of Transformers", section 3.2, which prints the divergence for
@@ -265,7 +265,7 @@ def prox(
 
 @dataclass(frozen=True)
 class _Problem:
-    r"""Minimise :math:`w G(\eta) + \tfrac{r}{2} \|\eta\|^2 - \eta \cdot target` for every query at once, in float64."""
+    r"""Minimize :math:`w G(\eta) + \tfrac{r}{2} \|\eta\|^2 - \eta \cdot target` for every query at once, in float64."""
 
     measure: Measure
     target: Tensor

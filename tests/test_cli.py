@@ -217,7 +217,7 @@ def test_every_command_takes_debug_and_json_and_shows_the_default_of_every_value
         (["inspect", "--fail-on", "entropi < 1"], "entropy"),
     ],
 )
-def test_a_misspelt_word_is_answered_with_the_one_that_was_meant(arguments, meant, capsys):
+def test_a_misspelled_word_is_answered_with_the_one_that_was_meant(arguments, meant, capsys):
     assert cli.main(arguments) == 2
     assert f"(did you mean {meant}?)" in capsys.readouterr().err
 

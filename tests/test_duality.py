@@ -246,7 +246,7 @@ def test_single_precision_is_solved_in_double_precision():
     found = prox(Gamma(2.5, 0.7), torch.tensor([[5.0]]), 1e-8)
     assert found.natural.dtype == torch.float32
     assert float(found.residual) < 1e-6
-    # Normalised in float32, these means lie on the sphere to float32 rounding only.
+    # Normalized in float32, these means lie on the sphere to float32 rounding only.
     means = torch.nn.functional.normalize(randn(20, 48).float(), dim=-1)
     assert bool(natural_from_mean(Sphere(48), means).boundary.all())
     half = natural_from_mean(SQUARE, torch.tensor([[0.5, 0.25]], dtype=torch.float16))

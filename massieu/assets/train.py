@@ -42,7 +42,7 @@ from massieu.assets.ngrams import ngram_losses
 END = "<|endoftext|>"
 PROMPTS = ("Call me Ishmael", "The whale", "Fellow-Citizens of the Senate", "It is the duty of", '"What do ye do,')
 SAMPLING = {"temperature": 0.8, "top_k": 40}
-LICENCE = "data PDDL-1.0, contents CC0-1.0, as the packages state; the works are in the public domain"
+LICENSE = "data PDDL-1.0, contents CC0-1.0, as the packages state; the works are in the public domain"
 
 
 @dataclass(frozen=True)
@@ -296,7 +296,7 @@ def run(recipe: Recipe, moby: Path, speeches: Path, out: Path) -> None:
             "processor_per_thread": round((time.process_time() - processor) / recipe.threads, 1),
         },
         "versions": versions(),
-        "data": {"licence": LICENCE, **material.sources()},
+        "data": {"license": LICENSE, **material.sources()},
     }
     write(facts, [passage.text for passage in material.shipped], out)
     print(f"{facts['seconds']}, wrote {out}", file=sys.stderr)

@@ -14,7 +14,7 @@ from typing import Any
 
 from massieu.claims.claim import Claim
 from massieu.claims.verification import Result, figures_of, place_of
-from massieu.inspection.publishing import written_together
+from massieu.outputs.folders import written_together
 from massieu.report.verdicts import CONTROL, UNIT, VERDICTS, render_verdicts
 
 __all__ = ["described", "full_markdown", "markdown", "save"]

@@ -258,8 +258,8 @@ def _row(result: Result) -> tuple[Any, ...]:
 
 def _prints(model: str | None) -> tuple[str, str | None]:
     """Of a model and its tokenizer."""
-    from massieu.inspection.fingerprint import model_fingerprint, tokenizer_fingerprint
-    from massieu.inspection.loading import load
+    from massieu.models.fingerprint import model_fingerprint, tokenizer_fingerprint
+    from massieu.models.loading import load
 
     loaded = load(str(model))
     return model_fingerprint(loaded.model), tokenizer_fingerprint(loaded.tokenizer)

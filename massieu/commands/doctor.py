@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     code = 0
     if options.model:
         need("transformers")
-        from massieu.inspection.hearing import what_is_heard
+        from massieu.inspection.coverage import what_is_heard
 
         heard = what_is_heard(options.model, **loading(options))
         facts |= heard

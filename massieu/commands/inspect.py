@@ -15,11 +15,11 @@ from massieu.commands import Command
 from massieu.commands.arguments import add_engine, add_loading, engine, loading, number, path, positive, seed
 from massieu.commands.packages import REPORT, need
 from massieu.commands.progress import progress_shown
-from massieu.commands.telling import tell_replaced, warnings_told
+from massieu.commands.stderr import tell_replaced, warnings_told
 
 if TYPE_CHECKING:
+    from massieu.corpus import Corpus
     from massieu.engine import Checkpoint
-    from massieu.inspection.corpus import Corpus
 
 __all__ = ["add", "run"]
 
@@ -176,13 +176,13 @@ def run(options: argparse.Namespace) -> int:
 
 def _corpus(options: argparse.Namespace) -> Corpus:
     """The documents that the options name."""
-    from massieu.inspection.corpus import Corpus
+    from massieu.corpus import Corpus
 
     if options.text and options.dataset:
         raise UserError("text comes from --text or from --dataset, got both; choose one")
     column, few = options.column or "text", {name: getattr(options, name) for name in ("limit", "sample", "seed")}
     if options.dataset:
-        from massieu.inspection.texts import read_dataset
+        from massieu.corpus.hub import read_dataset
 
         rows, size = read_dataset(options.dataset, column=column), options.split_bytes
         return Corpus.from_texts(rows, options.dataset, strict=options.strict, split_bytes=size, **few)

@@ -11,7 +11,7 @@ from massieu.checks import UserError, visible
 from massieu.commands import Command
 from massieu.commands.arguments import add_loading, loading, path
 from massieu.commands.packages import REPORT, need
-from massieu.commands.telling import tell_replaced
+from massieu.commands.stderr import tell_replaced
 
 __all__ = ["add", "run"]
 

@@ -16,7 +16,7 @@ from massieu.commands import Command
 from massieu.commands.arguments import add_engine, engine, path, positive, seed
 from massieu.commands.packages import need
 from massieu.commands.progress import progress_shown
-from massieu.commands.telling import tell_replaced
+from massieu.commands.stderr import tell_replaced
 
 __all__ = ["add", "run"]
 
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
         return _list_claims(chosen, options.json)
     notes: list[str] = []
     if options.model is not None and any(claim.on_model for claim in chosen):
-        from massieu.inspection.loading import load
+        from massieu.models.loading import load
 
         notes = load(options.model).notes  # what is wrong with it is one sentence now
     if options.out:

@@ -29,7 +29,7 @@ from massieu.context.optimum import (
     sampled_moment,
 )
 from massieu.context.pools import Pool, draw_pool
-from massieu.context.predictors import Averaging, LeastSquares, Neighbours, Predictor, Ridge, bayes_predictor
+from massieu.context.predictors import Averaging, LeastSquares, Neighbors, Predictor, Ridge, bayes_predictor
 from massieu.context.prompts import Interleaved, Layout, Pairs, Prompts, layout_named
 from massieu.context.recipes import Recipe
 from massieu.context.robustness import errors_under_shifts
@@ -74,7 +74,7 @@ __all__ = [
     "Linear",
     "LinearModel",
     "Logistic",
-    "Neighbours",
+    "Neighbors",
     "NoisyLinear",
     "Optimum",
     "OrthogonalQueries",

@@ -12,7 +12,7 @@ from torch import Tensor
 from massieu.context.fitted import Boosting, Lasso, TrainedNetwork, Tree
 from massieu.context.gradient_predictors import GradientDescent, GradientStep, TunedDescent
 from massieu.context.pools import draw_pool
-from massieu.context.predictors import Averaging, LeastSquares, Neighbours, Predictor, Ridge, bayes_predictor
+from massieu.context.predictors import Averaging, LeastSquares, Neighbors, Predictor, Ridge, bayes_predictor
 from massieu.context.prompts import Prompts
 from massieu.context.tasks import (
     DecisionTree,
@@ -41,7 +41,7 @@ def predictors_for(task: Task) -> dict[str, Predictor]:
         >>> list(predictors_for(task_named("linear", dim=5, noise=0.5)))[:4]
         ['ridge (Bayes)', 'least squares', 'gradient step', '5 gradient steps']
         >>> list(predictors_for(task_named("tree", dim=5)))
-        ['least squares', '3 neighbours']
+        ['least squares', '3 neighbors']
     """
     found: dict[str, Predictor] = {}
     if type(task) in (Linear, NoisyLinear):
@@ -54,7 +54,7 @@ def predictors_for(task: Task) -> dict[str, Predictor]:
         found["least squares"] = LeastSquares()
     if isinstance(task, Linear) and type(task) in (Linear, NoisyLinear, SparseLinear):
         found |= _descents(task)
-    return {**found, "3 neighbours": Neighbours(3)}
+    return {**found, "3 neighbors": Neighbors(3)}
 
 
 def fitted_for(task: Task) -> dict[str, Predictor]:

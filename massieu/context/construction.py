@@ -156,7 +156,7 @@ def softmax_step_layer(
     start: Tensor | None = None,
     dtype: torch.dtype | None = torch.float64,
 ) -> MeasureAttention:
-    r"""A softmax attention of two heads whose output is a step of gradient descent on centred examples, nearly.
+    r"""A softmax attention of two heads whose output is a step of gradient descent on centered examples, nearly.
 
     A head returns the mean of :math:`y` under the measure :math:`e^{\beta \langle x_i, x \rangle}`, which is a gradient
     of :math:`\log Z`; its derivative in :math:`\beta` at zero is a covariance. Two heads at :math:`\pm \beta` with
@@ -182,8 +182,8 @@ def softmax_step_layer(
         >>> from massieu.context import regression_tokens
         >>> layer = softmax_step_layer(2, step=1.0, beta=1e-4)
         >>> tokens = regression_tokens(inputs, targets, query)
-        >>> centred = inputs - inputs.mean(1, keepdim=True)
-        >>> covariance = (targets * centred).mean(1)
+        >>> centered = inputs - inputs.mean(1, keepdim=True)
+        >>> covariance = (targets * centered).mean(1)
         >>> torch.allclose(layer(tokens, lengths=9)[:, -1, -1], -(covariance * query[:, 0]).sum(-1), atol=1e-6)
         True
     """

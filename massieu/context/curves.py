@@ -67,8 +67,8 @@ def error_curve(
         errors = (found - prompts.answers[:, asked]).double().square()
         errors = errors.sum(-1) if prompts.outputs else errors
         errors = errors / prompts.dim if per_dim else errors
-        centre, spread = _mean(errors) if statistic == "mean" else _median(errors)
-        rows += list(zip([name] * len(asked), asked, centre.tolist(), spread.tolist(), strict=True))
+        center, spread = _mean(errors) if statistic == "mean" else _median(errors)
+        rows += list(zip([name] * len(asked), asked, center.tolist(), spread.tolist(), strict=True))
     return frames.DataFrame(rows, columns=["predictor", "examples", "error", "standard_error"])
 
 
@@ -90,5 +90,5 @@ def _mean(errors: Tensor) -> tuple[Tensor, Tensor]:
 def _median(errors: Tensor) -> tuple[Tensor, Tensor]:
     half = 0.5 / math.sqrt(errors.shape[0])  # the rank of the median has this standard deviation, as a share
     shares = torch.tensor([0.5, max(0.0, 0.5 - half), min(1.0, 0.5 + half)], dtype=errors.dtype, device=errors.device)
-    centre, low, high = errors.quantile(shares, 0)
-    return centre, (high - low) / 2
+    center, low, high = errors.quantile(shares, 0)
+    return center, (high - low) / 2

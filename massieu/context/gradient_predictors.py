@@ -55,7 +55,7 @@ class GradientStep(Predictor):
 
     .. math:: \hat w = \tfrac{\eta^*}{i} \textstyle\sum_{j<i} y_j x_j
 
-    Normalised by d, its error for isotropic inputs and weights is :math:`(d+1)/(i+d+1)`.
+    Normalized by d, its error for isotropic inputs and weights is :math:`(d+1)/(i+d+1)`.
 
     Args:
         covariance: of the inputs, as for :func:`best_rate`.

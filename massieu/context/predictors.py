@@ -15,7 +15,7 @@ from massieu.context.tasks.linear import Linear, NoisyLinear
 from massieu.context.tasks.task import Task, root_of_covariance
 from massieu.measures.measure import as_integer
 
-__all__ = ["Averaging", "LeastSquares", "Neighbours", "Predictor", "Ridge", "bayes_predictor"]
+__all__ = ["Averaging", "LeastSquares", "Neighbors", "Predictor", "Ridge", "bayes_predictor"]
 
 CHUNK = 2**22
 """Numbers in the matrices of all prefixes that are held at once."""
@@ -130,7 +130,7 @@ class Ridge(Predictor):
 
 
 class LeastSquares(Predictor):
-    r"""Least squares; among all minimisers the one of minimum norm.
+    r"""Least squares; among all minimizers the one of minimum norm.
 
     Without noise it is the Bayes predictor of :math:`w \sim N(0, I)`. With noise its mean error is infinite after
     :math:`i \in \{d-1, d, d+1\}` examples (of which at least one): look at medians there, or at :class:`Ridge`.
@@ -151,7 +151,7 @@ class LeastSquares(Predictor):
         return found
 
 
-class Neighbours(Predictor):
+class Neighbors(Predictor):
     """The mean target of the nearest inputs; of all while there are fewer.
 
     Args:
@@ -159,7 +159,7 @@ class Neighbours(Predictor):
 
     Example:
         >>> prompts = Prompts.of(torch.tensor([[[0.0], [5.0], [1.0]]]), torch.tensor([[7.0, 8.0, 9.0]]))
-        >>> Neighbours(1)(prompts)
+        >>> Neighbors(1)(prompts)
         tensor([[0., 7., 7.]])
     """
 

@@ -2,7 +2,7 @@
 
 from massieu.contrast.boosting import BoostingStep, adaboost_step
 from massieu.contrast.candidates import info_nce, mutual_information_bound, n_pair, nt_xent
-from massieu.contrast.neighbours import nca, neighbour_probabilities
+from massieu.contrast.neighbors import nca, neighbor_probabilities
 from massieu.contrast.noise import nce_loss, negative_sampling
 from massieu.contrast.scaling import Embedding, classical_mds, pca
 from massieu.contrast.words import skip_gram
@@ -16,7 +16,7 @@ __all__ = [
     "skip_gram",
     "negative_sampling",
     "nca",
-    "neighbour_probabilities",
+    "neighbor_probabilities",
     "BoostingStep",
     "adaboost_step",
     "Embedding",

@@ -20,7 +20,7 @@ class BoostingStep(NamedTuple):
     Attributes:
         alpha: the step :math:`\alpha`; infinite where the learner makes no error, or nothing but errors.
         log_weight: log weights of the next round, which add up to one, ``(..., examples)``. Where alpha is infinite
-            no round follows, and they are those that came, normalised.
+            no round follows, and they are those that came, normalized.
         log_normalizer: :math:`\log Z(\alpha) - \log Z(0)`, the factor by which the bound on the training error falls.
         converged: alpha is finite and solves :math:`E[u] = 0`.
         residual: :math:`|E[u]|` under the new weights: what the learner still knows.
@@ -36,7 +36,7 @@ class BoostingStep(NamedTuple):
 
 
 def adaboost_step(margins: Tensor, log_weight: Tensor | None = None) -> BoostingStep:
-    r"""One round of AdaBoost: the step that minimises the log normalizer of the weighted examples.
+    r"""One round of AdaBoost: the step that minimizes the log normalizer of the weighted examples.
 
     .. math:: \alpha = \arg\min_\alpha \log \sum_i w_i e^{\alpha u_i}, \qquad u_i = -t_i h(x_i), \qquad
               w_i \leftarrow \frac{w_i e^{\alpha u_i}}{Z(\alpha)}

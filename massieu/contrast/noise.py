@@ -29,12 +29,12 @@ def nce_loss(
     .. math:: L = -E_{data} \log \sigma(g(x)) - \nu\, E_{noise} \log \sigma(-g(y)), \qquad
               g = \log p_{model} - \log p_{noise} - \log \nu
 
-    The model need not be normalised: let :math:`\log p_{model} = \eta \cdot u(x) - c` with c free, and at the minimum
+    The model need not be normalized: let :math:`\log p_{model} = \eta \cdot u(x) - c` with c free, and at the minimum
     :math:`c = \log Z(\eta)`. The loss is convex in :math:`(\eta, c)`.
 
     Args:
         log_model: :math:`\log p_{model}` of the data, shape ``(..., data)``.
-        log_noise: :math:`\log p_{noise}` of the data, normalised, the same shape.
+        log_noise: :math:`\log p_{noise}` of the data, normalized, the same shape.
         model_on_noise: :math:`\log p_{model}` of the noise, shape ``(..., noise)``; leading axes broadcast.
         noise_on_noise: :math:`\log p_{noise}` of the noise, the same shape.
         ratio: :math:`\nu`, noise samples per datum; by default what the sizes say.

@@ -19,8 +19,8 @@ class Embedding(NamedTuple):
     """Coordinates on principal axes.
 
     Attributes:
-        points: shape ``(points, dim)``, centred; in each column the entry of largest size is positive.
-        eigenvalues: of the centred Gram matrix, descending. Negative ones say that the distances are not Euclidean.
+        points: shape ``(points, dim)``, centered; in each column the entry of largest size is positive.
+        eigenvalues: of the centered Gram matrix, descending. Negative ones say that the distances are not Euclidean.
     """
 
     points: Tensor
@@ -32,7 +32,7 @@ def classical_mds(distances: Tensor, dim: int) -> Embedding:
 
     .. math:: B = -\tfrac12 J D^{(2)} J, \qquad J = I - \tfrac1n 1 1^\top, \qquad X = V_d \Lambda_d^{1/2}
 
-    For Euclidean distances B is the Gram matrix of the centred points, and the result that of :func:`pca`. This holds
+    For Euclidean distances B is the Gram matrix of the centered points, and the result that of :func:`pca`. This holds
     neither for other distances nor for scaling by stress.
 
     Args:
@@ -73,7 +73,7 @@ def classical_mds(distances: Tensor, dim: int) -> Embedding:
 
 
 def pca(points: Tensor, dim: int) -> Embedding:
-    r"""Principal components: the coordinates of the centred points on their leading axes.
+    r"""Principal components: the coordinates of the centered points on their leading axes.
 
     .. math:: X - \bar X = U S V^\top, \qquad \mathrm{points} = U_d S_d, \qquad \mathrm{eigenvalues} = S^2
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from massieu.checks import UserError
-from massieu.inspection.batches import TooLong
-from massieu.inspection.files import draft_of, load_checkpoint, save_checkpoint
-from massieu.inspection.parts import Identity, Part
+from massieu.corpus.passages import TooLong
+from massieu.inspection.partial_files import draft_of, load_checkpoint, save_checkpoint
+from massieu.inspection.partial_result import Identity, Part
 from massieu.inspection.splits import Piece
 
 __all__ = ["Checkpoint", "CheckpointWarning", "Ledger"]

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from massieu.checks import UserError, pip_install
-from massieu.engine.attendance import Attendance, LostCluster, ended_workers
 from massieu.engine.checkpoints import Checkpoint, Ledger
 from massieu.engine.driving import PULSE, Drive
 from massieu.engine.engines import Origin, Progress
+from massieu.engine.worker_roster import Attendance, LostCluster, ended_workers
 from massieu.engine.workers import Recipe
-from massieu.inspection.parts import Part
+from massieu.inspection.partial_result import Part
 from massieu.inspection.reader import Reader
 from massieu.inspection.splits import Piece
 from massieu.kernels.threads import torch_threads

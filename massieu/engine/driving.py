@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from massieu.checks import UserError
-from massieu.engine.attendance import ANSWER, Attendance, LostCluster, ended_workers
 from massieu.engine.checkpoints import Ledger
 from massieu.engine.engines import Progress
+from massieu.engine.worker_roster import ANSWER, Attendance, LostCluster, ended_workers
 from massieu.engine.workers import TOPIC, Failure, Parcel, Recipe, merge_parcels, read_stretch
 from massieu.inspection.splits import Piece
 
@@ -39,7 +39,7 @@ class Drive:
 
     A task reads a stretch of pieces; a group of tasks, one for every worker, is merged on the workers by a tree, and
     the driver takes one part of it. Stretches are as long as the time between two checkpoints allows, and get shorter
-    towards the end, so that the workers end together.
+    toward the end, so that the workers end together.
 
     Args:
         client: of the cluster.

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from massieu.checks import UserError
 from massieu.engine.checkpoints import Checkpoint
-from massieu.inspection.parts import Part
+from massieu.inspection.partial_result import Part
 from massieu.inspection.splits import Piece
 
 if TYPE_CHECKING:
-    from massieu.inspection.loading import Loaded
     from massieu.inspection.reader import Reader
+    from massieu.models.loading import Loaded
 
 __all__ = ["ENGINES", "Engine", "Origin", "Progress", "engine_named"]
 
@@ -29,7 +29,7 @@ class Origin:
     """How other processes load the same model.
 
     Attributes:
-        name: as :func:`massieu.inspection.loading.load` takes it; None for the embedded model, wherever it lies.
+        name: as :func:`massieu.models.loading.load` takes it; None for the embedded model, wherever it lies.
         loading: further arguments of that function.
     """
 
@@ -53,7 +53,7 @@ class Origin:
     def load(self) -> Loaded:
         """The model."""
         from massieu import assets
-        from massieu.inspection.loading import load
+        from massieu.models.loading import load
 
         return load(str(assets.MODEL) if self.name is None else self.name, **dict(self.loading))
 

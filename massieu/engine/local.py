@@ -7,7 +7,7 @@ from typing import Any
 
 from massieu.engine.checkpoints import Checkpoint, Ledger
 from massieu.engine.engines import Origin, Progress
-from massieu.inspection.parts import Part
+from massieu.inspection.partial_result import Part
 from massieu.inspection.reader import Reader
 from massieu.inspection.splits import Piece
 
@@ -19,7 +19,7 @@ class Local:
 
     Example:
         >>> from massieu import assets
-        >>> from massieu.inspection.loading import load
+        >>> from massieu.models.loading import load
         >>> from massieu.inspection.options import Options
         >>> from massieu.inspection.splits import text_splits
         >>> model, tokenizer, *_ = load(str(assets.MODEL))

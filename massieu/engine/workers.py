@@ -18,11 +18,11 @@ from typing import Any
 import torch
 
 from massieu.checks import NotObservable, UserError
+from massieu.corpus.passages import TooLong
 from massieu.engine.engines import Origin
-from massieu.inspection.batches import TooLong
-from massieu.inspection.files import part_from_bytes, part_to_bytes
 from massieu.inspection.options import Options
-from massieu.inspection.parts import Identity, Part
+from massieu.inspection.partial_files import part_from_bytes, part_to_bytes
+from massieu.inspection.partial_result import Identity, Part
 from massieu.inspection.reader import Reader
 from massieu.inspection.splits import Piece
 

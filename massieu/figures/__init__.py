@@ -1,11 +1,11 @@
 """Drawing only: tables in, figures out. Matplotlib is loaded when one is drawn; its global state is left alone."""
 
 from massieu.figures.inspections import Described, head_map, layer_profile, save_figures, trajectory
-from massieu.figures.memories import capacity_curve, energy_landscape, overlap_transition, retrieved_images
-from massieu.figures.patterns import connection_growth, pattern_reach
-from massieu.figures.selections import approach, selection_plane, starts_map
 from massieu.figures.training import training_panels
-from massieu.figures.universal import grid_error_curve, separation_curve
+from massieu.margin.figures import approach, selection_plane, starts_map
+from massieu.memory.figures import capacity_curve, energy_landscape, overlap_transition, retrieved_images
+from massieu.patterns.figures import connection_growth, pattern_reach
+from massieu.universal.figures import grid_error_curve, separation_curve
 
 __all__ = [
     "Described",

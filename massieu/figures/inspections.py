@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from massieu.checks import UserError
-from massieu.figures.axes import INK, MARK, SOFT, add_legend, finish, given_axes, need_matplotlib, new_figure
-from massieu.report import colours
+from massieu.plotting import colors
+from massieu.plotting.axes import INK, MARK, SOFT, add_legend, finish, given_axes, need_matplotlib, new_figure
 from massieu.report.scales import color_limits, row_length
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Described(Protocol):
 
 
 def head_map(heads: pandas.DataFrame, quantity: Described, *, ax: Any = None) -> Figure:
-    """A quantity of every head as colours, layers by heads; encoder, decoder and cross-attention apart.
+    """A quantity of every head as colors, layers by heads; encoder, decoder and cross-attention apart.
 
     Args:
         heads: the heads table of an inspection.
@@ -75,12 +75,12 @@ def head_map(heads: pandas.DataFrame, quantity: Described, *, ax: Any = None) ->
         raise UserError(
             f"the heads table must have a value of {quantity.name}, got none; see the notes of the inspection"
         )
-    colour_map, norm = _scale(quantity, [value for value in values if value == value], row_length(heads))
+    color_map, norm = _scale(quantity, [value for value in values if value == value], row_length(heads))
     stacks = [(stack, heads[heads["stack"] == stack]) for stack in heads["stack"].unique()]
     sizes = [(table["layer"].nunique(), int(table["head"].max()) + 1) for _, table in stacks]
     figure, axes = _map_axes(sizes) if ax is None else _given(ax, [stack for stack, _ in stacks])
     for axis, (stack, table) in zip(axes, stacks, strict=True):
-        _draw_cells(axis, table, values.loc[table.index], quantity, colour_map, norm)
+        _draw_cells(axis, table, values.loc[table.index], quantity, color_map, norm)
         axis.set_title(quantity.title + (f", {stack}" if len(stacks) > 1 else ""), loc="left", fontsize=10, color=INK)
     bar = figure.colorbar(axes[0].images[0], ax=list(axes), fraction=0.04, pad=0.02)
     bar.outline.set_visible(False)
@@ -116,13 +116,11 @@ def layer_profile(layers: pandas.DataFrame, quantity: Described, *, ax: Any = No
     for axis, stack in zip(axes, stacks, strict=True):
         table = layers[layers["stack"] == stack].sort_values("layer")
         x, values = table["layer"], _numbers(table, quantity)
-        axis.plot(x, values, marker="o", markersize=3.5, color=colours.lines()[0], label="measured")
+        axis.plot(x, values, marker="o", markersize=3.5, color=colors.lines()[0], label="measured")
         control = quantity.control if quantity.control in table else None
         if control and quantity.name == "kurtosis":
             band = pandas.to_numeric(table[control]).abs()
-            axis.fill_between(
-                x, -band, band, color=colours.lines()[0], alpha=0.15, linewidth=0, label="Gaussian sample"
-            )
+            axis.fill_between(x, -band, band, color=colors.lines()[0], alpha=0.15, linewidth=0, label="Gaussian sample")
         elif control:
             axis.plot(x, pandas.to_numeric(table[control]), "--", color=SOFT, linewidth=1.2, label="control")
         level = quantity.neutral if quantity.predicted is None else quantity.predicted
@@ -153,7 +151,7 @@ def trajectory(runs: Mapping[str, pandas.DataFrame], quantity: Described) -> Fig
         for table in runs.values()
     ]
     places = list(dict.fromkeys(place for mean in means for place in mean.index))
-    shades = colours.sequential()[8:]
+    shades = colors.sequential()[8:]
     for number, place in enumerate(places):
         shade = shades[round(number * (len(shades) - 1) / max(len(places) - 1, 1))]
         values = [mean.get(place, math.nan) for mean in means]
@@ -240,8 +238,8 @@ def _scale(quantity: Described, values: list[float], length: float | None) -> tu
     from matplotlib.colors import BoundaryNorm, LinearSegmentedColormap, ListedColormap, LogNorm, Normalize
 
     if quantity.scale == "class":
-        return ListedColormap(colours.classes()), BoundaryNorm([rank - 0.5 for rank in range(5)], 4)
-    shades = colours.diverging() if quantity.scale == "diverging" else colours.sequential()
+        return ListedColormap(colors.classes()), BoundaryNorm([rank - 0.5 for rank in range(5)], 4)
+    shades = colors.diverging() if quantity.scale == "diverging" else colors.sequential()
     smooth = LinearSegmentedColormap.from_list("massieu", shades)
     possible = (
         getattr(quantity, name, None) for name in ("least", "most")
@@ -253,7 +251,7 @@ def _scale(quantity: Described, values: list[float], length: float | None) -> tu
 
 
 def _draw_cells(
-    axis: Axes, table: pandas.DataFrame, values: pandas.Series, quantity: Described, colour_map: Any, norm: Any
+    axis: Axes, table: pandas.DataFrame, values: pandas.Series, quantity: Described, color_map: Any, norm: Any
 ) -> None:
     import numpy
 
@@ -261,7 +259,7 @@ def _draw_cells(
     grid = numpy.full((len(layers), int(table["head"].max()) + 1), numpy.nan)
     for layer, head, value in zip(table["layer"], table["head"], values, strict=True):
         grid[layers.index(layer), int(head)] = value
-    axis.imshow(grid, cmap=colour_map, norm=norm, aspect="auto")
+    axis.imshow(grid, cmap=color_map, norm=norm, aspect="auto")
     axis.set_facecolor("#f4f2ec")
     if grid.shape[1] <= 16:
         for (line, head), value in numpy.ndenumerate(grid):
@@ -269,7 +267,7 @@ def _draw_cells(
             text = (
                 "–" if missing else CLASSES[int(value)] if quantity.scale == "class" else f"{value:.{quantity.digits}f}"
             )
-            ink = INK if missing or _light(colour_map(norm(value))) else "white"
+            ink = INK if missing or _light(color_map(norm(value))) else "white"
             axis.text(head, line, text.replace("-", "−"), ha="center", va="center", fontsize=6.5, color=ink)
     axis.set_xticks(_few(list(range(grid.shape[1]))))
     rows = _few(list(range(len(layers))))
@@ -291,6 +289,6 @@ def _few(numbers: list[int]) -> list[int]:
     return numbers[:: max(1, math.ceil(len(numbers) / 16))]
 
 
-def _light(colour: tuple[float, float, float, float]) -> bool:
-    red, green, blue = (channel**2.2 for channel in colour[:3])
+def _light(color: tuple[float, float, float, float]) -> bool:
+    red, green, blue = (channel**2.2 for channel in color[:3])
     return bool(0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.2)

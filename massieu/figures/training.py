@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from massieu.checks import UserError
-from massieu.figures.axes import INK, add_legend, check_columns, finish, new_figure
-from massieu.report import colours
+from massieu.plotting import colors
+from massieu.plotting.axes import INK, add_legend, check_columns, finish, new_figure
 
 if TYPE_CHECKING:
     import pandas
@@ -56,7 +56,7 @@ def training_panels(
         for down, name in enumerate(names):
             axis = axes[down, across]
             seen = table[table[name].notna()]
-            axis.plot(seen["step"], seen[name], color=colours.lines()[0], linewidth=1.6)
+            axis.plot(seen["step"], seen[name], color=colors.lines()[0], linewidth=1.6)
             for event, step in marks.get(title, {}).items():
                 style = MARKS[events.index(event) % len(MARKS)]
                 axis.axvline(step, linestyle=style, color=INK, linewidth=1.1, label=event)

@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from massieu.inspection.corpus import Corpus
+    from massieu.corpus import Corpus
     from massieu.inspection.margins import margin_report
     from massieu.inspection.merging import merge_runs
     from massieu.inspection.result import Inspection, read_inspection
@@ -23,7 +23,6 @@ __all__ = [
 ]
 
 HOMES = {
-    "Corpus": "corpus",
     "Inspection": "result",
     "read_inspection": "result",
     "margin_report": "margins",
@@ -32,6 +31,8 @@ HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "Corpus":
+        return importlib.import_module("massieu.corpus").Corpus
     if name in __all__:
         return getattr(importlib.import_module(f"massieu.inspection.{HOMES.get(name, 'run')}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from massieu.inspection.publishing import written_together
 from massieu.inspection.quantities import QUANTITIES
-from massieu.inspection.spreadsheets import write_csv
+from massieu.outputs.folders import written_together
+from massieu.outputs.spreadsheets import write_csv
 from massieu.report import changes
 from massieu.report.pages import distinct_names
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from massieu.inspection.anatomy import Anatomy, Block, Place, block_input, hidden_tensors, with_input
-from massieu.inspection.jacobians import field_test
-from massieu.inspection.moments import token_hash
+from massieu.accumulators.moments import token_hash
+from massieu.geometry.jacobians import field_test
 from massieu.inspection.response import Response, linear_response
 from massieu.inspection.tokens import Tokens
+from massieu.models.residual_stream import Anatomy, Block, Place, block_input, hidden_tensors, with_input
 from massieu.statistics import RowStatistics, attend
 from massieu.taps import AttentionCall, tap
 from massieu.taps.passes import in_this_thread

@@ -93,10 +93,10 @@ def findings(heads: pandas.DataFrame, layers: pandas.DataFrame | None, facts: di
         *_rank(fitted),
         *_similarity(layers),
         *(found for kind in DISTANCES for found in _distances(layers, kind)),
-        *_neighbours(heads, "previous_mass", "the token before", "Heads that look one token back"),
-        *_neighbours(heads, "next_mass", "the token after", "Heads that look one token ahead"),
+        *_neighbors(heads, "previous_mass", "the token before", "Heads that look one token back"),
+        *_neighbors(heads, "next_mass", "the token after", "Heads that look one token ahead"),
         *_linear(fitted),
-        *_neighbours(heads, "self_mass", "the token itself", "Heads that look at themselves"),
+        *_neighbors(heads, "self_mass", "the token itself", "Heads that look at themselves"),
         *_broad(heads),
         *_as_the_control(layers),
         *_classes(heads),
@@ -306,7 +306,7 @@ def _with_massive(row: pandas.Series) -> str:
     return f"; with them, the effective rank there would be {pair[1]:.0f} instead of {pair[0]:.0f}"
 
 
-def _neighbours(heads: pandas.DataFrame, column: str, token: str, title: str) -> Iterator[Finding]:
+def _neighbors(heads: pandas.DataFrame, column: str, token: str, title: str) -> Iterator[Finding]:
     measured = known(heads, column)
     local = measured[measured[column] > LOCAL].sort_values(column, ascending=False)
     if local.empty:

@@ -11,7 +11,7 @@ from torch import Tensor
 from massieu import geometry
 from massieu.checks import UserError
 from massieu.geometry import Spectrum
-from massieu.inspection.weights import HeadWeights
+from massieu.models.head_weights import HeadWeights
 
 if TYPE_CHECKING:
     import pandas
@@ -55,7 +55,7 @@ def head_geometry(
         Claims X1 and C47 on "A Probabilistic Interpretation of Transformers".
 
     Example:
-        >>> from massieu.inspection.weights import head_weights
+        >>> from massieu.models.head_weights import head_weights
         >>> model = massieu.nn.MeasureAttention(8, num_heads=2, tying="tied")
         >>> found = head_geometry(head_weights(model, torch.randn(1, 3, 8)))
         >>> found.heads.gradient_cosine.round(6).tolist()

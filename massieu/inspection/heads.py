@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from massieu.accumulators.streams import Extremes, Means, Shares
 from massieu.checks import UserError
-from massieu.inspection.batches import Batch
-from massieu.inspection.rows import broken_rows, exact_rows, rows_stood_for, sampled_positions, sampled_rows
-from massieu.inspection.streams import Extremes, Means, Shares
+from massieu.corpus.passages import Batch
 from massieu.taps import AttentionCall
+from massieu.taps.call_statistics import broken_rows, exact_rows, rows_stood_for, sampled_positions, sampled_rows
 
 if TYPE_CHECKING:
     import pandas

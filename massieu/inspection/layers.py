@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from massieu.accumulators.moments import Moments
 from massieu.checks import UserError
-from massieu.inspection.anatomy import Block, Place, block_input, hidden_tensors, read_anatomy
-from massieu.inspection.blocks import NARROW, WIDEST, LayerStatistics, LayerSums, States
+from massieu.inspection.layer_statistics import NARROW, WIDEST, LayerStatistics, LayerSums, States
 from massieu.inspection.massive import MASSIVE, TokenFilter
-from massieu.inspection.moments import Moments
 from massieu.inspection.quantities import ALL_TOKENS
 from massieu.inspection.tokens import Tokens
+from massieu.models.residual_stream import Block, Place, block_input, hidden_tensors, read_anatomy
 from massieu.taps.passes import in_this_thread
 
 if TYPE_CHECKING:
     import pandas
 
-    from massieu.inspection.weights import HeadWeights
+    from massieu.models.head_weights import HeadWeights
 
 __all__ = ["COLUMNS", "LayerObserver", "LayerStatistics"]
 

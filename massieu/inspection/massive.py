@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from massieu.inspection.moments import HashSample, Mean, Moments
-from massieu.inspection.regression import Regression
+from massieu.accumulators.moments import HashSample, Mean, Moments
+from massieu.accumulators.regression import Regression
 from massieu.inspection.tokens import Tokens
 
 __all__ = ["MASSIVE", "MassiveSums", "TokenFilter", "norm_ratio"]
@@ -102,7 +102,7 @@ class MassiveSums:
         count: massive tokens.
         first: those among them that are the first token of their passage that counts.
         largest: largest norm of any token, as a multiple of the median of its passage.
-        clouds: moments of their states, by the names of :class:`~massieu.inspection.blocks.States`.
+        clouds: moments of their states, by the names of :class:`~massieu.inspection.layer_statistics.States`.
         fits: inputs and updates of the MLP, by half of the documents.
         sample: their outputs.
         means: of the similarity over all tokens, and of the squared MLP update over the massive ones.

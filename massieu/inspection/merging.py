@@ -11,12 +11,12 @@ from torch import nn
 
 from massieu import assets
 from massieu.checks import UserError, visible
-from massieu.inspection.counts import Counts, Overlap
-from massieu.inspection.files import load_part
-from massieu.inspection.finishing import finish
-from massieu.inspection.loading import DTYPES, load
-from massieu.inspection.parts import Identity, Part
+from massieu.corpus.document_counts import Counts, Overlap
+from massieu.inspection.partial_files import load_part
+from massieu.inspection.partial_result import Identity, Part
 from massieu.inspection.result import Inspection
+from massieu.inspection.tables import finish
+from massieu.models.loading import DTYPES, load
 
 __all__ = ["merge_runs"]
 
@@ -34,7 +34,7 @@ def merge_runs(runs: Sequence[str | Path], *, model: nn.Module | str | None = No
         runs: folders that ``massieu inspect --out`` wrote, or their ``part.safetensors``.
         model: the model, or a name of it; None for the embedded model. Another one that only the runs name is not
             loaded.
-        **loading: as in :func:`massieu.inspection.loading.load`.
+        **loading: as in :func:`massieu.models.loading.load`.
 
     Raises:
         ValueError: the runs are of different models or options, two of them have read the same text, or the model

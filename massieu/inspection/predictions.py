@@ -86,7 +86,7 @@ def predictions(heads: pandas.DataFrame, layers: pandas.DataFrame | None, facts:
 
 def tokens_per_dimension(layers: pandas.DataFrame | None, facts: dict[str, Any]) -> float:
     """Return the least number of tokens of a layer for each dimension in which it was measured; inf if unknown."""
-    from massieu.inspection.blocks import NARROW, WIDEST
+    from massieu.inspection.layer_statistics import NARROW, WIDEST
 
     hidden, counted = facts.get("model", {}).get("hidden"), known(layers, "tokens")["tokens"]
     if not isinstance(hidden, int) or counted.empty:

@@ -30,7 +30,7 @@ class Quantity:
         formula: how it is computed, as plain text.
         unit: "nats", "tokens" and so on; empty for a pure number.
         explanation: what a reader should think of.
-        scale: how colours follow the values.
+        scale: how colors follow the values.
         control: the column with the same measurement on a case where the effect must be absent.
         predicted: the value that the theory asks for.
         neutral: the value that means nothing happened; the middle of a diverging scale.
@@ -85,7 +85,7 @@ def _thermodynamics() -> Iterator[Quantity]:
         "normalized_entropy",
         "heads",
         group,
-        "Normalised entropy",
+        "Normalized entropy",
         "H / log N",
         "H / log N",
         "",
@@ -127,7 +127,7 @@ def _thermodynamics() -> Iterator[Quantity]:
         "log_normalizer",
         "heads",
         group,
-        "Log normaliser",
+        "Log normalizer",
         "log Z",
         "log Z = log Σ_j e^{s_j}",
         "nats",
@@ -317,7 +317,7 @@ def _places() -> Iterator[Quantity]:
         "I: k_{90}/N > 1/2;  II: > 1/8;  III: > 1/32;  IV: at most 1/32",
         "",
         "Ramsauer's classes: I averages over nearly everything, II over large, III over small groups of tokens, IV"
-        " picks single ones. A head that reads about as many tokens at every length moves towards class IV as texts get"
+        " picks single ones. A head that reads about as many tokens at every length moves toward class IV as texts get"
         " longer, so compare classes only at a similar length (class_length). No class is given where the rows are too"
         " short to tell the classes apart.",
         scale="class",
@@ -369,7 +369,7 @@ def _weights() -> Iterator[Quantity]:
         "cos(B, A)",
         "⟨B, A⟩ / (|B| |A|),  A = W_Q^⊤ W_K / √d_k,  B = W_O W_V",
         "",
-        "Attention climbs its own log normaliser only if what a head writes (B) follows what it reads (A). One is"
+        "Attention climbs its own log normalizer only if what a head writes (B) follows what it reads (A). One is"
         " exact ascent, minus one exact descent, random weights give zero.",
         scale="diverging",
         predicted=1.0,
@@ -520,11 +520,11 @@ def _distances() -> Iterator[Quantity]:
         "norm_contraction",
         "layers",
         group,
-        "Contraction by the normalisation",
+        "Contraction by the normalization",
         "|Δ norm(x)| / |Δx|",
         "median over pairs of |norm(x_i) − norm(x_j)| / |x_i − x_j|",
         "",
-        "What the layer normalisation does to distances. The theory pairs an expanding attention with a contracting"
+        "What the layer normalization does to distances. The theory pairs an expanding attention with a contracting"
         " norm (below one). The control gives each token the change that the norm makes to another one.",
         scale="diverging",
         control="norm_contraction_control",
@@ -534,7 +534,7 @@ def _distances() -> Iterator[Quantity]:
     for part, words in (
         ("attention", "the attention sublayer"),
         ("mlp", "the feed-forward sublayer"),
-        ("norm", "the normalisation"),
+        ("norm", "the normalization"),
     ):
         yield Quantity(
             f"log_volume_{part}",
@@ -761,7 +761,7 @@ def _theory() -> Iterator[Quantity]:
         "cos(a, ∇G)",
         "mean of cos(a_i, ∇ Σ_h log Z_h(x_i))",
         "",
-        "The angle between what attention adds and the direction in which the log normalisers rise fastest. One"
+        "The angle between what attention adds and the direction in which the log normalizers rise fastest. One"
         " would be gradient ascent; the control gives tokens each other's updates.",
         control="ascent_control",
         predicted=1.0,

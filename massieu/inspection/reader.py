@@ -14,18 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from massieu.checks import NotObservable, UserError
-from massieu.inspection.batches import Batch, given_batches
-from massieu.inspection.corpus.splits import Document
-from massieu.inspection.counts import Heard
-from massieu.inspection.evaluation import evaluating, moved, run_model
-from massieu.inspection.fingerprint import model_fingerprint, tokenizer_fingerprint
+from massieu.corpus.batching import Reading
+from massieu.corpus.document_counts import Heard
+from massieu.corpus.passages import Batch, given_batches
+from massieu.corpus.shards import Document
 from massieu.inspection.layers import LayerObserver
 from massieu.inspection.options import Options
-from massieu.inspection.parts import FEWEST_DOCUMENTS, Identity, Part
-from massieu.inspection.reading import Reading
+from massieu.inspection.partial_result import FEWEST_DOCUMENTS, Identity, Part
 from massieu.inspection.splits import Piece
+from massieu.models.evaluation import evaluating, moved, run_model
+from massieu.models.fingerprint import model_fingerprint, tokenizer_fingerprint
 from massieu.taps import tap
-from massieu.taps.ears import without_fast_path
+from massieu.taps.sources import without_fast_path
 
 __all__ = ["NotObservable", "Reader", "few_tokens", "read_split"]
 
@@ -41,7 +41,7 @@ def read_split(model: nn.Module, tokenizer: Any, split: Piece, options: Options 
 
     Example:
         >>> from massieu import assets
-        >>> from massieu.inspection.loading import load
+        >>> from massieu.models.loading import load
         >>> from massieu.inspection.splits import TextSplit
         >>> model, tokenizer, *_ = load(str(assets.MODEL))
         >>> part = read_split(model, tokenizer, TextSplit(("Call me Ishmael.",)), Options(experiments="heads"))

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 from massieu.checks import UserError, did_you_mean
 from massieu.inspection.findings import Finding, findings
 from massieu.inspection.predictions import Prediction, predictions
-from massieu.inspection.publishing import check_writable, verified, written_together
 from massieu.inspection.quantities import QUANTITIES, describe
-from massieu.inspection.spreadsheets import write_csv
+from massieu.outputs.folders import check_writable, verified, written_together
+from massieu.outputs.spreadsheets import write_csv
 
 if TYPE_CHECKING:
     import pandas
 
-    from massieu.inspection.parts import Part
+    from massieu.inspection.partial_result import Part
 
 __all__ = ["SCHEMA", "Inspection", "check_writable", "read_inspection", "records"]
 
@@ -140,8 +140,8 @@ class Inspection:
         return Path(folder) / "report.html"
 
     def _save_part(self, place: Path, most: float) -> bool:
-        from massieu.inspection.files import save_part
-        from massieu.inspection.packing import Unpackable
+        from massieu.accumulators.serialization import Unpackable
+        from massieu.inspection.partial_files import save_part
 
         if self.part is None:
             return False

@@ -13,17 +13,17 @@ from typing import Any, Literal, TypeVar
 from torch import nn
 
 from massieu.checks import UserError
+from massieu.corpus import Corpus, Document
+from massieu.corpus.batching import check_texts
 from massieu.engine import Checkpoint, Engine, Origin, engine_named
 from massieu.inspection.bars import Progress, progress_bar
-from massieu.inspection.corpus import Corpus, Document
-from massieu.inspection.finishing import finish
-from massieu.inspection.loading import load
 from massieu.inspection.options import Options
-from massieu.inspection.parts import FEWEST_DOCUMENTS
+from massieu.inspection.partial_result import FEWEST_DOCUMENTS
 from massieu.inspection.reader import NotObservable, Reader
-from massieu.inspection.reading import check_texts
 from massieu.inspection.result import Inspection
 from massieu.inspection.splits import TOGETHER, Piece, TextSplit, grouped, text_splits
+from massieu.inspection.tables import finish
+from massieu.models.loading import load
 
 __all__ = ["NotObservable", "inspect_model"]
 
@@ -72,7 +72,7 @@ def inspect_model(
     other, and passes of other threads do not count; a model that another thread trains meanwhile should be a copy.
 
     Args:
-        model: a model, or what :func:`massieu.inspection.loading.load` understands; None for the embedded one.
+        model: a model, or what :func:`massieu.models.loading.load` understands; None for the embedded one.
         texts: the documents: a list, anything that gives them one by one, or a :class:`~massieu.inspection.Corpus` of
             files; None for the embedded ones.
         tokenizer: of the model, if it is handed over as a module.
@@ -94,7 +94,7 @@ def inspect_model(
         checkpoint: a file that says how far the reading has come while it lasts; None for no such file. A
             :class:`~massieu.engine.Checkpoint` is left there at the end.
         resume: go on from that file, if it is there.
-        **loading: of :func:`massieu.inspection.loading.load`, for a model by name.
+        **loading: of :func:`massieu.models.loading.load`, for a model by name.
 
     Returns:
         An :class:`Inspection` with the tables ``heads``, ``layers`` and ``experiments``.

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from massieu.checks import UserError
-from massieu.inspection.batches import Batch, given_batches
-from massieu.inspection.evaluation import evaluating, moved, run_model
-from massieu.inspection.loading import load
+from massieu.corpus.batching import Reading, check_texts
+from massieu.corpus.passages import Batch, given_batches
 from massieu.inspection.options import Options
-from massieu.inspection.reading import Reading, check_texts
-from massieu.inspection.rows import num_atoms, scores_at
-from massieu.inspection.weights import TOLERANCE, HeadWeights, each_layer
 from massieu.margin import TokenSelection
+from massieu.models.evaluation import evaluating, moved, run_model
+from massieu.models.head_weights import TOLERANCE, HeadWeights, each_layer
+from massieu.models.loading import load
 from massieu.taps import AttentionCall, tap
+from massieu.taps.call_statistics import num_atoms, scores_at
 from massieu.taps.passes import in_this_thread
 
 __all__ = ["HeadRows", "each_sample", "head_rows", "some"]

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from massieu.checks import UserError
-from massieu.inspection.corpus.faults import Faults
-from massieu.inspection.corpus.splits import SPLIT_BYTES, Document, Split
+from massieu.corpus.bad_records import Faults
+from massieu.corpus.shards import SPLIT_BYTES, Document, Split
 
 __all__ = ["Group", "Piece", "TextSplit", "grouped", "text_hash", "text_splits"]
 
@@ -24,7 +24,7 @@ def text_hash(text: str) -> str:
 
 
 class Piece(Protocol):
-    """A piece of a text, such as :class:`~massieu.inspection.corpus.Split`; reading it again gives the same."""
+    """A piece of a text, such as :class:`~massieu.corpus.Split`; reading it again gives the same."""
 
     @property
     def key(self) -> str:
@@ -114,7 +114,7 @@ class Group:
 
 
 def grouped(splits: Iterable[Split], num_bytes: int = SPLIT_BYTES) -> Sequence[Group]:
-    """Neighbouring splits of a corpus together, as long as they hold no more than so many bytes.
+    """Neighboring splits of a corpus together, as long as they hold no more than so many bytes.
 
     Example:
         >>> small = [Split("", "texts", "memory", number, texts=("a b",)) for number in range(5)]

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from massieu.accumulators.moments import GROUPS, document_hash, shuffled, token_hash
 from massieu.checks import UserError
-from massieu.inspection.moments import GROUPS, document_hash, shuffled, token_hash
 
 __all__ = ["Tokens"]
 
 ORDERS = 2
-"""Random orders of a sequence whose neighbours are the pairs that are looked at."""
+"""Random orders of a sequence whose neighbors are the pairs that are looked at."""
 
 COMPARED = 64
 """Tokens of a sequence that are compared with each other to count groups."""

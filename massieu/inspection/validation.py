@@ -10,17 +10,17 @@ from typing import Any, get_origin, get_type_hints
 import torch
 from torch import Tensor
 
-from massieu.inspection.blocks import LayerStatistics, LayerSums
-from massieu.inspection.corpus.faults import Fault, Faults
-from massieu.inspection.counts import MODULUS, SKETCHED, Counts, Heard
+from massieu.accumulators.moments import HashSample, Moments, document_hash
+from massieu.accumulators.regression import Regression
+from massieu.accumulators.serialization import STATE
+from massieu.accumulators.streams import Extremes, Means
+from massieu.corpus.bad_records import Fault, Faults
+from massieu.corpus.document_counts import MODULUS, SKETCHED, Counts, Heard
 from massieu.inspection.heads import HeadStatistics, LayerOfHeads
+from massieu.inspection.layer_statistics import LayerStatistics, LayerSums
 from massieu.inspection.massive import MassiveSums
-from massieu.inspection.moments import HashSample, Moments, document_hash
-from massieu.inspection.packing import STATE
-from massieu.inspection.parts import Identity, Part
-from massieu.inspection.regression import Regression
-from massieu.inspection.sampling import KeptPassage, PassageSample
-from massieu.inspection.streams import Extremes, Means
+from massieu.inspection.partial_result import Identity, Part
+from massieu.inspection.sampled_passages import KeptPassage, PassageSample
 
 __all__ = ["Unsound", "check_part", "is_finite"]
 

@@ -263,10 +263,10 @@ def _add_slope(
         slopes.add_(constant)
     if offset is not None and linear is not None:
         # Atoms that are absent, or too light to matter, must not overflow the square.
-        centred = score.clamp_(min=-5000.0).sub_(offset).mul_(LN2)
-        slopes.addcmul_(centred, linear)
+        centered = score.clamp_(min=-5000.0).sub_(offset).mul_(LN2)
+        slopes.addcmul_(centered, linear)
         if quadratic is not None:
-            slopes.addcmul_(centred.square_(), quadratic)
+            slopes.addcmul_(centered.square_(), quadratic)
     if collision is not None:
         slopes.addcmul_(weight, collision)
 

@@ -63,10 +63,10 @@ def descend(
         steps: how many.
         start: weights, or a pair K, Q; a number draws independent normal entries of that scale. Zero if omitted, which
             factors cannot leave, so they need one.
-        parametrization: "W", or "KQ" for :math:`W = K Q^\top`, whose steps are normalised jointly.
+        parametrization: "W", or "KQ" for :math:`W = K Q^\top`, whose steps are normalized jointly.
         rank: of drawn factors; full if omitted.
         norm: of the max-margin solutions to compare with, "fro" or "nuc"; by default the one that vanishing
-            regularisation of the parametrization leads to, which is "nuc" for factors.
+            regularization of the parametrization leads to, which is "nuc" for factors.
         record: how many steps of each decade to measure, or the steps. The first and the last made always are.
         cap: length of the longest Polyak step.
         solution: to compare with as that of the best tokens, instead of the one of the problem.
@@ -79,7 +79,7 @@ def descend(
         progress: called with the step and their number at every measured step.
 
     Source:
-        The slides' GD, normalised GD and Polyak steps; that Polyak needs the loss of the tokens really selected was
+        The slides' GD, normalized GD and Polyak steps; that Polyak needs the loss of the tokens really selected was
         found here: with the global one, runs that settle elsewhere diverge.
 
     Example:

@@ -99,7 +99,7 @@ def finite_component(
         W_{fin} = \arg\min_{W \in S_{fin}} -\frac1n \sum_i \sum_{t \in O_i} p_{it} \log
         \mathrm{softmax}_{O_i}(X_i W z_i)_t
 
-    with :math:`O_i` the tokens that have mass. The minimiser is found by damped Newton steps in coordinates of an
+    with :math:`O_i` the tokens that have mass. The minimizer is found by damped Newton steps in coordinates of an
     orthonormal basis, which is held densely: rank x dim x query_dim numbers.
 
     Args:
@@ -213,7 +213,7 @@ def _basis(tokens: Tensor, queries: Tensor, inside: Tensor) -> Tensor:
 def _newton(
     features: Tensor, inside: Tensor, targets: Tensor, tolerance: float, steps: int
 ) -> tuple[Tensor, float, int]:
-    """Minimise the cross-entropy over the tied tokens; coordinates, norm of the gradient and steps made."""
+    """Minimize the cross-entropy over the tied tokens; coordinates, norm of the gradient and steps made."""
     coordinates = features.new_zeros(features.shape[-1])
     wanted = torch.einsum("nt,ntr->r", targets, features)
 
@@ -228,8 +228,8 @@ def _newton(
         size = float(gradient.norm()) / len(features)
         if size <= tolerance / 10 or made == steps:
             break
-        centred = features - mean[:, None]
-        hessian = torch.einsum("nt,ntr,ntq->rq", attention, centred, centred)
+        centered = features - mean[:, None]
+        hessian = torch.einsum("nt,ntr,ntq->rq", attention, centered, centered)
         # Far from the optimum the Hessian may be singular to rounding.
         hessian.diagonal().add_(1e-14 * hessian.diagonal().max())
         move = torch.linalg.solve(hessian, gradient)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from massieu.margin.border import floats, sized, whole_numbers
-from massieu.margin.least import checked_tolerance, least_norm, sentence
+from massieu.margin.minimum_norm import checked_tolerance, least_norm, sentence
 from massieu.margin.program import Program, scipy_module
 
 __all__ = ["GraphMargin", "TokenGraph", "graph_margin", "token_graph"]

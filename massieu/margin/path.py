@@ -1,4 +1,4 @@
-"""Where training can go: minimisers at growing radius, selections that hold descent, and the starts that lead there."""
+"""Where training can go: minimizers at growing radius, selections that hold descent, and the starts that lead there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from massieu.margin.descent import Method, descend
 from massieu.margin.gradients import Landscape, misalignment, size_of
-from massieu.margin.least import rounded_up
+from massieu.margin.minimum_norm import rounded_up
 from massieu.margin.problem import TokenSelection
 from massieu.margin.program import Floats, one_thread, scipy_module
 from massieu.margin.solver import MaxMargin, max_margin
@@ -83,11 +83,11 @@ def regularization_path(
     generator: torch.Generator | int = 0,
     steps: int = 2000,
 ) -> RegularizationPath:
-    r"""Minimise the loss over weights of given norms.
+    r"""Minimize the loss over weights of given norms.
 
     .. math:: W_R = \arg\min_{\|W\|_F = R} \log(L(W) - L^*)
 
-    by L-BFGS over directions, from random starts, the max-margin direction and the minimiser of the last radius; the
+    by L-BFGS over directions, from random starts, the max-margin direction and the minimizer of the last radius; the
     least is kept, and nothing proves that it is the global one. On the sphere, not in the ball: at small radii the
     least loss of the ball may be inside. At radii below 1e-4 of the norm of the max-margin solution, where losses
     differ by rounding, directions opposite to the gradient are iterated instead, which is a contraction there.
@@ -100,7 +100,7 @@ def regularization_path(
         steps: of L-BFGS at most, for each start.
 
     Source:
-        Ataee Tarzanagh et al. 2023: the direction of the minimiser tends to the max-margin one.
+        Ataee Tarzanagh et al. 2023: the direction of the minimizer tends to the max-margin one.
 
     Example:
         >>> problem = massieu.margin.random_problem(3, 3, 6, kind="equal")
@@ -127,7 +127,7 @@ def regularization_path(
         drawn = torch.randn(starts, *problem.shape, generator=draw, dtype=torch.float64)
         with one_thread():
             ends = [
-                _minimised(landscape, start, radius, solution, steps) for start in (solution.weights, found, *drawn)
+                _minimized(landscape, start, radius, solution, steps) for start in (solution.weights, found, *drawn)
             ]
         least, found, converged = min(ends, key=lambda end: end[0])
         kept.append(found)
@@ -149,7 +149,7 @@ def regularization_path(
 
 
 def path_bound(problem: TokenSelection, radius: float, solution: MaxMargin | None = None) -> float:
-    r"""How far from the max-margin direction a minimiser of given norm can be, as one minus the correlation.
+    r"""How far from the max-margin direction a minimizer of given norm can be, as one minus the correlation.
 
     .. math:: 1 - \mathrm{corr}(W_R, W_{mm}) \le \frac{\|W_{mm}\|}{R}
         \log \frac{2 n (T - 1)\, b\, \Delta_{max}}{a\, \Delta_{min}}
@@ -240,7 +240,7 @@ def selections_reached(
     steps: int = 1000,
     generator: torch.Generator | int = 0,
 ) -> pandas.DataFrame:
-    """Which selection descent reaches from which start: the cones of initialisation, sampled.
+    """Which selection descent reaches from which start: the cones of initialization, sampled.
 
     Args:
         problem: one with scores or a head.
@@ -320,7 +320,7 @@ def _feasible(problem: TokenSelection) -> MaxMargin:
     return solution
 
 
-def _minimised(
+def _minimized(
     landscape: Landscape, start: Tensor, radius: float, solution: MaxMargin, steps: int
 ) -> tuple[float, Tensor, bool]:
     """The least log loss gap on the sphere that one start leads to, its weights, and whether it is stationary there."""

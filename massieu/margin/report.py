@@ -179,8 +179,8 @@ def span_projection(problem: TokenSelection) -> Callable[[Tensor], Tensor]:
         True
     """
     queries, present = problem.queries, problem.present
-    centred = (problem.tokens - _mean(problem)[:, None]) * present[..., None]
-    _, sizes, vectors = torch.linalg.svd(centred, full_matrices=False)
+    centered = (problem.tokens - _mean(problem)[:, None]) * present[..., None]
+    _, sizes, vectors = torch.linalg.svd(centered, full_matrices=False)
     # Directions that rounding alone holds are none.
     kept = sizes > 1e-10 * sizes[:, :1]
     basis = vectors * kept[..., None]

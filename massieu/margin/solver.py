@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from massieu.margin.least import checked_tolerance, least_norm, sentence
+from massieu.margin.minimum_norm import checked_tolerance, least_norm, sentence
 from massieu.margin.problem import TokenSelection
 from massieu.margin.program import Program, Solved
 
@@ -93,7 +93,7 @@ class MaxMargin:
 
     @property
     def direction(self) -> Tensor:
-        """The weights over their norm, the one that was minimised; zero where nothing was asked."""
+        """The weights over their norm, the one that was minimized; zero where nothing was asked."""
         size = torch.linalg.matrix_norm(self.weights, self.norm)
         return self.weights / size if size > 0 else self.weights
 

@@ -36,7 +36,7 @@ class Trajectory:
         history: one row for each measured step. ``step``; ``norm`` of the weights, Frobenius; ``loss``; ``loss_gap``
             above the tokens of highest logit at that step (above their entropy for targets), which may be negative, and
             ``log_loss_gap``, which does not underflow; ``margin`` of the tokens selected in the end, or of those with
-            mass in the targets, over the norm that the max-margin solutions minimise; ``misalignment_selected`` and
+            mass in the targets, over the norm that the max-margin solutions minimize; ``misalignment_selected`` and
             ``misalignment_best`` with the max-margin direction of the tokens selected in the end and of the best ones,
             to full precision, and both as ``correlation_``; ``correlation_bound``, the proven lower bound of
             ``correlation_selected`` (nan where the margin is not positive); ``tokens``, exp(entropy) of the attention

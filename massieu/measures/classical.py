@@ -194,7 +194,7 @@ class Poisson(Measure):
 
 
 class Laplace(Measure):
-    r"""The Laplace density with scale :math:`b`, centred at zero, in each coordinate.
+    r"""The Laplace density with scale :math:`b`, centered at zero, in each coordinate.
 
     .. math:: h(x) = \prod_i \frac{e^{-|x_i| / b_i}}{2 b_i}, \qquad
               G(\eta) = -\sum_i \log(1 - b_i^2 \eta_i^2), \qquad

@@ -53,9 +53,9 @@ class Mixture(Measure):
     def fisher(self, natural: Tensor) -> Tensor:
         natural = self.expect(natural)
         share, means = self._components(natural)
-        centred = means - torch.einsum("...qn,...qnd->...qd", share, means)[..., None, :]
+        centered = means - torch.einsum("...qn,...qnd->...qd", share, means)[..., None, :]
         within = torch.stack([measure.fisher(natural) for measure in self.measures], -3)
-        return (share[..., None, None] * within).sum(-3) + (share[..., None] * centred).mT @ centred
+        return (share[..., None, None] * within).sum(-3) + (share[..., None] * centered).mT @ centered
 
     def remainder(self, natural: Tensor, step: Tensor) -> Tensor:
         natural = self.expect(natural)

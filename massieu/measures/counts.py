@@ -92,7 +92,7 @@ class DirichletMultinomial(Measure):
               G(\eta) = \sum_{j=0}^{n-1} \log \sum_k e^{\eta_k} \frac{\alpha_k + m_k^{(j)}}{A + j}
 
     with :math:`A = \sum_k \alpha_k` and :math:`m^{(j)}` the mean for j draws. It is the urn of Polya with every
-    colour boosted by :math:`e^{\eta_k}` and its content replaced by the expected one:
+    color boosted by :math:`e^{\eta_k}` and its content replaced by the expected one:
 
     .. math:: m_k^{(j+1)} = (j + 1) \frac{e^{\eta_k} (\alpha_k + m_k^{(j)})}{\sum_l e^{\eta_l} (\alpha_l + m_l^{(j)})}
 

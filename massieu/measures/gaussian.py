@@ -114,9 +114,9 @@ class GaussianMixture(Measure):
 
     def fisher(self, natural: Tensor) -> Tensor:
         share, means = self._components(natural)
-        centred = means - torch.einsum("...qn,...qnd->...qd", share, means)[..., None, :]
+        centered = means - torch.einsum("...qn,...qnd->...qd", share, means)[..., None, :]
         within = torch.einsum("...qn,nde->...qde", share, self.covariances.to(natural))
-        return within + (share[..., None] * centred).mT @ centred
+        return within + (share[..., None] * centered).mT @ centered
 
     def remainder(self, natural: Tensor, step: Tensor) -> Tensor:
         r"""Within the components :math:`\tfrac12 \delta^\top \Sigma_n \delta`, and between them as for points."""

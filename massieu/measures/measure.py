@@ -42,7 +42,7 @@ class Measure(abc.ABC):
 
     Source:
         "A Probabilistic Interpretation of Transformers", eq. 1 to 6. Three of its statements are corrected
-        here: :math:`\nabla^2 G` is the *centred* second moment, :math:`G^* = -H - E[\log h]` (the printed
+        here: :math:`\nabla^2 G` is the *centered* second moment, :math:`G^* = -H - E[\log h]` (the printed
         parenthesis changes the sign of the last term), and the Bregman divergence of :math:`G` is the
         Kullback-Leibler divergence with its arguments *exchanged*.
 

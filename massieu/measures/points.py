@@ -13,7 +13,7 @@ from massieu.statistics import attend, probabilities, row_statistics
 
 __all__ = ["Points"]
 
-# Centred supports are built for this many numbers at a time when a Fisher matrix is taken.
+# Centered supports are built for this many numbers at a time when a Fisher matrix is taken.
 FISHER_NUMBERS = 1 << 24
 
 
@@ -71,9 +71,9 @@ class Points(Measure):
         rows = max(1, FISHER_NUMBERS // (batch * support.shape[-2] * self.dim))
         blocks = []
         for m, p in zip(mean.split(rows, -2), weight.split(rows, -2), strict=True):
-            # Centred on the mean of each query: a sharp row has a variance far below its second moment.
-            centred = support[..., None, :, :] - m[..., :, None, :]
-            blocks.append((p[..., None] * centred).mT @ centred)
+            # Centered on the mean of each query: a sharp row has a variance far below its second moment.
+            centered = support[..., None, :, :] - m[..., :, None, :]
+            blocks.append((p[..., None] * centered).mT @ centered)
         return torch.cat(blocks, -3)
 
     def remainder(self, natural: Tensor, step: Tensor) -> Tensor:
@@ -130,11 +130,11 @@ class Points(Measure):
         else:
             present = (self.log_weight > -torch.inf).double().unsqueeze(-1)
             present = present.expand(*present.shape[:-2], support.shape[-2], 1)
-        centre = (present * support).sum(-2, keepdim=True) / present.sum(-2, keepdim=True)
+        center = (present * support).sum(-2, keepdim=True) / present.sum(-2, keepdim=True)
         # Coordinates of very different scale are no less independent, and each rounds in proportion to its own size.
         size = support.abs().amax(-2, keepdim=True)
         size = torch.where(size > 0, size, 1.0)
-        _, spread, axes = torch.linalg.svd(present * (support - centre) / size, full_matrices=False)
+        _, spread, axes = torch.linalg.svd(present * (support - center) / size, full_matrices=False)
         floor = max(support.shape[-2:]) * torch.finfo(support.dtype).eps
         kept = spread > floor * spread[..., :1].clamp(min=1.0)
         return row_space(kept[..., None] * axes * size, kept.sum(-1, keepdim=True))

@@ -15,7 +15,7 @@ __all__ = ["Ball", "Box", "Sphere"]
 
 
 class Sphere(Measure):
-    r"""The surface measure of the unit sphere in :math:`\mathbb R^D`: attention over normalised keys.
+    r"""The surface measure of the unit sphere in :math:`\mathbb R^D`: attention over normalized keys.
 
     .. math:: G(\eta) = \tfrac D2 \log 2\pi + \log \frac{I_\nu(\kappa)}{\kappa^\nu}, \qquad
               m(\eta) = \frac{I_{\nu+1}(\kappa)}{I_\nu(\kappa)} \frac{\eta}{\kappa}, \qquad
@@ -214,7 +214,7 @@ class Box(Measure):
         """Exact draws, each axis by its inverse distribution function, ``(count, ..., queries, dim)``."""
         eta, width = self.scale(natural)
         uniform = torch.rand(count, *eta.shape, dtype=eta.dtype, device=eta.device, generator=generator)
-        # Distance from the favoured face, as a share of the edge: exponential, cut off at one.
+        # Distance from the favored face, as a share of the edge: exponential, cut off at one.
         rate = 2 * width * eta.abs()
         share = torch.where(rate > 0, -torch.log1p(uniform * torch.expm1(-rate)) / rate, uniform)
         draws = width * (1 - 2 * share)

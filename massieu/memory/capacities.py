@@ -239,10 +239,10 @@ def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> tu
         raise ValueError(f"confidence must lie between 0 and 1, got {confidence}; 0.95 is common")
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
     rate, weight = successes / trials, z * z / trials
-    centre = (rate + weight / 2) / (1 + weight)
+    center = (rate + weight / 2) / (1 + weight)
     half = math.sqrt(rate * (1 - rate) * weight + weight * weight / 4) / (1 + weight)
-    low = 0.0 if successes == 0 else max(0.0, centre - half)
-    return low, 1.0 if successes == trials else min(1.0, centre + half)
+    low = 0.0 if successes == 0 else max(0.0, center - half)
+    return low, 1.0 if successes == trials else min(1.0, center + half)
 
 
 def _build(kind: str, patterns: Tensor, *, power: int, rectified: bool, diagonal: bool, rule: Any) -> Polar:

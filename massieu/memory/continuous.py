@@ -148,11 +148,11 @@ class Continuous(Soft):
     def _growth(self, rows: Tensor, held: Tensor | None, **conditions: Tensor) -> Tensor:
         wide = rows.double()
         beta, weights = self._temperature(wide, conditions), self._weights(wide, conditions)
-        query, centre = wide * beta, self.patterns.mean(0).double()
+        query, center = wide * beta, self.patterns.mean(0).double()
         log_normalizer, moments = wide.new_full((len(rows),), -torch.inf), wide.new_zeros(len(rows), self.dim + 1)
         for tile, patterns in self._tiles(query, weights):
-            centred = patterns - centre
-            value = torch.cat([centred, centred.square().sum(-1, keepdim=True)], -1)
+            centered = patterns - center
+            value = torch.cat([centered, centered.square().sum(-1, keepdim=True)], -1)
             own = None if weights is None else weights[..., tile]
             output, statistics = attend(query, patterns, value, own, scale=1.0, statistics="light")
             assert statistics is not None
@@ -167,7 +167,7 @@ class Continuous(Soft):
         growth = spread * beta
         for row in (growth > 0.99).nonzero()[:, 0].tolist():
             own = weights if weights is None or weights.dim() == 1 else weights[row]
-            jacobian = beta[row] * self._covariance(query[row], log_normalizer[row], centre + mean[row], own)
+            jacobian = beta[row] * self._covariance(query[row], log_normalizer[row], center + mean[row], own)
             growth[row] = largest_eigenvalue(jacobian[None], None if held is None else held[row : row + 1])[0]
         return growth
 
@@ -177,8 +177,8 @@ class Continuous(Soft):
         for tile, patterns in self._tiles(query, weights):
             scores = patterns @ query - log_normalizer
             weight = (scores if weights is None else scores + weights[tile]).exp()
-            centred = patterns - mean
-            covariance += (weight[:, None] * centred).T @ centred
+            centered = patterns - mean
+            covariance += (weight[:, None] * centered).T @ centered
         return covariance
 
     def _tiles(self, query: Tensor, weights: Tensor | None) -> Iterator[tuple[slice, Tensor]]:

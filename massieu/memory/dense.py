@@ -82,7 +82,7 @@ class Dense(Separable):
     affected.
 
     Source:
-        Krotov and Hopfield 2016, eq. 3 and 4, for the flip rule. The gradient rule minimises the linearised energy.
+        Krotov and Hopfield 2016, eq. 3 and 4, for the flip rule. The gradient rule minimizes the linearized energy.
 
     Example:
         >>> corners = torch.tensor([[1.0, 1, 1, 1, 1, 1], [1, 1, 1, -1, -1, -1], [-1, 1, -1, 1, -1, 1]])

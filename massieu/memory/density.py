@@ -15,7 +15,7 @@ __all__ = ["denoise", "log_density"]
 
 
 def log_density(memory: Memory, state: Tensor) -> Tensor:
-    r"""Logarithm of :math:`e^{-\beta E(\xi)}`, normalised: a mixture of Gaussians of variance :math:`1/\beta`.
+    r"""Logarithm of :math:`e^{-\beta E(\xi)}`, normalized: a mixture of Gaussians of variance :math:`1/\beta`.
 
     .. math:: p(\xi) = \sum_j \pi_j\, \mathcal N(\xi;\, x_j, I/\beta), \qquad \pi_j \propto w_j e^{\beta |x_j|^2 / 2}
 

@@ -97,7 +97,7 @@ class Kernel(Soft):
     ) -> Retrieval:
         """As :meth:`Memory.retrieve`; ``observed`` is boolean and broadcasts to the state.
 
-        Observed coordinates move like the others, towards the patterns; ``clamp=observed`` holds them.
+        Observed coordinates move like the others, toward the patterns; ``clamp=observed`` holds them.
         """
         return self._settle(*self._arrange_observed(state, observed), steps, tolerance, clamp)
 

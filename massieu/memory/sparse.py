@@ -99,8 +99,8 @@ class Sparse(Soft):
             for row in ((weight > 0).sum(-1) > 1).nonzero()[:, 0].tolist():
                 kept = weight[row] > 0
                 share, atoms = weight[row, kept, None] ** (2 - self.alpha), patterns[kept]
-                centred = atoms - (share * atoms).sum(0) / share.sum()
-                jacobian = (share * centred).T @ centred
+                centered = atoms - (share * atoms).sum(0) / share.sum()
+                jacobian = (share * centered).T @ centered
                 found[row] = largest_eigenvalue(jacobian[None], None if held is None else held[chunk][row][None])[0]
             return found * beta[chunk]
 

@@ -19,7 +19,7 @@ STEPS = 60
 def entmax(scores: Tensor, alpha: float) -> Tensor:
     r"""Weights :math:`p_j = [(\alpha - 1) z_j - \tau]_+^{1/(\alpha - 1)}` that sum to one.
 
-    They maximise :math:`p \cdot z + H_\alpha(p)` with :math:`H_\alpha` the entropy of Tsallis
+    They maximize :math:`p \cdot z + H_\alpha(p)` with :math:`H_\alpha` the entropy of Tsallis
     (:func:`tsallis_entropy`). At alpha 1 this is softmax, at 2 sparsemax. All weight is on one entry if and only if
     it leads by :math:`1/(\alpha - 1)`. Alpha 1.5 and 2 are exact by sorting, others are found by iteration; derivatives
     are those of the closed form.

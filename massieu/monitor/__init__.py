@@ -11,7 +11,7 @@ from massieu.monitor.quantities import WATCHED
 from massieu.monitor.reading import Flag, Place, Reading
 from massieu.monitor.regularizers import Collected, collect, entropy_floor, logit_bound, z_loss
 from massieu.monitor.sinks import open_sink
-from massieu.monitor.watching import Watch, watch
+from massieu.monitor.watch_session import Watch, watch
 
 if TYPE_CHECKING:
     from massieu.monitor.runs import Run, alarms, training_run

@@ -8,8 +8,8 @@ import sys
 from torch import distributed as dist
 
 from massieu.checks import visible
+from massieu.monitor.display import where
 from massieu.monitor.reading import Flag, Reading
-from massieu.monitor.showing import where
 
 __all__ = ["Console"]
 

@@ -13,8 +13,8 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from massieu.monitor.flags import RULES, Rule
-from massieu.monitor.tallies import Tally
-from massieu.monitor.watching import Watch, refuse_copies
+from massieu.monitor.sums import Tally
+from massieu.monitor.watch_session import Watch, refuse_copies
 
 __all__ = ["merge_processes", "unwrap", "watch_distributed"]
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from massieu.checks import MissingPackageError, UserError
 from massieu.monitor.distributed import watch_distributed
 from massieu.monitor.flags import RULES, Rule
+from massieu.monitor.messages import tell
 from massieu.monitor.sinks import Tool
-from massieu.monitor.telling import tell
-from massieu.monitor.watching import Watch
+from massieu.monitor.watch_session import Watch
 from massieu.taps.structure import attention_modules
 
 __all__ = ["WatchCallback"]

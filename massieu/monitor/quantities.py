@@ -46,7 +46,7 @@ _OWN = (
         "max cos",
         "largest over other heads h′ of the layer of cos(p_h − u, p_h′ − u),  p without the first token, u uniform",
         "",
-        "How much the attention of a head departs from uniform in the same way as that of its most similar neighbour,"
+        "How much the attention of a head departs from uniform in the same way as that of its most similar neighbor,"
         " over sampled rows. The first token is left out, where idle heads park their attention. One is a copy.",
     ),
     Quantity(

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from massieu.checks import UserError
-from massieu.inspection.rows import call_statistics, num_atoms, scores_at
 from massieu.statistics import RowStatistics
 from massieu.taps import AttentionCall, tap
+from massieu.taps.call_statistics import call_statistics, num_atoms, scores_at
 
 __all__ = ["Collected", "collect", "entropy_floor", "logit_bound", "z_loss"]
 

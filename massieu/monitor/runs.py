@@ -24,7 +24,7 @@ from massieu.checks import MissingPackageError, UserError, pip_install
 from massieu.monitor.flags import RULES, Rule
 from massieu.monitor.reading import Flag, Reading
 from massieu.monitor.regularizers import Collected, collect
-from massieu.monitor.watching import watch
+from massieu.monitor.watch_session import watch
 from massieu.nn import Transformer
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Run:
 
     @property
     def table(self) -> pandas.DataFrame:
-        """A row for each step: loss, normalised entropy of the median head where it is smallest, largest score."""
+        """A row for each step: loss, normalized entropy of the median head where it is smallest, largest score."""
         try:
             import pandas
         except ModuleNotFoundError:
@@ -127,10 +127,10 @@ def training_run(
     ``"stable"``
         The recipe of the embedded model, made small: it learns, and nothing is flagged.
     ``"unstable"``
-        High learning rates, most of all for queries and keys, no warm-up, no normalisation. Scores grow until every
+        High learning rates, most of all for queries and keys, no warm-up, no normalization. Scores grow until every
         head looks at single tokens; then the loss diverges. A floor under the entropy prevents it.
     ``"exploding"``
-        One learning rate for all matrices, 32 times as high, no warm-up, no normalisation. The hidden states grow
+        One learning rate for all matrices, 32 times as high, no warm-up, no normalization. The hidden states grow
         while attention stays diffuse: no flag announces it, and a penalty on attention does not help.
 
     A run ends early at the step whose loss exceeds twice its minimum so far, or is not finite.

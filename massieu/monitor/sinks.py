@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from massieu.checks import MissingPackageError, UserError
+from massieu.monitor.display import sentences
 from massieu.monitor.flags import worst
-from massieu.monitor.lines import Lines
+from massieu.monitor.line_file import Lines
+from massieu.monitor.messages import cause, tell
 from massieu.monitor.reading import Reading
-from massieu.monitor.showing import sentences
-from massieu.monitor.telling import cause, tell
 
 __all__ = ["CsvLog", "JsonLines", "Scalars", "Sink", "Tool", "open_sink", "short_series", "tensorboard_in"]
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
-from massieu.monitor.telling import tell
+from massieu.monitor.messages import tell
 from massieu.taps.structure import attention_modules
 
 __all__ = ["Steps", "Updates"]

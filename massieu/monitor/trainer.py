@@ -16,7 +16,7 @@ from massieu.monitor.distributed import watch_distributed
 from massieu.monitor.flags import RULES, Rule
 from massieu.monitor.reading import Reading
 from massieu.monitor.sinks import Tool, tensorboard_in
-from massieu.monitor.watching import Watch
+from massieu.monitor.watch_session import Watch
 
 __all__ = ["WatchCallback"]
 

@@ -1,4 +1,4 @@
-"""Linear attention: the weights are inner products, and no softmax normalises them."""
+"""Linear attention: the weights are inner products, and no softmax normalizes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Normalisations between sublayers, of one token or of the whole cloud of tokens."""
+"""Normalizations between sublayers, of one token or of the whole cloud of tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Norm = Literal["layer", "rms", "zca"]
 
 
 class Renormalization(nn.Module):
-    r"""Centre and whiten the tokens of each sequence as a cloud, by the symmetric root of their covariance (ZCA).
+    r"""Center and whiten the tokens of each sequence as a cloud, by the symmetric root of their covariance (ZCA).
 
     .. math:: x_i \mapsto b + g \odot (C + \epsilon I)^{-1/2} (x_i - \bar x), \qquad
               C = \tfrac1n \sum_i (x_i - \bar x)(x_i - \bar x)^\top
@@ -61,7 +61,7 @@ class Renormalization(nn.Module):
         return f"{self.dim}, eps={self.eps}"
 
     def forward(self, x: Tensor, lengths: Tensor | int | None = None) -> Tensor:
-        """Renormalise each sequence.
+        """Renormalize each sequence.
 
         Args:
             x: shape ``(batch, tokens, dim)``.
@@ -77,11 +77,11 @@ class Renormalization(nn.Module):
         count = torch.as_tensor(x.shape[1] if lengths is None else lengths, device=x.device).reshape(-1, 1, 1)
         outside = torch.arange(x.shape[1], device=x.device)[:, None] >= count
         count = count.clamp_min(1)
-        centred = wide - wide.masked_fill(outside, 0.0).sum(1, keepdim=True) / count
-        cloud = centred.masked_fill(outside, 0.0)
+        centered = wide - wide.masked_fill(outside, 0.0).sum(1, keepdim=True) / count
+        cloud = centered.masked_fill(outside, 0.0)
         covariance = torch.einsum("bnd,bne->bde", cloud, cloud) / count
         root: Tensor = call_eagerly(_InverseRoot.apply, covariance, self.eps)[0]
-        white = torch.einsum("bnd,bde->bne", centred, root).to(x.dtype)
+        white = torch.einsum("bnd,bde->bne", centered, root).to(x.dtype)
         if self.weight is None or self.bias is None:
             return white
         return self.bias + self.weight * white

@@ -28,7 +28,7 @@ def rotate(x: Tensor, offset: int = 0, *, base: float = 10000.0, inverse: bool =
 
     Source:
         Su et al. 2021. The planes pair the first half of the coordinates with the second, as Llama does; the
-        paper pairs neighbours, which is the same map after a permutation of the coordinates.
+        paper pairs neighbors, which is the same map after a permutation of the coordinates.
 
     Example:
         >>> x = torch.randn(5, 4, dtype=torch.float64)

@@ -30,7 +30,7 @@ def bigbird_edges(width: int, num_global: int, num_random: int, seed: int, block
 
 
 def regular_edges(degree: int, seed: int, length: int) -> Edges:
-    """A random graph of which every token has the same number of neighbours, and self-loops."""
+    """A random graph of which every token has the same number of neighbors, and self-loops."""
     if degree >= length - 1:
         return Edges.where(length, lambda query, atom: query + atom >= 0)
     if degree % 2 and length % 2:
@@ -53,7 +53,7 @@ def regular_edges(degree: int, seed: int, length: int) -> Edges:
 
 
 def _circle(degree: int, length: int) -> tuple[NDArray[np.bool_], list[tuple[int, int]]]:
-    """Neighbours on a circle up to half the degree, and the opposite token if the degree is odd."""
+    """Neighbors on a circle up to half the degree, and the opposite token if the degree is odd."""
     steps = [*range(1, degree // 2 + 1), *([length // 2] if degree % 2 else [])]
     ends = {(min(i, (i + step) % length), max(i, (i + step) % length)): None for step in steps for i in range(length)}
     mask = np.zeros((length, length), dtype=bool)

@@ -101,7 +101,7 @@ def star(hub: int = 0, *, causal: bool = False) -> Pattern:
 
 
 def ring(*, causal: bool = False) -> Pattern:
-    """Both neighbours, first and last token being neighbours too.
+    """Both neighbors, first and last token being neighbors too.
 
     Example:
         >>> ring().connections(256)
@@ -237,7 +237,7 @@ def powers_of_two(*, causal: bool = False) -> Pattern:
 def random_regular(degree: int, seed: int = 0, *, causal: bool = False) -> Pattern:
     """A random graph in which every token sees ``degree`` others, which see it.
 
-    It starts as a circle in which neighbours up to half the degree see each other, and pairs of edges swap their ends
+    It starts as a circle in which neighbors up to half the degree see each other, and pairs of edges swap their ends
     at random, which keeps every degree. Where there are no more than ``degree`` others, all are seen.
 
     Example:

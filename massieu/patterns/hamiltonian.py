@@ -233,7 +233,7 @@ def _greedy(sees: Sequence[int], seen: Sequence[int], generator: np.random.Gener
 
 
 def _rotate(sees: Sequence[int], seen: Sequence[int], generator: np.random.Generator) -> list[int] | None:
-    """Along connections that go both ways; where it is stuck, the end of the path behind a neighbour is reversed."""
+    """Along connections that go both ways; where it is stuck, the end of the path behind a neighbor is reversed."""
     both = [first & second & ~(1 << token) for token, (first, second) in enumerate(zip(sees, seen, strict=True))]
     length = len(both)
     path = np.zeros(length, dtype=np.int64)

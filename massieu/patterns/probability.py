@@ -121,12 +121,12 @@ def _least_share(function: Callable[[Tensor], Tensor], scores: Tensor, best: Ten
         got = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
         raise ValueError(
             f"probability_map must return weights of the shape of its scores, {tuple(scores.shape)}, got {got};"
-            " normalise over the last axis"
+            " normalize over the last axis"
         )
     total, least = float(weights.sum(-1).nan_to_num(0.0).max()), float(weights.nan_to_num(0.0).min())
     if total > 1 + 1e-6 or least < -1e-6:
         raise ValueError(
             f"probability_map must return weights of at least 0 with a sum of at most 1, got {least:.2g} and"
-            f" {total:.2g}; normalise over the last axis"
+            f" {total:.2g}; normalize over the last axis"
         )
     return float(weights.gather(-1, best[:, None]).nan_to_num(0.0).min())

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from markupsafe import Markup, escape
 
-from massieu.report import colours
+from massieu.plotting import colors
 
 __all__ = ["Line", "chart", "cloud", "matrix_map"]
 
@@ -30,7 +30,7 @@ class Line:
         strong: drawn thick, before the eyes of the reader; others are thin.
         dashed: for what was measured at few places.
         notes: said of each point, such as its error.
-        colour: number of its colour, so that two charts can give one name the same; 0 is that of the text. Its place
+        color: number of its color, so that two charts can give one name the same; 0 is that of the text. Its place
             in the chart by default.
     """
 
@@ -40,7 +40,7 @@ class Line:
     strong: bool = False
     dashed: bool = False
     notes: Sequence[str] = field(default_factory=tuple)
-    colour: int | None = None
+    color: int | None = None
 
 
 def chart(
@@ -54,7 +54,7 @@ def chart(
     """Lines with a legend of buttons; without scripts all of them are seen.
 
     Args:
-        lines: the most important first, which has the colour of the text.
+        lines: the most important first, which has the color of the text.
         x_label: below the axis.
         y_label: above the axis.
         log_y: a logarithmic axis, without the values that are not positive.
@@ -110,7 +110,7 @@ def cloud(x: Sequence[float], y: Sequence[float], x_label: str, y_label: str) ->
 
 def matrix_map(matrix: Sequence[Sequence[float]], largest: float, title: str) -> Markup:
     """A matrix as squares, blue above zero and orange below, with its numbers where there is room for them."""
-    scales = colours.diverging(), colours.diverging(True)
+    scales = colors.diverging(), colors.diverging(True)
     parts = []
     for row, values in enumerate(matrix):
         for column, value in enumerate(values):
@@ -154,14 +154,14 @@ def _button(line: Line, number: int) -> str:
 
 def _attributes(line: Line, number: int) -> str:
     kind = " ".join(["series", *(["strong"] if line.strong else []), *(["dashed"] if line.dashed else [])])
-    colour = _colour(number if line.colour is None else line.colour)
-    return f'class="{kind}" data-line="{number}" style="{colour}"'
+    color = _color(number if line.color is None else line.color)
+    return f'class="{kind}" data-line="{number}" style="{color}"'
 
 
-def _colour(number: int) -> str:
+def _color(number: int) -> str:
     if not number:
         return "--light:var(--ink);--dark:var(--ink)"
-    light, dark = (scale[(number - 1) % len(scale)] for scale in (colours.lines(), colours.lines(True)))
+    light, dark = (scale[(number - 1) % len(scale)] for scale in (colors.lines(), colors.lines(True)))
     return f"--light:{light};--dark:{dark}"
 
 
@@ -203,6 +203,6 @@ def _log_ticks(low: float, high: float) -> list[float]:
     return [tick for tick in ticks if low <= tick <= high]
 
 
-def _ink_on(colour: str) -> str:
-    red, green, blue = (int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5))
+def _ink_on(color: str) -> str:
+    red, green, blue = (int(color[start : start + 2], 16) / 255 for start in (1, 3, 5))
     return "#15171b" if 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2 > 0.2 else "#ffffff"

@@ -133,7 +133,7 @@ def _cosines(rows: Sequence[Mapping[str, Any]], best: str | None, names: Sequenc
             [row["cosine"] for row in own],
             strong=name in (*STRONG, best),
             notes=[f", least {brief(row['least_cosine'])}" for row in own],
-            colour=names.index(name),
+            color=names.index(name),
         )
         for name, own in _by_predictor(rows).items()
     ]

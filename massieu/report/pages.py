@@ -13,7 +13,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from massieu.checks import UserError
-from massieu.report import changes, colours, theory
+from massieu.plotting import colors
+from massieu.report import changes, theory
 from massieu.report.formula import typeset
 from massieu.report.reference import reference, usual
 from massieu.report.scales import color_limits, row_length
@@ -75,9 +76,9 @@ def _page(template: str, inspections: Sequence[Document], **values: Any) -> str:
         "quantities": {name: _for_scripts(facts) for name, facts in quantities.items()},
         "limits": {name: _limits(name, facts, runs) for name, facts in quantities.items() if facts["table"] == "heads"},
         "findings": [dict(found) for run in inspections[:1] for found in run.get("findings", [])],
-        "colours": {
+        "colors": {
             scale.__name__: [scale(), scale(True)]
-            for scale in (colours.sequential, colours.diverging, colours.classes, colours.lines)
+            for scale in (colors.sequential, colors.diverging, colors.classes, colors.lines)
         },
     }
     groups: dict[str, list[dict[str, Any]]] = {}

@@ -72,7 +72,7 @@ def rulers(inspection: Mapping[str, Any]) -> list[Ruler]:
         found.append(_ruler(name, rows))
     covered = {ruler.quantity for ruler in found if ruler is not None}
     for name in dict.fromkeys(row["quantity"] for row in inspection["experiments"]):
-        # Heads that were built to fulfil the theory are a check of the test and say nothing about the model.
+        # Heads that were built to fulfill the theory are a check of the test and say nothing about the model.
         rows = [
             (row["value"], row["control"], row["predicted"], _label(row, stacks))
             for row in inspection["experiments"]

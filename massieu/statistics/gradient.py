@@ -181,8 +181,8 @@ def _sink_gradient(
     if slope.constant is not None:
         slopes += slope.constant
     if offset:
-        centred = score - LN2 * (maximum + offset[0])
-        for power, coefficient in ((centred, slope.linear), (centred.square(), slope.quadratic)):
+        centered = score - LN2 * (maximum + offset[0])
+        for power, coefficient in ((centered, slope.linear), (centered.square(), slope.quadratic)):
             if coefficient is not None:
                 slopes += coefficient * power
     if slope.weight is not None:
@@ -212,13 +212,13 @@ def _dense_backward(inputs: Inputs, grads: Grads, want_log_weight: bool, want_si
     empty = hidden.all(-1, keepdim=True)
     weight = torch.softmax(scores.masked_fill(empty, 0.0), -1).masked_fill(empty, 0.0)
     scores = scores.masked_fill(hidden, 0.0)
-    centred = (scores - (weight * scores).sum(-1, keepdim=True)).masked_fill(hidden, 0.0)
-    variance, collision = (weight * centred.square()).sum(-1), weight.square().sum(-1)
+    centered = (scores - (weight * scores).sum(-1, keepdim=True)).masked_fill(hidden, 0.0)
+    variance, collision = (weight * centered.square()).sum(-1), weight.square().sum(-1)
     slope = _slope(grads, variance, collision)
 
     slopes = torch.zeros_like(weight)
     ones = torch.ones_like(weight)
-    for power, coefficient in zip((ones, centred, centred.square(), weight), slope, strict=True):
+    for power, coefficient in zip((ones, centered, centered.square(), weight), slope, strict=True):
         if coefficient is not None:
             slopes = slopes + coefficient[..., None] * power
     to_output, grad_value = grads[0], None

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from massieu.kernels.graphs import call_eagerly
-from massieu.taps import ears
+from massieu.taps import sources as ears
 from massieu.taps.calls import AttentionCall, Scores
 from massieu.taps.passes import Pass, frame, recomputes
 from massieu.taps.structure import attention_modules, is_compiled, is_encoder_decoder, is_linear, named, template

@@ -1,4 +1,4 @@
-"""Universal approximation made concrete: set weights that realise a function, with certificates and costs."""
+"""Universal approximation made concrete: set weights that realize a function, with certificates and costs."""
 
 from massieu.universal.boltzmann import boltz, boltz_bound, boltz_gap, theorem_spacing
 from massieu.universal.construction import construct

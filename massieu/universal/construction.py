@@ -1,4 +1,4 @@
-"""Weights that realise a permutation-equivariant function on a grid, exactly where cells are flat."""
+"""Weights that realize a permutation-equivariant function on a grid, exactly where cells are flat."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def construct(
     limit: int = LIMIT,
     generator: torch.Generator | int = 0,
 ) -> Realization:
-    r"""A network that maps every sequence of cells to the values of a function at their centres.
+    r"""A network that maps every sequence of cells to the values of a function at their centers.
 
     .. math:: \mathrm{FF}_2 \circ (1 + \mathrm{attention}) \circ \mathrm{FF}_1
 
@@ -69,12 +69,12 @@ def construct(
     cost(axes, length).check(limit)
     length = int(length)
     check_arguments(function, ramp)
-    centres = centers_of(axes)
-    cells = len(centres)
+    centers = centers_of(axes)
+    cells = len(centers)
     contexts = multisets(cells, length - 1, limit=limit)
     own = torch.arange(cells).repeat_interleave(len(contexts))
     tokens = torch.cat([own[:, None], contexts.repeat(cells, 1)], 1)
-    values = equivariant_values(function, centres[tokens])[:, 0]
+    values = equivariant_values(function, centers[tokens])[:, 0]
     needs = cost(axes, length, values.shape[-1])
     found = contextual_map(cells, length, rounds=rounds, limit=limit, generator=generator)
     ramp = _checked_ramp(ramp, axes, found)
@@ -83,7 +83,7 @@ def construct(
 
     def cases() -> Cases:
         exhaustive = cells**length <= EXHAUSTIVE
-        inputs = centres[sequences(cells, length) if exhaustive else tokens]
+        inputs = centers[sequences(cells, length) if exhaustive else tokens]
         return Cases(inputs, function(inputs), exhaustive)
 
     return Realization(
@@ -127,7 +127,7 @@ def values_of(function: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
         raise ValueError(f"function must return real numbers for every token, got {kind}; stack parts of complex ones")
     values = values.detach().double()
     if not values.isfinite().all():
-        raise ValueError("function must be finite on the centres of all cells, but is nan or infinite at some")
+        raise ValueError("function must be finite on the centers of all cells, but is nan or infinite at some")
     return values
 
 

@@ -1,4 +1,4 @@
-"""A network with set weights, feed-forward net, one head, feed-forward net, that checks itself on what it realises."""
+"""A network with set weights, feed-forward net, one head, feed-forward net, that checks itself on what it realizes."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def spread(codes: Tensor, read: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     steps = read.sort(-1).values.diff(dim=-1).nan_to_num(nan=torch.inf)
     gap = steps.flatten(-2).amin(-1) if steps.shape[-1] else torch.full_like(codes[..., 0], torch.inf)
     gap = gap.clamp(max=1.0)
-    # As much weight as leaves, between the identifiers of neighbouring codes, the distance they have within one.
+    # As much weight as leaves, between the identifiers of neighboring codes, the distance they have within one.
     overlap = highest[..., :-1] - lowest[..., 1:] + gap[..., None]
     room = codes.diff(dim=-1) / overlap.clamp(min=1e-12)
     weight = room.amin(-1).clamp(max=1.0) if room.shape[-1] else torch.ones_like(gap)

@@ -12,7 +12,7 @@ BREAKS = [
     (Points, "probabilities", 1 + 1e-6, ["C32"]),
     (Points, "log_normalizer", 1.001, ["C33"]),
     (contrastive, "adaboost_step", 1 + 1e-6, ["C29"]),
-    (contrastive, "neighbour_probabilities", 1 + 1e-6, ["C30"]),
+    (contrastive, "neighbor_probabilities", 1 + 1e-6, ["C30"]),
     (contrastive, "nca", 1 + 1e-6, ["C30"]),
     (contrastive, "skip_gram", 1 + 1e-6, ["C31"]),
     (contrastive, "attend", 1 + 1e-6, ["C31"]),

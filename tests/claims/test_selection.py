@@ -144,13 +144,13 @@ def test_the_entrywise_margin_bounds_that_of_any_weights():
 
 def test_the_cubic_loss_agrees_with_one_written_out():
     problem = random_problem(4, 3, 6, generator=2)
-    centre = problem.scores.max() + 1
+    center = problem.scores.max() + 1
     start = max_margin(problem).weights
-    found = selection.least_cubic_loss(problem, centre, 3.0, [start])
+    found = selection.least_cubic_loss(problem, center, 3.0, [start])
 
     def loss(weights):
         reached = (problem.attention(3 * weights / weights.norm()) * problem.scores).sum(-1)
-        return float(-(reached - centre).pow(3).sum())
+        return float(-(reached - center).pow(3).sum())
 
     near = [found + 1e-2 * torch.randn(6, 6, generator=torch.Generator().manual_seed(s)) for s in range(20)]
     assert all(loss(found) < loss(other) for other in (start, *near))

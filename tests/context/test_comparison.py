@@ -109,7 +109,7 @@ def test_every_predictor_of_the_package_is_among_those_of_a_linear_task():
     task = task_named("linear", dim=5, noise=0.5)
     assert list(predictors_for(task)) == [
         *("ridge (Bayes)", "least squares", "gradient step", "5 gradient steps", "GD++ of 3 layers", "averaging"),
-        "3 neighbours",
+        "3 neighbors",
     ]
     assert list(fitted_for(task)) == ["Lasso", "tree", "boosting", "two-layer network"]
     assert "Lasso" not in fitted_for(task_named("tree", dim=5))

@@ -139,16 +139,16 @@ def test_a_layer_in_float_is_a_step_to_float_precision(problem):
     assert descent_gaps(model, inputs, targets, query, step=0.3, start=start).max() < 1e-5
 
 
-def centred_step(inputs, targets, query, start, step):
-    """A step on the centred examples by autograd; what it adds to the prediction."""
+def centered_step(inputs, targets, query, start, step):
+    """A step on the centered examples by autograd; what it adds to the prediction."""
     inputs, targets = (each - each.mean(1, keepdim=True) for each in (inputs, targets))
     weights = start.expand(len(inputs), *start.shape)
     return torch.einsum("boi,bqi->bqo", descend(inputs, targets, weights, step, 1) - weights, query)
 
 
-def test_two_softmax_heads_are_a_step_on_centred_examples_up_to_the_square_of_beta(problem):
+def test_two_softmax_heads_are_a_step_on_centered_examples_up_to_the_square_of_beta(problem):
     inputs, targets, query, start = problem
-    expected = centred_step(inputs, targets, query, start, 0.5)
+    expected = centered_step(inputs, targets, query, start, 0.5)
     tokens = regression_tokens(inputs, targets, query, start)
 
     def gap(beta):

@@ -14,7 +14,7 @@ from massieu.context import (
     GradientDescentPlus,
     GradientStep,
     LeastSquares,
-    Neighbours,
+    Neighbors,
     OrthogonalQueries,
     Prompts,
     Quadrants,
@@ -30,7 +30,7 @@ PREDICTORS = [
     Ridge(0.0),
     Ridge(0.3, prior=[2.0, 1.0, 0.5, 0.0]),
     LeastSquares(),
-    Neighbours(3),
+    Neighbors(3),
     Averaging(),
     GradientStep(noise=0.4),
     GradientDescent(3, rate=0.2),
@@ -113,11 +113,11 @@ def test_repeated_inputs_do_not_disturb_least_squares(predictor):
     assert_close(found[:, 2:7:2], LeastSquares()(prompts)[:, 1:4], rtol=1e-8, atol=1e-8)
 
 
-def test_neighbours_are_those_of_scikit_learn():
+def test_neighbors_are_those_of_scikit_learn():
     from sklearn.neighbors import KNeighborsRegressor
 
     prompts = drawn()
-    found = Neighbours(3)(prompts)
+    found = Neighbors(3)(prompts)
     for t in range(prompts.tasks):
         for i in range(1, prompts.examples):
             model = KNeighborsRegressor(min(3, i)).fit(prompts.inputs[t, :i], prompts.targets[t, :i])
@@ -187,9 +187,9 @@ def test_errors_are_those_of_closed_forms(predictor, closed):
     assert (np.abs(error - other) > 4 * spread + 1e-12).any()
 
 
-def test_three_neighbours_err_as_measured_before():
+def test_three_neighbors_err_as_measured_before():
     prompts = drawn(dim=20, noise=0.0, count=20_000, examples=41)
-    error, spread = curve(prompts, Neighbours(3), [10, 40], per_dim=True)
+    error, spread = curve(prompts, Neighbors(3), [10, 40], per_dim=True)
     assert error == pytest.approx([0.923, 0.693], abs=0.03)
     assert spread.max() < 0.012
 
@@ -219,7 +219,7 @@ def test_the_bayes_predictor_beats_all_others(options):
     task = task_named("linear", **{"dim": 4, "noise": 0.6, **options})
     prompts = task.draw(6000, 9, torch.Generator().manual_seed(3), torch.float64)
     best = (bayes_predictor(task)(prompts) - prompts.answers).square()
-    rivals = [Averaging(), Neighbours(3), GradientDescent(2), Ridge(0.05), Ridge(3.0), LeastSquares()]
+    rivals = [Averaging(), Neighbors(3), GradientDescent(2), Ridge(0.05), Ridge(3.0), LeastSquares()]
     for rival in rivals[:-1] if task.noise == 0 else rivals:
         other = (rival(prompts) - prompts.answers).square()
         for i in (2, 4, 8):
@@ -278,7 +278,7 @@ def test_the_standard_error_of_a_median_is_that_of_repeated_draws():
         (lambda: Ridge(-1.0), "penalty must be non-negative and finite, got -1.0"),
         (lambda: Ridge(1.0, prior=[1.0, 2.0])(drawn()), "prior must be a number, 4 variances"),
         (lambda: Ridge(0.0).variance(drawn()), "variance needs a positive penalty"),
-        (lambda: Neighbours(0), "count must be an integer of at least 1"),
+        (lambda: Neighbors(0), "count must be an integer of at least 1"),
         (
             lambda: Averaging()(drawn(), [9]),
             r"lengths must be below the number of examples, 9, and at least one, got \[9\]",

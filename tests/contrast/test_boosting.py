@@ -1,4 +1,4 @@
-"""AdaBoost's step as the minimiser of a log normalizer."""
+"""AdaBoost's step as the minimizer of a log normalizer."""
 
 import math
 
@@ -34,7 +34,7 @@ def test_for_plus_and_minus_one_alpha_is_the_closed_form():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_for_real_valued_learners_alpha_minimises_the_log_normalizer(seed):
+def test_for_real_valued_learners_alpha_minimizes_the_log_normalizer(seed):
     margins, log_weight = randn(40, seed=seed, dtype=DOUBLE) + 0.3, weights(40)
     step = adaboost_step(margins, log_weight)
 

@@ -58,7 +58,7 @@ def test_nce_recovers_the_log_normalizer(ratio):
     assert_close(solve_nce(ratio), torch.tensor(truth, dtype=DOUBLE), rtol=0, atol=1e-8)
 
 
-def test_noise_that_is_not_normalised_shifts_the_log_normalizer_by_as_much():
+def test_noise_that_is_not_normalized_shifts_the_log_normalizer_by_as_much():
     shifted = solve_nce(1.0, noise_shift=0.3) - solve_nce(1.0)
     assert_close(shifted, torch.tensor([0.0, 0.0, 0.3], dtype=DOUBLE), rtol=0, atol=1e-8)
 

@@ -35,11 +35,11 @@ def test_the_rounding_of_fast_distances_is_tolerated():
 
 def test_in_full_dimension_the_inner_products_come_back():
     points = cloud()
-    centred = points - points.mean(0)
+    centered = points - points.mean(0)
     found = classical_mds(exact_distances(points), dim=5).points
     # Relative to norms near 60: measured 4e-14.
-    assert float((found @ found.mT - centred @ centred.mT).abs().max()) < 1e-12
-    assert float((found @ found.mT - points @ points.mT).abs().max()) > 1  # the control: not centred
+    assert float((found @ found.mT - centered @ centered.mT).abs().max()) < 1e-12
+    assert float((found @ found.mT - points @ points.mT).abs().max()) > 1  # the control: not centered
 
 
 def test_scaling_by_stress_gives_another_cloud():

@@ -142,9 +142,9 @@ def test_finite_tokens_of_an_atomic_law_in_two_dimensions():
 def perturbed(order, size):
     """Nodes and weights of a standardised law whose first cumulant beyond the second is of the given order."""
     grid = torch.linspace(-12, 12, 2401, dtype=torch.float64)[:, None]
-    shares, centres = ((0.5, 0.5), (-size, size)) if order == 4 else ((0.2, 0.8), (2 * size, -size / 2))
-    variance = 1 - sum(p * c * c for p, c in zip(shares, centres, strict=True))
-    density = sum(p * torch.exp(-0.5 * (grid - c) ** 2 / variance) for p, c in zip(shares, centres, strict=True))
+    shares, centers = ((0.5, 0.5), (-size, size)) if order == 4 else ((0.2, 0.8), (2 * size, -size / 2))
+    variance = 1 - sum(p * c * c for p, c in zip(shares, centers, strict=True))
+    density = sum(p * torch.exp(-0.5 * (grid - c) ** 2 / variance) for p, c in zip(shares, centers, strict=True))
     return grid, (density / density.sum())[:, 0]
 
 

@@ -3,9 +3,9 @@
 import pytest
 from clusters import MINILM, QUICK, SPLIT_BYTES, Processes, write_text
 
+from massieu.corpus import Corpus
 from massieu.engine import Dask
 from massieu.inspection import inspect_model
-from massieu.inspection.corpus import Corpus
 
 
 @pytest.fixture(scope="session")

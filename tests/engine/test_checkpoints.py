@@ -15,16 +15,16 @@ from clusters import Processes, pieces_done, wait_until, write_text
 
 from massieu import assets, cli
 from massieu.checks import UserError
+from massieu.corpus import Corpus
 from massieu.engine import Checkpoint, CheckpointWarning, Local, Origin, checkpoints
 from massieu.engine.workers import Failure, Parcel, Recipe, merge_parcels, read_stretch
 from massieu.inspection import inspect_model
-from massieu.inspection.corpus import Corpus
 from massieu.inspection.heads import HeadStatistics
-from massieu.inspection.loading import load
 from massieu.inspection.options import Options
-from massieu.inspection.parts import merge_parts
+from massieu.inspection.partial_result import merge_parts
 from massieu.inspection.reader import NotObservable, Reader
 from massieu.inspection.splits import grouped, text_splits
+from massieu.models.loading import load
 
 TEXTS = [f"Some years ago, never mind how long precisely, {i} whales." for i in range(40)]
 

@@ -9,9 +9,9 @@ import pandas
 import pytest
 from clusters import DOCUMENTS, MINILM, QUICK, SPLIT_BYTES, pieces_done, wait_until
 
+from massieu.corpus import Corpus
 from massieu.engine import Dask
 from massieu.inspection import inspect_model
-from massieu.inspection.corpus import Corpus
 
 
 @pytest.fixture

@@ -18,16 +18,17 @@ import torch
 
 from massieu import assets, cli
 from massieu.checks import pip_install
-from massieu.engine import Dask, LostCluster, Origin, attendance, driving, engine_named
+from massieu.corpus import Corpus
+from massieu.corpus.passages import TooLong
+from massieu.engine import Dask, LostCluster, Origin, driving, engine_named
 from massieu.engine import cluster as clusters
+from massieu.engine import worker_roster as attendance
 from massieu.engine.workers import Failure, Recipe, read_stretch
 from massieu.inspection import NotObservable, inspect_model
-from massieu.inspection.batches import TooLong
-from massieu.inspection.corpus import Corpus
-from massieu.inspection.loading import load
 from massieu.inspection.options import Options
 from massieu.inspection.reader import Reader
 from massieu.inspection.splits import TextSplit, text_splits
+from massieu.models.loading import load
 
 TEXTS = [f"Some years ago, never mind how long precisely, {i} whales." for i in range(100)]
 

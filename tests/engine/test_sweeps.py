@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from massieu import assets, claims, cli
-from massieu.engine import Dask, Local, LostCluster, attendance
-from massieu.inspection.loading import load
+from massieu.engine import Dask, Local, LostCluster
+from massieu.engine import worker_roster as attendance
 from massieu.memory import measure_capacity
+from massieu.models.loading import load
 
 
 @pytest.fixture(scope="module")

@@ -16,15 +16,15 @@ from taps.families import build
 from massieu import assets
 from massieu.checks import NotObservable
 from massieu.cli import main
+from massieu.corpus.passages import given_batches
 from massieu.inspection import inspect_model
-from massieu.inspection.batches import given_batches
-from massieu.inspection.files import part_from_bytes, part_to_bytes
-from massieu.inspection.finishing import finish
 from massieu.inspection.heads import HeadStatistics
-from massieu.inspection.loading import load
-from massieu.inspection.parts import merge_parts
+from massieu.inspection.partial_files import part_from_bytes, part_to_bytes
+from massieu.inspection.partial_result import merge_parts
 from massieu.inspection.reader import ANY_TEXT, Reader
 from massieu.inspection.splits import text_splits
+from massieu.inspection.tables import finish
+from massieu.models.loading import load
 from massieu.taps import tap
 
 TEXTS = assets.documents()[:10]

@@ -4,10 +4,10 @@ from taps.families import build
 from torch import nn
 
 import massieu
-from massieu.inspection.anatomy import read_anatomy
 from massieu.inspection.fields import probe_fields
 from massieu.inspection.response import linear_response
-from massieu.inspection.sampling import PassageSample
+from massieu.inspection.sampled_passages import PassageSample
+from massieu.models.residual_stream import read_anatomy
 from massieu.taps import tap
 
 pytest.importorskip("pandas")
@@ -55,7 +55,7 @@ class Stack(nn.Module):
 
 
 def dense(attention, x):
-    """Jacobians with frozen keys, log normalisers and their gradients, written out with autograd."""
+    """Jacobians with frozen keys, log normalizers and their gradients, written out with autograd."""
     key = torch.einsum("nd,hed->hne", x, attention.key)
 
     def potential(token):

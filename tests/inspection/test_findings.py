@@ -9,8 +9,8 @@ from report.sample import inspection
 import massieu
 from massieu import assets
 from massieu.inspection.findings import ENOUGH_TOKENS, Finding, findings
-from massieu.inspection.loading import load
 from massieu.inspection.quantities import QUANTITIES
+from massieu.models.loading import load
 
 FACTS = {"model": {"head_width": 32}}
 

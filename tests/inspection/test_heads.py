@@ -14,12 +14,12 @@ from taps.weights import _scores, own_weights
 from torch import Tensor
 
 from massieu import assets
+from massieu.corpus.passages import given_batches
 from massieu.inspection import inspect_model
-from massieu.inspection.batches import given_batches
 from massieu.inspection.heads import FEWEST_ATOMS, MEANS, HeadStatistics
-from massieu.inspection.loading import load
-from massieu.inspection.rows import exact_rows, sampled_positions, sampled_rows
+from massieu.models.loading import load
 from massieu.taps import AttentionCall, tap
+from massieu.taps.call_statistics import exact_rows, sampled_positions, sampled_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 CASES = [(name, padding) for name in NAMES for padding in (("none", "right", "left") if name in PADDED else ("none",))]

@@ -7,12 +7,12 @@ import torch
 from taps.families import build
 from torch.testing import assert_close
 
-from massieu.inspection import blocks
-from massieu.inspection.anatomy import hidden_tensors
-from massieu.inspection.blocks import LayerStatistics, States
+from massieu.inspection import layer_statistics as blocks
+from massieu.inspection.layer_statistics import LayerStatistics, States
 from massieu.inspection.layers import COLUMNS, LayerObserver
 from massieu.inspection.tokens import Tokens
-from massieu.inspection.weights import HeadWeights
+from massieu.models.head_weights import HeadWeights
+from massieu.models.residual_stream import hidden_tensors
 
 pandas = pytest.importorskip("pandas")
 SENTENCES = (

@@ -6,12 +6,12 @@ import torch
 from taps.families import build
 from torch.testing import assert_close
 
+from massieu.accumulators.serialization import pack, unpack
 from massieu.inspection import inspect_model
-from massieu.inspection.blocks import LayerStatistics, States
+from massieu.inspection.layer_statistics import LayerStatistics, States
 from massieu.inspection.layers import LayerObserver
 from massieu.inspection.massive import MASSIVE, TokenFilter, norm_ratio
 from massieu.inspection.merging import merge_runs
-from massieu.inspection.packing import pack, unpack
 from massieu.inspection.quantities import ALL_TOKENS
 from massieu.inspection.tokens import Tokens
 

@@ -13,11 +13,11 @@ pytest.importorskip("transformers")
 from taps.families import build
 
 from massieu import assets, cli
+from massieu.accumulators.moments import Moments
+from massieu.corpus.document_counts import Counts
 from massieu.inspection import inspect_model
-from massieu.inspection.counts import Counts
-from massieu.inspection.files import load_part, save_part
 from massieu.inspection.merging import _note, _overlap, merge_runs
-from massieu.inspection.moments import Moments
+from massieu.inspection.partial_files import load_part, save_part
 
 TEXTS = [text[:200] for text in assets.documents()[:24]]
 
@@ -123,7 +123,7 @@ def test_a_model_that_was_made_in_python_has_to_be_named(tmp_path):
 def test_a_model_that_a_part_names_is_not_loaded_unless_the_user_names_it(tmp_path, monkeypatch, capsys):
     """Runs come from others: a name in them must not fetch a model or open a folder."""
     from massieu.inspection import merging
-    from massieu.inspection.loading import load
+    from massieu.models.loading import load
 
     here = tmp_path / "here"
     load(str(assets.MODEL)).model.save_pretrained(here)
@@ -146,7 +146,7 @@ def test_a_model_that_a_part_names_is_not_loaded_unless_the_user_names_it(tmp_pa
 def test_notes_on_loading_reach_merged_runs(tmp_path):
     from safetensors.torch import load_file, save_file
 
-    from massieu.inspection.loading import load
+    from massieu.models.loading import load
 
     loaded = load(str(assets.MODEL))
     loaded.model.save_pretrained(tmp_path / "here")

@@ -2,10 +2,10 @@ from dataclasses import fields
 
 import pytest
 
-from massieu.inspection.blocks import TARGETS, WIDEST
+from massieu.inspection.layer_statistics import TARGETS, WIDEST
 from massieu.inspection.massive import MASSIVE
 from massieu.inspection.quantities import QUANTITIES, Quantity, describe
-from massieu.inspection.sampling import KEPT, LONGEST
+from massieu.inspection.sampled_passages import KEPT, LONGEST
 from massieu.inspection.tokens import ORDERS
 
 HEADS = {

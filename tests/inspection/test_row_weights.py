@@ -11,13 +11,13 @@ pytest.importorskip("transformers")
 from attention_calls import call_of
 
 from massieu import assets
+from massieu.accumulators.streams import Shares
+from massieu.corpus.passages import given_batches
 from massieu.inspection import inspect_model
-from massieu.inspection.batches import given_batches
 from massieu.inspection.heads import FEWEST_ATOMS, HeadStatistics
-from massieu.inspection.loading import load
 from massieu.inspection.quantities import QUANTITIES
-from massieu.inspection.rows import sampled_positions
-from massieu.inspection.streams import Shares
+from massieu.models.loading import load
+from massieu.taps.call_statistics import sampled_positions
 
 EDGES = (1 / 2, 1 / 8, 1 / 32)
 LENGTHS = [35 + 5 * (number % 3) for number in range(24)] + [230, 240, 250, 245, 235, 250]

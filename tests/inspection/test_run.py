@@ -17,7 +17,7 @@ from torch import nn
 import massieu
 from massieu import assets
 from massieu.inspection import Inspection, NotObservable, inspect_model, read_inspection
-from massieu.inspection.loading import load
+from massieu.models.loading import load
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # DeBERTa, when it is imported
 TEXTS = assets.documents()[:9]
@@ -272,7 +272,7 @@ def test_files_of_others_stay_and_a_folder_in_the_way_changes_nothing(reference,
 
 
 def test_a_failure_while_files_move_brings_the_old_ones_back(reference, tmp_path, monkeypatch):
-    from massieu.inspection import publishing
+    from massieu.outputs import folders as publishing
 
     (tmp_path / "heads.csv").write_text("old")
     replace, moves = os.replace, []

@@ -13,8 +13,8 @@ pytest.importorskip("transformers")
 
 from massieu import assets
 from massieu.inspection import inspect_model
-from massieu.inspection.evaluation import evaluating
-from massieu.inspection.loading import load
+from massieu.models.evaluation import evaluating
+from massieu.models.loading import load
 from massieu.taps import tap
 
 DOCUMENTS = assets.documents()

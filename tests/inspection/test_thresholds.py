@@ -9,8 +9,8 @@ import torch
 
 from massieu import assets, cli
 from massieu.inspection import inspect_model
-from massieu.inspection.loading import load
 from massieu.inspection.thresholds import EXAMPLES, crossings, parse_threshold
+from massieu.models.loading import load
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -1,4 +1,4 @@
-"""The compiled kernel's own driver under the sanitizers: no access beyond an array, no undefined behaviour, no race."""
+"""The compiled kernel's own driver under the sanitizers: no access beyond an array, no undefined behavior, no race."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def compiled_driver(folder: Path, sanitizer: list[str], vector_bytes: int = 16, 
 
 
 @pytest.mark.parametrize("build", ["portable", "best"])
-def test_no_access_beyond_an_array_and_no_undefined_behaviour(tmp_path, build):
+def test_no_access_beyond_an_array_and_no_undefined_behavior(tmp_path, build):
     capability = torch.backends.cpu.get_cpu_capability()
     if build == "best" and capability not in WIDE:
         pytest.skip("the portable build is the best that this processor runs")

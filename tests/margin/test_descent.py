@@ -21,7 +21,7 @@ def slope(history):
     return np.polyfit(np.log(rows.step), np.log(rows.misalignment_best), 1)[0]
 
 
-def test_normalised_gd_approaches_like_the_inverse_square_of_the_step_and_gd_does_not():
+def test_normalized_gd_approaches_like_the_inverse_square_of_the_step_and_gd_does_not():
     problem = random_problem(4, 4, 24, kind="equal")
     runs = {method: descend(problem, method, steps=10_000, record=5) for method in ("ngd", "gd")}
     assert slope(runs["ngd"].history) == pytest.approx(-2, abs=0.15)
@@ -78,12 +78,12 @@ def test_polyak_steps_are_capped_and_take_the_loss_of_the_tokens_really_selected
         assert float(lengths.max()) <= cap + 1e-9
 
 
-def by_hand(problem, parameters, step, steps, normalised):
+def by_hand(problem, parameters, step, steps, normalized):
     for _ in range(steps):
         leaves = [parameter.clone().requires_grad_() for parameter in parameters]
         weights = leaves[0] if len(leaves) == 1 else leaves[0] @ leaves[1].mT
         grads = torch.autograd.grad(problem.objective(weights), leaves)
-        size = math.sqrt(sum(float(grad.square().sum()) for grad in grads)) if normalised else 1.0
+        size = math.sqrt(sum(float(grad.square().sum()) for grad in grads)) if normalized else 1.0
         parameters = [parameter - step / size * grad for parameter, grad in zip(parameters, grads, strict=True)]
     return parameters
 
@@ -121,7 +121,7 @@ def test_factors_approach_the_nuclear_solution_and_not_the_frobenius_one():
     assert near < 0.03
     assert misalignment(run.weights, max_margin(problem, selection=run.selection).weights) > 3 * near
     assert run.history.correlation_bound.isna().all()
-    # In the norm that was minimised, no margin exceeds the largest.
+    # In the norm that was minimized, no margin exceeds the largest.
     assert 0.9 * run.local.margin < run.history.margin.iloc[-1] <= run.local.margin * (1 + 1e-5)
     assert run.history.margin.iloc[-1] * run.history.norm.iloc[-1] < run.weights.norm() * run.local.margin
 

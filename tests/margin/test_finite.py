@@ -1,4 +1,4 @@
-"""The finite component: its subspace, its minimiser, and what training does within and outside it."""
+"""The finite component: its subspace, its minimizer, and what training does within and outside it."""
 
 import pytest
 import torch
@@ -105,7 +105,7 @@ def test_training_converges_within_the_subspace_and_its_residual_does_not_vanish
     assert run.history.misalignment_best.iloc[-1] < 0.03
 
 
-def test_normalised_steps_do_not_converge_within_the_subspace(problem, finite):
+def test_normalized_steps_do_not_converge_within_the_subspace(problem, finite):
     run = descend(problem, "ngd", step=1.0, steps=1000, record=[900, 950])
     assert min(finite.split(weights).error for weights in run.snapshots[1:]) > 0.1
 

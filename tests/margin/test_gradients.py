@@ -94,7 +94,7 @@ def test_the_direction_survives_where_autograd_gives_zero(kind):
     given = {"targets": scores.floor()} if kind == "targets" else {"scores": scores, "loss": "linear"}
     problem = TokenSelection(normal(3, 4, 3, seed=1), normal(3, 3, seed=2), **given)
     weights = torch.zeros(3, 3, dtype=torch.float64)
-    for _ in range(200):  # towards saturation at the best tokens
+    for _ in range(200):  # toward saturation at the best tokens
         gradient = log_gradient(problem, weights).matrix
         weights -= 0.1 * gradient / gradient.norm()
     weights = (3e4 / weights.norm() * weights).requires_grad_()

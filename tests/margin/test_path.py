@@ -1,4 +1,4 @@
-"""The regularisation path, local optimality, and where starts lead."""
+"""The regularization path, local optimality, and where starts lead."""
 
 import math
 
@@ -119,7 +119,7 @@ def test_a_cone_of_starts_leads_to_the_selection_of_its_axis():
     assert again.sort_values("starts").selection.tolist() == reached.selection.tolist()
 
 
-def test_the_path_and_normalised_descent_agree_far_out():
+def test_the_path_and_normalized_descent_agree_far_out():
     problem = random_problem(4, 4, 8, generator=2)
     run = descend(problem, "ngd", steps=300, record=[300])
     path = regularization_path(problem, [float(run.weights.norm())], starts=2)

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from massieu.checks import pip_install
 from massieu.margin import TokenSelection, direction_bound, frobenius, max_margin, random_problem
-from massieu.margin.least import rounded_up
+from massieu.margin.minimum_norm import rounded_up
 
 cp = pytest.importorskip("cvxpy")
 
@@ -68,7 +68,7 @@ def test_multipliers_sum_to_the_squared_norm_and_belong_to_active_constraints():
     assert not found.dual[~found.rivals].any()
 
 
-def test_infeasible_data_are_recognised_and_none_else():
+def test_infeasible_data_are_recognized_and_none_else():
     optimize = pytest.importorskip("scipy.optimize")
     sizes = np.random.default_rng(0)
     infeasible = 0
@@ -308,7 +308,7 @@ def test_thin_margins_are_found_until_rounding_hides_them(angle):
     assert hidden.eps == pytest.approx(3e-16, rel=0.5)
 
 
-def test_a_hull_that_hardly_holds_zero_is_recognised():
+def test_a_hull_that_hardly_holds_zero_is_recognized():
     """Products alone were left at 4e-9 after 18000 of them."""
     generator = np.random.default_rng(1006)
     tokens, queries = generator.standard_normal((6, 11, 4)), generator.standard_normal((6, 4))

@@ -79,8 +79,8 @@ def test_the_family_agrees_with_a_sum_over_all_counts(measure):
     log_normalizer, probability = enumerate_law(measure, NATURAL)
     x = tensor(counts_of_four)
     mean = probability @ x
-    centred = x - mean[:, None]
-    covariance = torch.einsum("qn,qnd,qne->qde", probability, centred, centred)
+    centered = x - mean[:, None]
+    covariance = torch.einsum("qn,qnd,qne->qde", probability, centered, centered)
     assert_close(measure.log_normalizer(NATURAL), log_normalizer, rtol=1e-13, atol=1e-14)
     assert_close(measure.mean(NATURAL), mean, rtol=1e-12, atol=0)
     assert_close(measure.fisher(NATURAL), covariance, rtol=1e-11, atol=1e-15)

@@ -246,10 +246,10 @@ def test_draws_have_the_mean_and_the_covariance_of_the_family(measure, kappa):
     basis = torch.eye(measure.dim, dtype=torch.float64)
     if not isinstance(measure, Box):
         basis = torch.linalg.qr(torch.cat([unit.mT, basis[:, 1:]], dim=1)).Q
-    centred = (draws - mean) @ basis
+    centered = (draws - mean) @ basis
     covariance = basis.mT @ fisher @ basis
-    products = centred[:, :, None] * centred[:, None, :]
-    assert within_five_standard_errors(centred, torch.zeros_like(mean))
+    products = centered[:, :, None] * centered[:, None, :]
+    assert within_five_standard_errors(centered, torch.zeros_like(mean))
     assert within_five_standard_errors(products, covariance)
 
 
@@ -274,7 +274,7 @@ def test_draws_of_the_box_follow_its_distribution_function(kappa):
     width = 1.5
     draws = Box(1, width).sample(torch.tensor([[kappa]], dtype=torch.float64), 5000, torch.Generator().manual_seed(3))
     assert draws.abs().max() <= width
-    # Distance from the favoured face, an exponential cut off at the far one.
+    # Distance from the favored face, an exponential cut off at the far one.
     gap = (width - math.copysign(1, kappa) * draws.flatten()).numpy()
     length, rate = 2 * width, abs(kappa)
     law = stats.truncexpon(b=length * rate, scale=1 / rate) if rate > 1e-6 else stats.uniform(0, length)

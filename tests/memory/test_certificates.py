@@ -39,10 +39,10 @@ def cases():
 
 
 def hardest_starts(patterns, radius):
-    """At the rim, in random directions and towards the rival with the largest inner product."""
+    """At the rim, in random directions and toward the rival with the largest inner product."""
     rival = (patterns @ patterns.T).fill_diagonal_(-math.inf).argmax(-1)
-    towards = torch.nn.functional.normalize(patterns[rival] - patterns, dim=-1)
-    directions = [towards, *(torch.nn.functional.normalize(randn(seed, *patterns.shape), dim=-1) for seed in (7, 8, 9))]
+    toward = torch.nn.functional.normalize(patterns[rival] - patterns, dim=-1)
+    directions = [toward, *(torch.nn.functional.normalize(randn(seed, *patterns.shape), dim=-1) for seed in (7, 8, 9))]
     return [patterns + 0.9999 * radius[:, None] * direction for direction in directions]
 
 

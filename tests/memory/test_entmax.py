@@ -45,7 +45,7 @@ def test_weights_agree_with_a_root_of_the_definition(alpha):
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), atoms=st.integers(1, 12), alpha=st.sampled_from(ALPHAS), size=st.floats(0.01, 30.0))
-def test_weights_maximise_score_plus_entropy(seed, atoms, alpha, size):
+def test_weights_maximize_score_plus_entropy(seed, atoms, alpha, size):
     scores = size * randn(seed, 1, atoms)
     weight = entmax(scores, alpha)
     assert float(weight.sum()) == pytest.approx(1.0, abs=1e-12)
@@ -119,8 +119,8 @@ def test_entmax_memories_are_exact_in_one_step_from_within_the_radius():
         cue = patterns + 0.999 * found.radius[:, None] * direction
         # The nearest rival pulls hardest.
         rival = (patterns @ patterns.T).fill_diagonal_(-math.inf).argmax(-1)
-        towards = torch.nn.functional.normalize(patterns[rival] - patterns, dim=-1)
-        for start in (cue, patterns + 0.999 * found.radius[:, None] * towards):
+        toward = torch.nn.functional.normalize(patterns[rival] - patterns, dim=-1)
+        for start in (cue, patterns + 0.999 * found.radius[:, None] * toward):
             assert_close(memory.update(start)[found.certified], patterns[found.certified], rtol=0, atol=1e-14)
         count += int(found.certified.sum())
         assert bool((found.bound[found.certified] == 0).all())

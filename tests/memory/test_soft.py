@@ -156,7 +156,7 @@ def test_the_answer_does_not_depend_on_the_batch(name):
     assert len(set(together.steps.tolist())) > 1  # they do stop at different times
 
 
-def test_a_sample_is_not_dragged_along_by_its_neighbour():
+def test_a_sample_is_not_dragged_along_by_its_neighbor():
     patterns = torch.tensor([[1.02, 0.0], [-1.02, 0.0]]).double()
     memory, cue = Continuous(patterns, 1.0), torch.tensor([[0.9, 0.0], [5.0, 0.0]]).double()
     together, alone = memory.retrieve(cue, tolerance=0.05), memory.retrieve(cue[:1], tolerance=0.05)

@@ -14,9 +14,9 @@ from torch import nn
 from torch.nn import functional
 
 import massieu
-from massieu.inspection.rows import call_statistics, sampled_rows
 from massieu.monitor import Reading, collect, entropy_floor, logit_bound, z_loss
-from massieu.taps import ears
+from massieu.taps import sources as ears
+from massieu.taps.call_statistics import call_statistics, sampled_rows
 
 WORDS = torch.randint(10, (2, 8), generator=torch.Generator().manual_seed(0))
 

@@ -14,8 +14,8 @@ import torch
 import massieu
 from massieu.monitor import Flag, Place, Reading
 from massieu.monitor.console import Console
+from massieu.monitor.display import MOST
 from massieu.monitor.flags import Rule
-from massieu.monitor.showing import MOST
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = torch.tensor([[1, 2, 3, 4]])

@@ -18,7 +18,7 @@ from torch import nn
 import massieu
 from massieu.monitor.distributed import merge_processes, unwrap, watch_distributed
 from massieu.monitor.reading import Place, Reading
-from massieu.monitor.tallies import Tally
+from massieu.monitor.sums import Tally
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = torch.randint(10, (4, 12), generator=torch.Generator().manual_seed(0))

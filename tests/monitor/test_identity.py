@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 import massieu
-from massieu.taps import ears
+from massieu.taps import sources as ears
 
 WORDS, TOKENS = 40, 12
 

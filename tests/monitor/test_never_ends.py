@@ -17,7 +17,7 @@ from torch import nn
 
 import massieu
 from massieu.monitor import Place, Reading, open_sink, read_log
-from massieu.taps import ears
+from massieu.taps import sources as ears
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = torch.randint(10, (2, 8), generator=torch.Generator().manual_seed(0))
@@ -134,10 +134,10 @@ def test_a_copy_that_runs_beside_the_model_is_not_read(caplog):
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (massieu.monitor.listening, "add_call"),
-        (massieu.monitor.listening, "score_sizes"),
-        (massieu.monitor.listening, "hidden_tensors"),
-        (massieu.monitor.watching, "Listening"),
+        (massieu.monitor.observation, "add_call"),
+        (massieu.monitor.observation, "score_sizes"),
+        (massieu.monitor.observation, "hidden_tensors"),
+        (massieu.monitor.watch_session, "Listening"),
         (massieu.taps.translation, "from_attend"),
         (sys.modules["massieu.taps.tap"], "frame"),
         (massieu.monitor.steps.Updates, "compare"),
@@ -155,7 +155,7 @@ def test_whatever_fails_in_a_reading_is_logged_once_in_one_line(owner, name, com
     plain = copy.deepcopy(model)
     monkeypatch.setattr(owner, name, fails)
     if compiled:
-        monkeypatch.setattr(massieu.monitor.watching, "is_compiled", lambda model: True)
+        monkeypatch.setattr(massieu.monitor.watch_session, "is_compiled", lambda model: True)
     watched = train(model, [WORDS] * 3)
     monkeypatch.undo()
     (sentence,) = said(caplog)
@@ -193,7 +193,7 @@ def test_one_process_that_fails_still_takes_part_in_what_all_exchange(monkeypatc
         exchanged.append(len(tallies))
         return tallies
 
-    monkeypatch.setattr(massieu.monitor.listening, "add_call", lambda *args: 1 / 0)
+    monkeypatch.setattr(massieu.monitor.observation, "add_call", lambda *args: 1 / 0)
     watched = train(small(), [WORDS] * 3, gather=gather)
     assert exchanged == [0, 0, 0]
     assert watched.readings == []

@@ -19,7 +19,7 @@ from monitor.saying import says
 
 import massieu
 from massieu.monitor import Flag, Place, Reading, open_sink
-from massieu.monitor.lines import Lines
+from massieu.monitor.line_file import Lines
 from massieu.monitor.logs import Log, read_log
 
 PLACES = (Place("decoder", 0, "h.0.attn", 2), Place("decoder", 1, "h.1.attn", 3))

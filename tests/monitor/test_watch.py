@@ -19,9 +19,9 @@ from torch.testing import assert_close
 import massieu
 from massieu.checks import UserError
 from massieu.inspection import NotObservable
-from massieu.inspection.weights import head_weights
+from massieu.models.head_weights import head_weights
 from massieu.monitor import Reading, steps
-from massieu.taps import ears
+from massieu.taps import sources as ears
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "watch.md").read_text(encoding="utf-8")
@@ -64,7 +64,7 @@ def quiet(name, padding="none", **options):
 
 
 def from_weights(weights, present):
-    """Means over rows of what a matrix of weights says; rows that see one atom only have no normalised entropy."""
+    """Means over rows of what a matrix of weights says; rows that see one atom only have no normalized entropy."""
     p = weights.double()
     log_p = p.log()
     mean = torch.special.entr(p).sum(-1)
@@ -94,7 +94,7 @@ def from_weights(weights, present):
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "gpt_neox", "opt", "bloom"])
 @pytest.mark.parametrize("padding", ["none", "right", "left"])
 def test_figures_are_those_of_the_models_own_attention(name, padding, monkeypatch):
-    monkeypatch.setattr(massieu.monitor.tallies, "ROWS", 1000)
+    monkeypatch.setattr(massieu.monitor.sums, "ROWS", 1000)
     model, inputs = quiet(name, padding)
     eager, _ = quiet(name, padding, attn_implementation="eager")
     eager.load_state_dict(model.state_dict())

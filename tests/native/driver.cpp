@@ -357,9 +357,9 @@ void check_backward(Case<T>& c, const Matrices<T>& output, const Array<typename 
                 for (size_t a = 0; a < row.atom.size(); a++) {
                     const int64_t j = row.atom[a];
                     if (j == rows.atoms) continue;
-                    const double p = row.weight[a], centred = row.score[a] - row.mean;
-                    double slope = coefficients[CONSTANT * n + at] + coefficients[LINEAR * n + at] * centred +
-                                   coefficients[QUADRATIC * n + at] * centred * centred +
+                    const double p = row.weight[a], centered = row.score[a] - row.mean;
+                    double slope = coefficients[CONSTANT * n + at] + coefficients[LINEAR * n + at] * centered +
+                                   coefficients[QUADRATIC * n + at] * centered * centered +
                                    coefficients[WEIGHT * n + at] * p;
                     for (int64_t k = 0; through_output && k < dim; k++) {
                         const double own = coming.at(b, g, i, k);

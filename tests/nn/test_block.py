@@ -84,7 +84,7 @@ def test_a_block_without_feed_forward_is_attention_and_residual():
 
 
 @pytest.mark.parametrize("pre_norm", [False, True])
-def test_padding_does_not_shape_the_renormalised_cloud(pre_norm):
+def test_padding_does_not_shape_the_renormalized_cloud(pre_norm):
     attention, net = MeasureAttention(8, 2, dtype=torch.float64), FeedForward(8, dtype=torch.float64)
     block = Block(8, attention, net, norm="zca", pre_norm=pre_norm, dtype=torch.float64)
     assert isinstance(block.feed_forward_norm, Renormalization)

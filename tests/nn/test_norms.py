@@ -1,4 +1,4 @@
-"""Renormalisation of a cloud of tokens."""
+"""Renormalization of a cloud of tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def covariance(x: Tensor) -> Tensor:
     return torch.stack([torch.cov(sequence.T, correction=0) for sequence in x])
 
 
-def test_the_cloud_becomes_centred_and_white_by_a_symmetric_map():
+def test_the_cloud_becomes_centered_and_white_by_a_symmetric_map():
     x = cloud(3, 50, 4)
     y = Renormalization(4, eps=0.0, dtype=torch.float64)(x)
     assert_close(y.mean(1), torch.zeros(3, 4, dtype=torch.float64), rtol=0, atol=1e-12)
@@ -44,7 +44,7 @@ def test_weight_and_bias_set_the_target():
     assert_close(covariance(y), torch.diag(norm.weight.detach() ** 2).expand(2, 4, 4), rtol=0, atol=1e-10)
 
 
-def test_renormalising_any_expansion_of_a_gaussian_is_the_identity():
+def test_renormalizing_any_expansion_of_a_gaussian_is_the_identity():
     # Theorem 1: with h the law of x = Σ η, attention moves η to μ + (I + Σ) η, and RN undoes it, point by point.
     sigma, mu = torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64), torch.tensor([1.0, -1.0]).double()
     white = Renormalization(2, eps=0.0, affine=False)

@@ -175,7 +175,7 @@ def test_steps_beyond_64_bits_are_steps_beyond_the_sequence(huge, same):
         (lambda: probability_condition("softmax", 4, lead="a"), "lead must be positive and rest in (0, 1], got a and"),
         (
             lambda: probability_condition(lambda scores: torch.full_like(scores, 5.0), 4),
-            "must return weights of at least 0 with a sum of at most 1, got 5 and 40; normalise over the last axis",
+            "must return weights of at least 0 with a sum of at most 1, got 5 and 40; normalize over the last axis",
         ),
         (
             lambda: probability_condition(lambda scores: scores / scores.sum(-1, keepdim=True), 4),

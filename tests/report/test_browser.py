@@ -336,10 +336,10 @@ def test_dark_mode_follows_the_system_and_the_button(visit):
 
 
 def test_text_stands_out_from_its_page_in_both_modes(visit):
-    def luminance(colour):
+    def luminance(color):
         linear = [
             (int(c) / 255 / 12.92 if int(c) <= 10 else ((int(c) / 255 + 0.055) / 1.055) ** 2.4)
-            for c in colour[4:-1].split(",")
+            for c in color[4:-1].split(",")
         ]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
@@ -352,7 +352,7 @@ def test_text_stands_out_from_its_page_in_both_modes(visit):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_screenshot_has_many_colours(visit, scheme):
+def test_a_screenshot_has_many_colors(visit, scheme):
     from PIL import Image
 
     page = visit("12x12", color_scheme=scheme)
@@ -401,7 +401,7 @@ def test_the_legend_of_a_chart_takes_a_line_away_and_brings_it_back(visit):
     assert page.locator("#errors g.series").count() == page.locator("#errors .key button").count()
 
 
-def test_the_important_lines_of_a_chart_are_thicker_and_change_colour_with_the_page(visit):
+def test_the_important_lines_of_a_chart_are_thicker_and_change_color_with_the_page(visit):
     page = visit("learned")
 
     def style(number, name):

@@ -11,7 +11,7 @@ from rich.console import Console
 import massieu
 from massieu import assets
 from massieu.inspection.comparison import compare_means
-from massieu.inspection.loading import load
+from massieu.models.loading import load
 from massieu.report import changes, compare
 from massieu.report.terminal import show_comparison
 

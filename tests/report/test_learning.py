@@ -10,7 +10,7 @@ from massieu.report.learning import render_learning
 
 
 def places(figure, name):
-    """The centres of the points of a line."""
+    """The centers of the points of a line."""
     group = re.search(rf'<g class="series[^>]*>(?:(?!</g>).)*<title>{re.escape(name)}, .*?</g>', figure).group()
     return [(float(x), float(y)) for x, y in re.findall(r'cx="([-\d.]+)" cy="([-\d.]+)"', group)]
 
@@ -147,17 +147,17 @@ def test_places_of_points_are_those_of_the_axes():
     assert {value: float(y) - 4 for y, value in ticks.items()}["10"] == pytest.approx(y1, abs=0.1)
 
 
-def test_a_name_has_the_same_colour_in_two_charts():
-    def colour(figure, name):
+def test_a_name_has_the_same_color_in_two_charts():
+    def color(figure, name):
         return re.search(rf'style="([^"]*)"><i></i>{name}<', figure).group(1)
 
     page = render_learning(learned())
     errors, cosines = (page.split(f'<section id="{name}">')[1] for name in ("errors", "sensitivities"))
     for name in (r"ridge \(Bayes\)", "gradient step"):
-        assert colour(errors.split("</section>")[0], name) == colour(cosines, name)
-    lines = [Line("a", [0, 1], [1.0, 2.0]), Line("b", [0, 1], [1.0, 2.0]), Line("c", [0, 1], [1.0, 2.0], colour=1)]
-    assert colour(chart(lines, "x", "y"), "b") == colour(chart(lines, "x", "y"), "c")
-    assert colour(chart(lines, "x", "y"), "a") != colour(chart(lines, "x", "y"), "b")
+        assert color(errors.split("</section>")[0], name) == color(cosines, name)
+    lines = [Line("a", [0, 1], [1.0, 2.0]), Line("b", [0, 1], [1.0, 2.0]), Line("c", [0, 1], [1.0, 2.0], color=1)]
+    assert color(chart(lines, "x", "y"), "b") == color(chart(lines, "x", "y"), "c")
+    assert color(chart(lines, "x", "y"), "a") != color(chart(lines, "x", "y"), "b")
 
 
 def test_a_cloud_of_equal_coordinates_lies_on_its_diagonal():
@@ -165,7 +165,7 @@ def test_a_cloud_of_equal_coordinates_lies_on_its_diagonal():
     assert [float(x) + float(y) for x, y in dots] == [300, 300, 300]
 
 
-def test_entries_of_a_matrix_have_opposite_colours_by_sign_and_numbers_while_there_is_room():
+def test_entries_of_a_matrix_have_opposite_colors_by_sign_and_numbers_while_there_is_room():
     light = re.findall(r'class="cell"[^>]*--light:(#\w+)', matrix_map([[1.0, -1.0], [0.0, 1.0]], 1.0, "A"))
     assert light[0] == light[3]
     assert len(set(light)) == 3

@@ -1,4 +1,4 @@
-"""The parts of a page that can be told without one: colours, formulas, rulers and changes."""
+"""The parts of a page that can be told without one: colors, formulas, rulers and changes."""
 
 import itertools
 import math
@@ -6,33 +6,34 @@ import math
 import pytest
 from report.sample import inspection
 
-from massieu.report import changes, colours, theory
+from massieu.plotting import colors as colors
+from massieu.report import changes, theory
 from massieu.report.formula import typeset
 from massieu.report.scales import color_limits, row_length
 
 
-def lightness(colour: str) -> float:
-    red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+def lightness(color: str) -> float:
+    red, green, blue = (int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (red, green, blue)]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-    return 116 * luminance ** (1 / 3) - 16  # CIE lightness, another space than the one the colours are computed in
+    return 116 * luminance ** (1 / 3) - 16  # CIE lightness, another space than the one the colors are computed in
 
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_lightness_moves_in_one_direction_by_equal_steps(dark):
-    steps = [after - before for before, after in itertools.pairwise(map(lightness, colours.sequential(dark)))]
+    steps = [after - before for before, after in itertools.pairwise(map(lightness, colors.sequential(dark)))]
     assert all(1.0 < (step if dark else -step) < 3.5 for step in steps)
 
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_both_sides_of_a_diverging_scale_are_equally_far_from_its_middle(dark):
-    scale = [lightness(colour) for colour in colours.diverging(dark)]
+    scale = [lightness(color) for color in colors.diverging(dark)]
     assert scale == pytest.approx(scale[::-1], abs=6)
     assert (min if dark else max)(scale) == scale[len(scale) // 2]
 
 
 def test_lines_are_different():
-    assert len(set(colours.lines())) == len(set(colours.lines(True))) == 8
+    assert len(set(colors.lines())) == len(set(colors.lines(True))) == 8
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from taps.families import BATCH, build, mask, words
 from taps.weights import output, rows
 from torch.testing import assert_close
 
-from massieu.inspection.rows import call_statistics
 from massieu.taps import tap
+from massieu.taps.call_statistics import call_statistics
 
 pytest.importorskip("transformers")
 

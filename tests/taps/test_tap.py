@@ -16,7 +16,7 @@ from torch.testing import assert_close
 from massieu import statistics
 from massieu.nn import Transformer
 from massieu.taps import tap
-from massieu.taps.ears import without_fast_path
+from massieu.taps.sources import without_fast_path
 
 
 def ignore(call):

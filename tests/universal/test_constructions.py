@@ -36,9 +36,9 @@ def test_all_sequences_of_a_grid_come_out(seed):
     assert certificate.holds
     assert str(certificate).startswith("all 729 sequences within 1e-12: error 0.0e+00, 0 tokens wrong")
 
-    # Independently: every sequence of centres, and of points elsewhere in the cells.
-    centres = torch.cartesian_prod(*[torch.tensor([1.0, 3.0, 5.0]).double() / 6] * 2)
-    inputs = torch.stack([centres[list(row)] for row in itertools.product(range(9), repeat=3)])
+    # Independently: every sequence of centers, and of points elsewhere in the cells.
+    centers = torch.cartesian_prod(*[torch.tensor([1.0, 3.0, 5.0]).double() / 6] * 2)
+    inputs = torch.stack([centers[list(row)] for row in itertools.product(range(9), repeat=3)])
     jitter = torch.rand(inputs.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) - 0.5
     with torch.no_grad():
         assert torch.equal(network(inputs), function(inputs))
@@ -254,7 +254,7 @@ VECTORS = torch.zeros(2, 3, 1, dtype=torch.float64)
             lambda: construct(lambda x: x.sum(1), 3, 2),
             r"function must return shape \(9, 2, output_dim\) for this batch, got \(9, 1\)",
         ),
-        (lambda: construct(lambda x: x / 0, 3, 2), "function must be finite on the centres of all cells"),
+        (lambda: construct(lambda x: x / 0, 3, 2), "function must be finite on the centers of all cells"),
         (
             lambda: construct(lambda x: x.cumsum(1), 3, 2),
             "function must be permutation-equivariant, got values that change by",

@@ -42,7 +42,7 @@ def test_a_network_without_numbers_has_no_certificate():
     assert str(certificate).startswith("all 9 sequences NOT within 1e-12: error inf, 18 tokens wrong")
 
 
-def neighbours_on_a_circle(x):
+def neighbors_on_a_circle(x):
     """Turning or reversing the sequence turns or reverses the values; other orders do more."""
     return x.roll(1, 1) * x.roll(-1, 1)
 
@@ -55,7 +55,7 @@ def descending(x):
 
 @pytest.mark.parametrize(
     ("function", "cells", "length"),
-    [(neighbours_on_a_circle, 3, 4), (neighbours_on_a_circle, 2, 12), (descending, 5, 4)],
+    [(neighbors_on_a_circle, 3, 4), (neighbors_on_a_circle, 2, 12), (descending, 5, 4)],
 )
 def test_functions_of_order_are_refused_whatever_order_they_mind(function, cells, length):
     with pytest.raises(ValueError, match="function must be permutation-equivariant, got values that change by"):
@@ -123,9 +123,9 @@ def test_ramps_are_wide_enough_by_default():
     with pytest.raises(ValueError, match="ramp must be at least 1.* for these cells"):
         construct(smooth, 100, 2, rounds=2, ramp=2.0**-20)
     network = construct(smooth, 100, 2, rounds=2)
-    centres = (torch.randint(100, (200, 2, 1), generator=torch.Generator().manual_seed(0)) + 0.5).double() / 100
+    centers = (torch.randint(100, (200, 2, 1), generator=torch.Generator().manual_seed(0)) + 0.5).double() / 100
     with torch.no_grad():
-        assert torch.equal(network(centres), smooth(centres))
+        assert torch.equal(network(centers), smooth(centers))
 
 
 def test_labels_up_to_two_to_the_53_are_exact():

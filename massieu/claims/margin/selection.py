@@ -203,8 +203,8 @@ def path_direction(trial: Trial) -> Evidence:
     )
     thrice = max_margin(twisted).weights
 
-    def gap(centre: Tensor, radius: float, direction: Tensor) -> Gap:
-        least = least_cubic_loss(problem, centre, radius, [solution.weights, thrice])
+    def gap(center: Tensor, radius: float, direction: Tensor) -> Gap:
+        least = least_cubic_loss(problem, center, radius, [solution.weights, thrice])
         return Gap(misalignment(least, direction), 1e-3)
 
     inside, beyond, radius = best[leader, 0], best.max() + 1, 1000.0
@@ -508,11 +508,11 @@ def outside(problem: TokenSelection, drawn: Tensor) -> Tensor:
     return drawn - inside.reshape(drawn.shape)
 
 
-def least_cubic_loss(problem: TokenSelection, centre: Tensor, radius: float, starts: list[Tensor]) -> Tensor:
-    """Weights of a given norm and least loss −(x − centre)^3, in logarithms; the best end of several starts."""
+def least_cubic_loss(problem: TokenSelection, center: Tensor, radius: float, starts: list[Tensor]) -> Tensor:
+    """Weights of a given norm and least loss −(x − center)^3, in logarithms; the best end of several starts."""
     best = problem.scores.gather(1, problem.selection()[:, None])
     log_lead = (best - problem.scores).masked_fill(problem.best, 0.0).log()
-    height = best[:, 0] - centre
+    height = best[:, 0] - center
 
     def log_loss(direction: Tensor) -> Tensor:
         weights = radius * direction / direction.norm()

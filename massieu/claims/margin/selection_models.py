@@ -20,13 +20,13 @@ from massieu.checks import UserError
 from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
 from massieu.claims.registry import claim
 from massieu.claims.sources import SLIDES
-from massieu.inspection.loading import Loaded, load
 from massieu.inspection.margins import margin_report, random_head, span_projection
-from massieu.inspection.rows import exact_rows, num_atoms
 from massieu.inspection.selections import head_rows
-from massieu.inspection.weights import head_weights
 from massieu.margin import TokenSelection, descend, max_margin
+from massieu.models.head_weights import head_weights
+from massieu.models.loading import Loaded, load
 from massieu.taps import AttentionCall, tap
+from massieu.taps.call_statistics import exact_rows, num_atoms
 
 STEPS = (0, 250, 1500, 6500)  # of the checkpoints
 LENGTH = 64  # tokens of a passage

@@ -188,7 +188,7 @@ def path_rate(trial: Trial) -> Evidence:
     formula="support tokens of α have γ_t < γ_α",
     expected=Verdict.HOLDS,
 )
-def initialisation(trial: Trial) -> Evidence:
+def initialization(trial: Trial) -> Evidence:
     """Share of random starts that do not end saturated, locally optimal and along their own direction, and share that
     ends on the best tokens; the control judges the selections that the same starts make before training."""
     count = trial.size(8, 10)

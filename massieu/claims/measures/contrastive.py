@@ -21,7 +21,7 @@ from massieu.contrast import (
     nca,
     nce_loss,
     negative_sampling,
-    neighbour_probabilities,
+    neighbor_probabilities,
     pca,
     skip_gram,
 )
@@ -133,7 +133,7 @@ def neighbors(trial: Trial) -> Evidence:
     loss = -((closeness / total) * same).sum(-1).log()
 
     def gap(carrier: bool) -> Gap:
-        found = neighbour_probabilities(points, transform, carrier=carrier)
+        found = neighbor_probabilities(points, transform, carrier=carrier)
         return widest(
             apart(found, closeness / total),
             apart(found.sum(-1), torch.ones_like(strangers)),

@@ -213,7 +213,7 @@ def theorem_constants(trial: Trial) -> Evidence:
     wording="Every start closer to a pattern than its certified radius ends at one fixed point, near the pattern.",
     reading=(
         "For 10 random patterns of length √20 in 20 dimensions, β = 1: starts at 0.999 of the radius of `certificate`,"
-        " towards the nearest rival and in 20 (full: 500) random directions, end within the bound, where the pattern"
+        " toward the nearest rival and in 20 (full: 500) random directions, end within the bound, where the pattern"
         " itself ends, to 1e-9. Its radii, bounds and conditions, and those of Ramsauer et al., are the written-out"
         " ones, to a relative 1e-9, and theirs are smaller, also for 100 patterns of length 8 in 64 dimensions, β ="
         " 1/4. The control starts eight radii away."
@@ -237,11 +237,11 @@ def certified_radius(trial: Trial) -> Evidence:
     )
     patterns, inside = memories[0].patterns, own.certified
     rival = (patterns @ patterns.T).fill_diagonal_(-torch.inf).argmax(-1)
-    towards = torch.cat([(patterns[rival] - patterns)[None], normal(trial.size(20, 500), *patterns.shape)])
-    towards = torch.nn.functional.normalize(towards, dim=-1)[:, inside]
+    toward = torch.cat([(patterns[rival] - patterns)[None], normal(trial.size(20, 500), *patterns.shape)])
+    toward = torch.nn.functional.normalize(toward, dim=-1)[:, inside]
 
     def escape(share: float) -> Gap:
-        starts = patterns[inside] + share * known.radius[inside, None] * towards
+        starts = patterns[inside] + share * known.radius[inside, None] * toward
         end = memories[0].retrieve(starts.flatten(0, 1), steps=2000).state.unflatten(0, starts.shape[:2])
         center = memories[0].retrieve(patterns[inside], steps=2000).state
         away = above((end - patterns[inside]).norm(dim=-1), own.bound[inside])

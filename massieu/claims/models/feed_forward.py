@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from massieu.accumulators.regression import Regression, held_out_r2
 from massieu.checks import UserError
 from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
 from massieu.claims.experiment import widest
@@ -15,11 +16,10 @@ from massieu.claims.models.states import reader, through
 from massieu.claims.models.trained import inspection, median, profile
 from massieu.claims.registry import claim
 from massieu.claims.sources import OURS, PAPER
-from massieu.inspection.anatomy import read_anatomy
-from massieu.inspection.blocks import LayerStatistics, States
-from massieu.inspection.jacobians import FieldTest, field_test
-from massieu.inspection.regression import Regression, held_out_r2
+from massieu.geometry.jacobians import FieldTest, field_test
+from massieu.inspection.layer_statistics import LayerStatistics, States
 from massieu.inspection.tokens import Tokens
+from massieu.models.residual_stream import read_anatomy
 
 LEFT = 0.1  # of a variance: a map that leaves less is close
 

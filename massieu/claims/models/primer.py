@@ -17,10 +17,10 @@ from massieu.claims.experiment import TIGHT, apart, jacobian, linspace, normals,
 from massieu.claims.models.states import reader, through
 from massieu.claims.registry import claim
 from massieu.claims.sources import SLIDES
-from massieu.inspection.anatomy import read_anatomy
-from massieu.inspection.rows import scores_at
-from massieu.inspection.weights import head_weights
+from massieu.models.head_weights import head_weights
+from massieu.models.residual_stream import read_anatomy
 from massieu.taps import AttentionCall, tap
+from massieu.taps.call_statistics import scores_at
 
 SINGLE = 1e-6  # of norms that transformers computes in float32 whatever the precision of the model
 

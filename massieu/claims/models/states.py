@@ -16,8 +16,8 @@ from massieu.claims.experiment import widest
 from massieu.claims.models.trained import BAND, out_of_band, over_band
 from massieu.claims.registry import claim
 from massieu.claims.sources import OURS, PAPER
-from massieu.inspection.anatomy import block_input, hidden_tensors, read_anatomy, with_input
-from massieu.inspection.loading import load
+from massieu.models.loading import load
+from massieu.models.residual_stream import block_input, hidden_tensors, read_anatomy, with_input
 
 LENGTH = 64  # tokens of a passage
 OFF_CENTER = 0.05  # twice the length of the mean of as many independent tokens of mean zero, 1 / sqrt(24 · 64)

@@ -18,8 +18,8 @@ from massieu.checks import UserError
 from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
 from massieu.claims.registry import claim
 from massieu.claims.sources import OURS, PAPER
+from massieu.geometry.clouds import gaussian_band, projection_kurtosis
 from massieu.inspection import Inspection, inspect_model
-from massieu.inspection.clouds import gaussian_band, projection_kurtosis
 from massieu.nn import Transformer
 
 # The band is the bias and two standard deviations of a mean over 64 directions, nearly normal: 19 of 20 normal samples

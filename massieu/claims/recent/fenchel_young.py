@@ -29,7 +29,7 @@ ALPHAS = (1.5, 2.0, 3.0)
     reading=(
         "For 20 (full: 80) random patterns of length 4 in 16 (full: 64) dimensions, α-entmax with α of 1.5, 2 and 3,"
         " whose margin is 1 / (α − 1), and the 2-norm entropy, with margin 1: at the least β that meets a condition for"
-        " all patterns, one step gives them to 1e-9 from themselves, from ε = 0.2 Δ / M away, for the least Δ, towards"
+        " all patterns, one step gives them to 1e-9 from themselves, from ε = 0.2 Δ / M away, for the least Δ, toward"
         " the nearest rival and in a random direction, and for α-entmax the gradient of the energy vanishes at them to"
         " 1e-9; at 0.98 of it the least separated pattern moves, by the gradient too (R14 has the gradient of the"
         " energy of the 2-norm). The control has softmax in the place of α-entmax."

@@ -36,7 +36,7 @@ from massieu.universal import Realization, Stack, construct, construct_narrow, c
     formula="FF_2 ∘ (1 + Attn) ∘ FF_1 = f on {1, …, n}^{d × T}",
     expected=Verdict.HOLDS,
 )
-def one_layer_realises_a_function(trial: Trial) -> Evidence:
+def one_layer_realizes_a_function(trial: Trial) -> Evidence:
     """Largest error over all 729 sequences of three cells of a 3 × 3 grid, for a random function with two outputs,
     repeated tokens included; the control has no attention."""
     drawn = normals(trial)(9, 9, 9, 9, 2)

@@ -43,7 +43,7 @@ from massieu.statistics import probabilities
     expected=Verdict.CONDITIONAL,
 )
 def largest_error(trial: Trial) -> Evidence:
-    """Largest and mean square error of quantisation, identifier and table for two tokens and a random smooth function;
+    """Largest and mean square error of quantization, identifier and table for two tokens and a random smooth function;
     the control has ramps between cells as wide as a cell."""
     coefficients = normals(trial)(2, 3).numpy()
 
@@ -178,8 +178,8 @@ def positions_needed(trial: Trial) -> Evidence:
             model.positions.weight.data.copy_(vectors)
         with torch.no_grad():
             hidden = model(token.expand(1, length, 16))[0]
-        centred, aim = hidden - hidden.mean(0), target - target.mean()
-        explained = centred @ torch.linalg.pinv(centred, atol=1e-9) @ aim
+        centered, aim = hidden - hidden.mean(0), target - target.mean()
+        explained = centered @ torch.linalg.pinv(centered, atol=1e-9) @ aim
         return Gap(float((aim - explained).norm() / aim.norm()), 1e-6)
 
     learned = normals(trial)(length, 16)
@@ -200,7 +200,7 @@ def smooth(points: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
 
 
 def by_table(points: np.ndarray, coefficients: np.ndarray, cells: int, ramp: float) -> np.ndarray:
-    """Quantise both tokens by ramps of a width in cells, join them in one identifier, and look the value up."""
+    """Quantize both tokens by ramps of a width in cells, join them in one identifier, and look the value up."""
     edges = np.arange(1, cells)
     steps = np.clip((points[:, :, None] * cells - edges) / ramp + 0.5, 0, 1).sum(-1)
     identifier = np.rint(steps[:, 0] + cells * steps[:, 1]).astype(int).clip(0, cells**2 - 1)

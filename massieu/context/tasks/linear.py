@@ -180,7 +180,7 @@ class Logistic(Linear):
 
     @property
     def signal(self) -> float:
-        # The score is a mixture over inputs of centred normals: by quadrature over its conditional scale, which is
+        # The score is a mixture over inputs of centered normals: by quadrature over its conditional scale, which is
         # the length of the input in the metric of the prior. A fixed sample stands for the inputs.
         generator = torch.Generator().manual_seed(0)
         inputs = self.draw_inputs(1, 4096, generator, torch.float64)[0]

@@ -171,10 +171,10 @@ class GradientBlock {
         for (int64_t j = 0; j < count; j++) {
             Real *score = score_ + j * lanes + lane, *slope = slope_ + j * lanes + lane;
             const Vector<Real> below = greatest<Real>(all<Real>(Bits<Real>::SMALLEST), load(score) - maximum);
-            const Vector<Real> weight = power_of_two<Real>(below) * inverse, centred = below - offset;
+            const Vector<Real> weight = power_of_two<Real>(below) * inverse, centered = below - offset;
             const Vector<Real> through = value_width_ ? load(slope) + constant : constant;
             store(score, weight);
-            store(slope, weight * (through + centred * (linear + centred * quadratic) + collision * weight));
+            store(slope, weight * (through + centered * (linear + centered * quadratic) + collision * weight));
         }
     }
 

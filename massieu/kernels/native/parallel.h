@@ -13,7 +13,7 @@ void on_threads(int64_t threads, void (*work)(void*, int64_t), void* context);
 namespace MASSIEU_BUILD {
 
 // Calls body(index, thread) for every index, in order of index as threads become free. A thread takes a share of what
-// is left: neighbours lie in the same lines of memory, and near the end single ones keep all threads busy. The body
+// is left: neighbors lie in the same lines of memory, and near the end single ones keep all threads busy. The body
 // must not throw.
 template <class Body>
 void in_parallel(int64_t count, int64_t threads, const Body& body) {

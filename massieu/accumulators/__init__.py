@@ -1,0 +1,1 @@
+"""Mergeable statistics: means, moments, histograms, samples, regression; serialized by their fields."""

@@ -1,0 +1,242 @@
+"""Parts and checkpoints as files: named tensors and a JSON header in the safetensors format, written whole or not.
+
+Each file carries a digest of its tensors and its header, which every reader compares.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from massieu.accumulators.serialization import pack, unpack
+from massieu.checks import UserError
+from massieu.inspection.partial_result import SCHEMA, Identity, Part
+from massieu.inspection.result import PART, PART_BYTES
+from massieu.inspection.validation import Unsound, check_part, is_finite
+from massieu.outputs.folders import is_listed, verified
+
+__all__ = ["load_checkpoint", "load_part", "part_from_bytes", "part_to_bytes", "save_checkpoint", "save_part"]
+
+DONE = "checkpoint.done"
+MOST_SPLITS = 1 << 31
+UNREADABLE = (LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError, MemoryError)
+"""Whatever a header with other values than ours can raise."""
+
+
+def save_part(part: Part, path: str | Path, *, most: float = math.inf) -> Path | None:
+    """Write a part into one file; a reader finds the old file or the new one, never half of one.
+
+    With ``most``, a part of more bytes is not written, and None comes back.
+
+    The metadata of the safetensors file has two entries: ``massieu``, JSON with ``schema``, ``finite`` and ``part``,
+    and ``digest``, which :func:`digest_of` computes.
+    """
+    tensors: dict[str, Tensor] = {}
+    metadata = _metadata(part, {}, tensors)
+    size = sum(map(len, metadata.values())) + sum(x.nbytes for x in tensors.values())
+    return _write(Path(path), metadata, tensors) if size <= most else None
+
+
+def load_part(path: str | Path) -> Part:
+    """Read a part from its file, or from the folder of an inspection."""
+    place = verified(_file(path))
+    without = not place.exists() and (place.parent / "inspection.json").exists()
+    if place.name == PART and (without or is_listed(place) is False):
+        raise UserError(
+            f"{place.parent} holds a run without the part that merge needs, which is written up to"
+            f" {PART_BYTES >> 20} MB; inspect again with --part"
+        )
+    part, header, _ = _load(place)
+    if "corpus" in header:
+        raise UserError(
+            f"{place} must be the part of a finished run, and it is the checkpoint of an unfinished one;"
+            " finish it with --resume"
+        )
+    return part
+
+
+def part_to_bytes(part: Part) -> bytes:
+    """What :func:`save_part` would write, to be sent elsewhere; a part that is pickled travels like this."""
+    from safetensors.torch import save
+
+    tensors: dict[str, Tensor] = {}
+    return save(tensors, metadata=_metadata(part, {}, tensors))
+
+
+def part_from_bytes(data: bytes) -> Part:
+    """A part from what :func:`part_to_bytes` gave."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        length = int.from_bytes(data[:8], "little")  # the format begins with the size of its JSON
+        metadata, tensors = json.loads(data[8 : 8 + length])["__metadata__"], load(data)
+    except (*UNREADABLE, SafetensorError) as error:
+        raise UserError(f"the part is damaged ({_short(error)}); send it again") from None
+    return _part(metadata, tensors, "the part")[0]
+
+
+def digest_of(header: str, tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of a header and of names, dtypes, shapes and bytes of tensors, in the order of their names.
+
+    Example:
+        >>> one, other = torch.zeros(2), torch.zeros(1, 2)
+        >>> digest_of("{}", {"x": one}) == digest_of("{}", {"x": other})
+        False
+    """
+    digest = hashlib.sha256(f"{len(header.encode())} {header}".encode())
+    for name in sorted(tensors):
+        x = tensors[name].contiguous()
+        digest.update(json.dumps([name, str(x.dtype), list(x.shape)]).encode())
+        digest.update(x.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def save_checkpoint(path: str | Path, part: Part, done: Collection[int], corpus: str) -> Path:
+    """Write how far a run has come, at once: what was read, and which splits it was.
+
+    Args:
+        path: the file.
+        part: what these splits gave.
+        done: the numbers of the splits.
+        corpus: fingerprint of the corpus, so that the numbers mean the same splits when they are read again.
+    """
+    numbers = torch.tensor(sorted(done), dtype=torch.int64)
+    # Stretches instead of numbers: a run of a million splits has few gaps.
+    begins = torch.cat([numbers[:1], numbers[1:][numbers.diff() > 1]])
+    ends = torch.cat([numbers[:-1][numbers.diff() > 1], numbers[-1:]]) + 1
+    tensors = {DONE: torch.stack([begins, ends], 1)}
+    return _write(Path(path), _metadata(part, {"corpus": corpus}, tensors), tensors)
+
+
+def load_checkpoint(
+    path: str | Path, identity: Identity, corpus: str, splits: int = MOST_SPLITS
+) -> tuple[Part, set[int]]:
+    """How far a run had come: what it had read, and the numbers of the splits.
+
+    Args:
+        path: the file.
+        identity: of the run that goes on; another model or other options are refused.
+        corpus: fingerprint of the corpus that it reads; another one is refused.
+        splits: number of splits of the corpus.
+    """
+    part, header, tensors = _load(Path(path))
+    if "corpus" not in header or DONE not in tensors:
+        raise UserError(f"{path} must be the checkpoint of a run, and it is a finished part; name another file")
+    part.identity = part.identity_like(identity)
+    difference = part.identity.difference(identity)
+    if difference is not None:
+        raise UserError(
+            f"the checkpoint {path} was made by another run: {difference};"
+            " resume with the same model and options, or remove it to begin again"
+        )
+    if header["corpus"] != corpus:
+        raise UserError(
+            f"the checkpoint {path} was made for another text ({str(header['corpus'])[:12]}, and this one is"
+            f" {corpus[:12]}); resume with the same files, column, sample,"
+            " seed, limit, strictness and --split-bytes, or remove it to begin again"
+        )
+    return part, _numbers(tensors[DONE], splits, path)
+
+
+def _numbers(ranges: Tensor, splits: int, path: str | Path) -> set[int]:
+    """Numbers of the splits that are done, from half-open ranges in ascending order."""
+    flat = ranges.flatten()
+    sound = ranges.dtype == torch.int64 and ranges.dim() == 2 and ranges.shape[1:] == (2,)
+    inside = sound and (not len(flat) or bool((flat >= 0).all() & (flat <= splits).all() & (flat.diff() > 0).all()))
+    if not inside:
+        raise UserError(f"{path} is damaged ({DONE} is not as expected); remove it to begin again")
+    return {number for begin, end in ranges.tolist() for number in range(begin, end)}
+
+
+def draft_of(path: Path) -> Path:
+    """Where a file is written before it has its name: a kill leaves one at most, which the next write takes."""
+    return path.with_name(f".{path.name}.part")
+
+
+def _file(path: str | Path) -> Path:
+    place = Path(path)
+    return place / PART if place.is_dir() else place
+
+
+def _metadata(part: Part, header: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, str]:
+    """The metadata of a file; the tensors of the part are put among the others."""
+    packed = pack(part, "part", tensors)
+    content = {"schema": SCHEMA, **header, "finite": is_finite(tensors), "part": packed}
+    text = json.dumps(content, separators=(",", ":"))
+    return {"massieu": text, "digest": digest_of(text, tensors)}
+
+
+def _write(path: Path, metadata: dict[str, str], tensors: dict[str, Tensor]) -> Path:
+    from safetensors.torch import save_file
+
+    temporary = draft_of(path)
+    try:
+        temporary.touch()
+        mode = temporary.stat().st_mode & 0o777  # what others may do with new files; safetensors lets nobody in
+        save_file(tensors, temporary, metadata=metadata)
+        temporary.chmod(mode)
+        with open(temporary, "r+b") as written:
+            os.fsync(written.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return path
+
+
+def _load(path: Path) -> tuple[Part, dict[str, Any], dict[str, Tensor]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+    except OSError as error:
+        raise UserError(
+            f"{path} must be a part that massieu inspect --out wrote, and it cannot be read"
+            f" ({error.strerror or error}); name the folder of such a run"
+        ) from None
+    except SafetensorError as error:
+        raise UserError(f"{path} is damaged ({_short(error)}); write it again") from None
+    return (*_part(metadata, tensors, path), tensors)
+
+
+def _part(metadata: dict[str, str], tensors: dict[str, Tensor], path: str | Path) -> tuple[Part, dict[str, Any]]:
+    """The part in a file and its header, once its digest and its fields were checked."""
+    text = metadata.get("massieu", "{}")
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError):
+        header = {}
+    header = header if isinstance(header, dict) else {}
+    if header.get("schema") != SCHEMA:
+        got = str(header.get("schema"))[:40]
+        raise UserError(f"{path} must have the schema {SCHEMA}, got {got}; inspect again with this version")
+    if metadata.get("digest") != digest_of(text, tensors):
+        raise UserError(f"{path} is damaged (its content does not have its digest); copy or write it again")
+    try:
+        left = {name: x for name, x in tensors.items() if name != DONE}
+        part = unpack(header["part"], left)
+        check_part(part, finite=header["finite"] is not False)
+        if left:
+            raise Unsound(f"{min(left)[:40]} belongs to nothing")
+    except Unsound as error:
+        raise UserError(f"{path} is damaged ({_short(error)}); write it again") from None
+    except UNREADABLE as error:
+        why = _short(error)
+        raise UserError(f"{path} is damaged ({why} is missing or not as expected); write it again") from None
+    return part, header
+
+
+def _short(error: BaseException) -> str:
+    """What an error says, on one line."""
+    return " ".join(str(error).split())[:120]

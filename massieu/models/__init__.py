@@ -1,0 +1,1 @@
+"""Models: loading, fingerprint, residual stream, head weights, projections, tokenizer."""

@@ -1,0 +1,1 @@
+"""Shared parts of figures: size, axes, legends, color scales, and figures that show themselves in a notebook."""

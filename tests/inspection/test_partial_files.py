@@ -1,0 +1,402 @@
+"""Parts and checkpoints are written whole or not, read back to the last bit, and refused where they do not belong."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pickle
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save, save_file
+
+pytest.importorskip("transformers")
+from taps.families import build
+
+from massieu import assets
+from massieu.accumulators.serialization import STATE, Unpackable, pack, unpack
+from massieu.checks import UserError
+from massieu.corpus import Fault, Faults
+from massieu.inspection import inspect_model
+from massieu.inspection import partial_files as files
+from massieu.inspection.partial_files import (
+    digest_of,
+    load_checkpoint,
+    load_part,
+    part_from_bytes,
+    save_checkpoint,
+    save_part,
+)
+from massieu.inspection.partial_result import SCHEMA, Part
+from massieu.inspection.reader import Reader
+from massieu.inspection.splits import TextSplit
+from massieu.inspection.tables import finish
+from massieu.models.loading import load
+
+TEXTS = tuple(text[:200] for text in assets.documents()[:3])
+
+
+@pytest.fixture(scope="module")
+def part() -> Part:
+    loaded = load(str(assets.MODEL))
+    return Reader(loaded.model, loaded.tokenizer, name="embedded").read(TextSplit(TEXTS))
+
+
+def assert_same(first: Part, second: Part) -> None:
+    tensors, others = {}, {}
+    assert pack(first, "part", tensors) == pack(second, "part", others)
+    assert tensors.keys() == others.keys()
+    for name, x in tensors.items():
+        assert x.dtype == others[name].dtype
+        assert torch.equal(x.nan_to_num(7), others[name].nan_to_num(7)), name
+
+
+def test_a_part_is_read_as_it_was_written(part, tmp_path):
+    path = save_part(part, tmp_path / "part.safetensors")
+    again = load_part(path)
+    assert_same(again, part)
+    assert again.identity == part.identity
+    assert_same(load_part(tmp_path), part)  # by its folder
+    header = json.loads(safe_open(path, "pt").metadata()["massieu"])
+    assert header["schema"] == SCHEMA
+    assert [file.name for file in tmp_path.iterdir()] == ["part.safetensors"]
+
+
+def test_a_part_of_few_tokens_is_written_although_its_moments_share_their_rows(tmp_path):
+    loaded = load(str(assets.MODEL))
+    few = Reader(loaded.model, loaded.tokenizer).read(TextSplit(("Call me Ishmael.", "Some years ago")))
+    assert_same(load_part(save_part(few, tmp_path / "part.safetensors")), few)
+
+
+def test_a_part_travels_in_the_bytes_of_its_file(part, tmp_path):
+    sent = pickle.dumps(part)
+    assert_same(pickle.loads(sent), part)
+    assert len(sent) < 1.01 * save_part(part, tmp_path / "p").stat().st_size + 1000
+    with pytest.raises(UserError, match=f"the part must have the schema {SCHEMA}, got massieu.part/0"):
+        part_from_bytes(save({}, metadata={"massieu": '{"schema": "massieu.part/0"}'}))
+    for data in (b"", b"massieu", sent[-5000:], save({})):
+        with pytest.raises(UserError, match="the part"):
+            part_from_bytes(data)
+
+
+def test_nothing_of_a_part_is_forgotten(part):
+    seen = set()
+
+    def look(value):
+        kind = type(value)
+        if kind in STATE:
+            seen.add(kind)
+            own = value._asdict() if issubclass(kind, tuple) else vars(value)
+            assert {*own} == {*STATE[kind]}, kind
+            for each in own.values():
+                look(each)
+        elif isinstance(value, dict):
+            for each in value.values():
+                look(each)
+        elif isinstance(value, (list, tuple, set)):
+            for each in value:
+                look(each)
+        else:
+            assert value is None or isinstance(value, (bool, int, float, str, torch.Tensor)), kind
+
+    look(part)
+    look(Faults({"not JSON": 1}, [Fault("a", 0, "a:1", "not JSON", "a sentence")]))
+    assert seen == {*STATE}
+
+
+def test_what_is_read_goes_on_like_what_was_written(part, tmp_path):
+    again, both = load_part(save_part(part, tmp_path / "p")), Part.empty(part.identity)
+    both.merge(part)
+    both.merge(part)
+    again.merge(part)
+    assert again.counts == both.counts
+    assert again.heads.table().equals(both.heads.table())
+
+
+def test_symmetric_and_wide_tensors_lose_nothing():
+    square = torch.arange(9.0).view(3, 3)
+    wide = torch.zeros(2, 3000)
+    wide[1, 700:900] = 1
+    for x in (square, square + square.T, wide, torch.zeros(2, 2000), torch.zeros(0), torch.tensor(3.0)):
+        tensors = {}
+        assert torch.equal(unpack(json.loads(json.dumps(pack(x, "x", tensors))), {**tensors}), x)
+        assert tensors["x"].numel() <= x.numel()
+    assert tensors.keys() == {"x"}
+
+
+def test_writing_that_fails_leaves_the_old_file(part, tmp_path, monkeypatch):
+    path = save_part(part, tmp_path / "part.safetensors")
+    before = path.read_bytes()
+
+    def fail(source, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, "replace", fail)
+    with pytest.raises(OSError, match="No space left"):
+        save_checkpoint(path, Part.empty(part.identity), {1}, "corpus")
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["part.safetensors"]
+
+
+@pytest.mark.parametrize("done", [set(), {0}, {0, 1, 2, 5, 7, 8}, set(range(10_000)) - {77}])
+def test_a_checkpoint_says_which_splits_are_done(part, tmp_path, done):
+    path = save_checkpoint(tmp_path / "checkpoint", part, done, "c" * 64)
+    again, found = load_checkpoint(path, part.identity, "c" * 64)
+    assert found == done
+    assert_same(again, part)
+
+
+def test_a_checkpoint_of_another_run_is_refused(part, tmp_path):
+    path = save_checkpoint(tmp_path / "checkpoint", part, {0}, "c" * 64)
+    for change, message in (
+        ({"model": "0" * 64}, "was made by another run: the model differs: embedded"),
+        ({"options": {**part.identity.options, "rows": 7}}, "the option rows is 32 in one and 7 in the other; resume"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load_checkpoint(path, replace(part.identity, **change), "c" * 64)
+    with pytest.raises(ValueError, match="was made for another text .cccccccccccc, and this one is dddddddddddd.;"):
+        load_checkpoint(path, part.identity, "d" * 64)
+    finished = save_part(part, tmp_path / "part.safetensors")
+    with pytest.raises(ValueError, match="must be the checkpoint of a run, and it is a finished part"):
+        load_checkpoint(finished, part.identity, "c" * 64)
+
+
+def test_what_is_no_part_is_refused_in_one_sentence(part, tmp_path):
+    path = tmp_path / "part.safetensors"
+    with pytest.raises(ValueError, match="must be a part that massieu inspect --out wrote, and it cannot be read"):
+        load_part(tmp_path)
+    path.write_bytes(save_part(part, tmp_path / "other").read_bytes()[:5000])
+    with pytest.raises(ValueError, match="part.safetensors is damaged"):
+        load_part(path)
+    for header, message in (
+        (None, f"must have the schema {SCHEMA}, got None; inspect again"),
+        ("no json", f"must have the schema {SCHEMA}, got None"),
+        ("[" * 100_000, f"must have the schema {SCHEMA}, got None"),
+        ('{"schema": "massieu.part/0"}', f"must have the schema {SCHEMA}, got massieu.part/0"),
+        ("{}", "is damaged .'part' is missing"),
+        ('{"part": {"Part": {}}}', "is damaged"),
+        ('{"part": {"system": []}}', "is damaged .'system' is missing"),
+        ('{"part": 7, "finite": true}', "is damaged .it holds no part"),
+        ("[]", f"must have the schema {SCHEMA}, got None"),
+        ('{"part": {"Part": [1]}}', "is damaged"),
+        ('{"part": {"tensor": []}}', "is damaged"),
+        ('{"part": {"tensor": ["x", "symmetric", 5]}}', "is damaged"),
+        ('{"part": {"tensor": ["x", "padded", 1000000000000, 0]}}', "is damaged"),
+        ('{"part": {"tensor": ["x"]}, "finite": true}', "is damaged .it holds no part"),
+    ):
+        text = header and header.replace("{", f'{{"schema": "{SCHEMA}", ', 1).replace(", }", "}")
+        text = header if header is None or "schema" in header else text
+        tensors = {"x": torch.ones(1)}
+        save_file(tensors, path, metadata=text and {"massieu": text, "digest": digest_of(text, tensors)})
+        with pytest.raises(UserError, match=message) as caught:
+            load_part(path)
+        assert "\n" not in str(caught.value)
+
+
+def flipped(data: bytes, bit: int) -> bytes:
+    return data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :]
+
+
+def test_no_flipped_bit_of_a_part_or_a_checkpoint_is_believed(part, tmp_path):
+    draw = random.Random(0)
+    whole = save_part(part, tmp_path / "p").read_bytes()
+    checkpoint = save_checkpoint(tmp_path / "c", part, {0, 2}, "c" * 64).read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    bits = [draw.randrange(8 * (8 + length)) for _ in range(15)]  # of the header, which is small
+    bits += [draw.randrange(8 * len(whole)) for _ in range(15)]
+    for bit in bits:
+        with pytest.raises(UserError) as caught:
+            part_from_bytes(flipped(whole, bit))
+        assert "\n" not in str(caught.value)
+        (tmp_path / "f").write_bytes(flipped(whole, bit))
+        with pytest.raises(UserError):
+            load_part(tmp_path / "f")
+        (tmp_path / "f").write_bytes(flipped(checkpoint, bit))
+        with pytest.raises(UserError):
+            load_checkpoint(tmp_path / "f", part.identity, "c" * 64)
+
+
+def written_anew(path, part, change) -> None:
+    """Write a part with another content and the digest of that content, as a writer with a defect would."""
+    tensors = {}
+    header = {"schema": SCHEMA, "part": pack(part, "part", tensors), "finite": True}
+    tensors = {name: x.clone() for name, x in tensors.items()}
+    change(header["part"]["Part"], tensors)
+    text = json.dumps(header)
+    save_file(tensors, path, metadata={"massieu": text, "digest": digest_of(text, tensors)})
+
+
+def entry(name: str, value: float):
+    def change(packed, tensors):
+        tensors[next(own for own in tensors if own.endswith(name))].view(-1)[0] = value
+
+    return change
+
+
+def tensor(name: str, changed):
+    def change(packed, tensors):
+        own = next(own for own in tensors if own.endswith(name))
+        tensors[own] = changed(tensors[own]).contiguous()
+
+    return change
+
+
+def row(*path: str):
+    def change(packed, tensors):
+        for name in path:
+            packed = packed[name]
+        packed["dict"][0][0]["tuple"][1] = 0.5
+
+    return change
+
+
+def size(name: str):
+    def change(packed, tensors):
+        found = next(own for own in _sizes(packed) if own[0].endswith(name) and own[1:2] == ["padded"])
+        found[3] = True
+
+    return change
+
+
+def _sizes(packed):
+    """The entries of all tensors: their names and how they are kept."""
+    for key, own in packed.items() if isinstance(packed, dict) else enumerate(packed):
+        if key == "tensor":
+            yield own
+        elif isinstance(own, (dict, list)):
+            yield from _sizes(own)
+
+
+def option(packed, tensors):
+    packed["identity"]["Identity"]["options"]["dict"][0][0] = 0.5
+
+
+def count(name: str, value):
+    def change(packed, tensors):
+        packed["counts"]["Counts"][name] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (entry(".means.count", -1.0), "means.count has negative entries"),
+        (entry("ratios.expansion.counts", -1.0), "expansion.counts has negative entries"),
+        (entry(".means.sum", math.nan), "means.sum is not finite"),
+        (entry(".clouds.before._scatter", math.inf), "scatter is not finite"),
+        (entry("extremes.largest", math.nan), "largest is not a number"),
+        (entry("sample.hashes", -5), "hashes has negative entries"),
+        (tensor(".means.sum", lambda x: x.float()), "has the dtype torch.float32, not torch.float64"),
+        (tensor(".means.sum", lambda x: x[:, :1]), "has the shape"),
+        (tensor(".shift", lambda x: x[0]), "shift has the shape"),
+        (tensor("clouds.before.mean", lambda x: x[1:]), "is damaged"),
+        (tensor("inputs.input_ids", lambda x: -x), "input_ids is odd"),
+        (tensor("inputs.input_ids", lambda x: x[None]), "input_ids is not as expected"),
+        (tensor("inputs.input_ids", lambda x: torch.cat([x, x])), "input_ids is not as expected"),
+        (tensor("inputs.input_ids", lambda x: x[:, 1:]), "is not as expected"),
+        (tensor("inputs.attention_mask", lambda x: x + 1), "attention_mask is not as expected"),
+        (size("ratios.expansion.counts"), "the size of a tensor"),
+        (option, "identity.options is not as expected"),
+        (tensor("content.decoder", lambda x: x[:0]), "content is not as expected"),
+        (row("heads", "HeadStatistics", "layers"), "heads has a row that is not as expected"),
+        (row("layers", "LayerSums", "statistics"), "layers has a row that is not as expected"),
+        (count("documents", -1), "counts.documents is -1"),
+        (count("documents", 1.5), "documents is not as expected"),
+        (count("documents", True), "documents is not as expected"),
+        (count("counted", 10**9), "counted exceeds the tokens"),
+        (count("blank", 10**9), "blank exceeds the documents"),
+        (count("sketch", {"list": [5, 4, 3]}), "sketch is not as expected"),
+        (count("digest", 1 << 256), "digest is not as expected"),
+        (lambda packed, tensors: tensors.update(more=torch.ones(1)), "more belongs to nothing"),
+        (lambda packed, tensors: tensors.pop(min(tensors)), "is missing"),
+        (lambda packed, tensors: packed.update(sources={"set": ["\ud800"]}), "sources.0 is no text"),
+        (lambda packed, tensors: packed.update(versions={"set": [7]}), "versions.0 is not as expected"),
+        (lambda packed, tensors: packed.update(layers=None), "layers is not as expected"),
+        (lambda packed, tensors: packed.update(more=1), "a field of Part"),
+    ],
+)
+def test_a_part_that_no_reading_makes_is_refused_whatever_its_digest(part, change, message, tmp_path):
+    written_anew(tmp_path / "p", part, lambda packed, tensors: None)
+    assert_same(load_part(tmp_path / "p"), part)
+    written_anew(tmp_path / "p", part, change)
+    with pytest.raises(UserError, match=message) as caught:
+        load_part(tmp_path / "p")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_passage_with_tokens_that_the_model_does_not_have_is_refused_in_one_sentence(part, tmp_path):
+    model = load(str(assets.MODEL)).model
+    written_anew(tmp_path / "p", part, entry("inputs.input_ids", 1 << 40))
+    with pytest.raises(UserError, match="must read the passages .* cannot .*; the part is damaged, inspect again"):
+        finish(load_part(tmp_path / "p"), model)
+
+
+def test_sums_that_are_not_finite_are_read_again_if_they_were_written_so(part, tmp_path):
+    odd = load_part(save_part(part, tmp_path / "p"))
+    next(iter(odd.layers.statistics.values())).clouds["before"].mean[0] = math.nan
+    assert_same(load_part(save_part(odd, tmp_path / "p")), odd)
+
+
+def test_splits_that_a_corpus_does_not_have_cannot_be_done(part, tmp_path):
+    path = save_checkpoint(tmp_path / "c", part, {0, 5}, "c" * 64)
+    assert load_checkpoint(path, part.identity, "c" * 64, 6)[1] == {0, 5}
+    with pytest.raises(UserError, match="is damaged .checkpoint.done is not as expected"):
+        load_checkpoint(path, part.identity, "c" * 64, 5)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("counts",), {"list": []}, r"is damaged \(counts is not as expected\)"),
+        (("counts",), None, r"is damaged \(counts is not as expected\)"),
+        (("counts", "Counts", "documents"), "many", r"is damaged \(counts.documents is not as expected\)"),
+        (("counts", "Counts"), [1], "is damaged"),
+        (("layers",), {"Faults": {"counts": {"dict": []}, "first": {"list": []}}}, r"is damaged \(layers is not"),
+        (("identity", "Identity", "options"), 7, r"is damaged \(options is not as expected\)"),
+        (("sources",), {"list": []}, r"is damaged \(sources is not as expected\)"),
+    ],
+)
+def test_a_part_of_other_kinds_is_refused_in_one_sentence(part, path, value, message, tmp_path):
+    tensors = {}
+    packed = pack(part, "part", tensors)
+    inside = packed["Part"]
+    for name in path[:-1]:
+        inside = inside[name]
+    inside[path[-1]] = value
+    text = json.dumps({"schema": SCHEMA, "finite": True, "part": packed})
+    metadata = {"massieu": text, "digest": digest_of(text, tensors)}
+    save_file(tensors, tmp_path / "part.safetensors", metadata=metadata)
+    with pytest.raises(ValueError, match=message) as caught:
+        load_part(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_checkpoint_of_an_unfinished_run_is_no_part(part, tmp_path):
+    path = save_checkpoint(tmp_path / "checkpoint.safetensors", part, {0}, "c" * 64)
+    with pytest.raises(ValueError, match="must be the part of a finished run, and it is the checkpoint .* --resume"):
+        load_part(path)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no such modes")
+def test_a_part_may_be_read_by_those_who_may_read_other_files(part, tmp_path):
+    (tmp_path / "other").write_text("")
+    for path in (save_part(part, tmp_path / "p"), save_checkpoint(tmp_path / "c", part, {0}, "c" * 64)):
+        assert path.stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_arguments_that_no_file_can_hold_leave_the_tables_without_a_part(tmp_path):
+    with pytest.raises(Unpackable, match="a part can hold tensors and plain values, got object in x.odd; leave it out"):
+        pack({"odd": object()}, "x", {})
+    model, inputs = build("gpt2")
+    found = inspect_model(model, inputs=[inputs])
+    found.save(tmp_path, figures=False)
+    assert load_part(tmp_path).identity.options["reads"] == "tensors"
+    found.part.passages.kept[0].inputs["odd"] = object()
+    found.save(tmp_path, figures=False)
+    assert not (tmp_path / "part.safetensors").exists()
+    assert (tmp_path / "report.html").exists()
