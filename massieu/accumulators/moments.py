@@ -9,6 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from massieu.accumulators.serialization import stored
+
 __all__ = [
     "GROUPS",
     "HashSample",
@@ -46,6 +48,7 @@ def jackknife(without: Sequence[float]) -> float:
     return float(((groups - 1) * values.var(correction=0)).sqrt())
 
 
+@stored("totals", "counts")
 class Mean:
     """Mean of numbers, as sums and counts by group of documents.
 
@@ -83,6 +86,7 @@ class Mean:
         return jackknife(without.tolist())
 
 
+@stored("count", "mean", "other_mean", "rows", "other_rows", "_scatter")
 class Moments:
     r"""Count, means and centered second moments of pairs :math:`(x, y)`; y defaults to x.
 
@@ -192,6 +196,7 @@ class Moments:
         self.count = total
 
 
+@stored("counts")
 class LogHistogram:
     """Histogram of positive numbers on a logarithmic axis, for quantiles of a stream.
 
@@ -250,6 +255,7 @@ class LogHistogram:
         return float(torch.tensor((upper - 1 + share) / self.STEPS - self.REACH, dtype=torch.float64).exp())
 
 
+@stored("size", "hashes", "rows")
 class HashSample:
     """The rows with the smallest hashes: a sample that does not depend on the order in which rows arrive.
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from massieu.accumulators.moments import Moments
+from massieu.accumulators.serialization import stored
 
 __all__ = ["Regression", "held_out_r2"]
 
@@ -16,6 +17,7 @@ FREEDOM = 0.9
 """Largest share of the tokens that a fit may use up: beyond it, the score compares two zeros."""
 
 
+@stored("inputs", "cross", "spread")
 class Regression:
     """Moments of inputs and targets, enough to fit a linear map and to judge one.
 

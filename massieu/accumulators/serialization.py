@@ -1,74 +1,60 @@
-"""Accumulators as named tensors and plain values, and back: what a file can hold without running code."""
+"""Accumulators as named tensors and plain values, and back, so that opening a file runs no code."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Mapping, MutableMapping
-from typing import Any
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from massieu.accumulators.moments import HashSample, LogHistogram, Mean, Moments
-from massieu.accumulators.regression import Regression
-from massieu.accumulators.streams import Extremes, Means, Shares
-from massieu.corpus.bad_records import Fault, Faults
-from massieu.corpus.document_counts import Counts, Heard
-from massieu.inspection.heads import HeadStatistics, LayerOfHeads
-from massieu.inspection.layer_statistics import LayerStatistics, LayerSums
-from massieu.inspection.massive import MassiveSums
-from massieu.inspection.partial_result import Identity, Part
-from massieu.inspection.sampled_passages import KeptPassage, PassageSample
+__all__ = ["FIELDS", "Unpackable", "pack", "stored", "unpack"]
 
-__all__ = ["Unpackable", "pack", "unpack"]
+FIELDS: dict[type, tuple[str, ...]] = {}
+"""Fields of every class that :func:`stored` declared; a file holds no other class."""
 
-STATE: dict[type, tuple[str, ...]] = {
-    Means: ("documents", "sum", "count", "sum_squared", "sum_count", "count_squared", "shift", "_open"),
-    Extremes: ("largest", "smallest"),
-    Shares: ("counts",),
-    LayerOfHeads: ("name", "means", "extremes", "shares", "keys", "empty", "broken", "rows", "notes", "by_passage"),
-    HeadStatistics: ("sampled", "by_passage", "layers"),
-    Mean: ("totals", "counts"),
-    Moments: ("count", "mean", "other_mean", "rows", "other_rows", "_scatter"),
-    LogHistogram: ("counts",),
-    HashSample: ("size", "hashes", "rows"),
-    Regression: ("inputs", "cross", "spread"),
-    LayerStatistics: (
-        *("dim", "width", "tokens", "broken", "ratios", "means", "clouds", "aliases", "sample", "fits", "shuffled"),
-        "massive",
-    ),
-    MassiveSums: ("count", "first", "largest", "clouds", "fits", "sample", "means"),
-    LayerSums: ("statistics", "notes"),
-    KeptPassage: ("key", "document", "inputs", "content"),
-    PassageSample: ("count", "_kept"),
-    Counts: ("documents", "blank", "passages", "tokens", "counted", "long", "unknown", "digest", "sketch"),
-    Heard: ("expected", "heard", "ran", "linear", "notes"),
-    Identity: ("model", "tokenizer", "options", "schema", "name", "revision", "dtype"),
-    Fault: ("name", "position", "place", "reason", "sentence"),
-    Faults: ("counts", "first"),
-    Part: (
-        *("identity", "counts", "heard", "heads", "layers", "layers_by_passage", "passages", "faults"),
-        *("sources", "versions"),
-    ),
-}
-"""What each class consists of; nothing else can be in a file."""
-
-CLASSES = {kind.__name__: kind for kind in STATE}
+CLASSES: dict[str, type] = {}
 MOST = 1 << 26
 """Entries of the largest tensor that is kept without its zeros; a file that claims more is damaged."""
 
 LONG = 1024
-"""From this length on, tensors are kept without the zeros at both ends of their last axis: histograms are wide."""
+"""Length from which tensors are kept without the zeros at both ends of their last axis: histograms are wide."""
+
+Kind = TypeVar("Kind", bound=type)
+
+
+def stored(*names: str) -> Callable[[Kind], Kind]:
+    """Class decorator: declare the fields that files hold; by default all of a dataclass or a named tuple.
+
+    Example:
+        >>> @stored("total")
+        ... class Sum:
+        ...     def __init__(self):
+        ...         self.total = torch.zeros(2)
+        >>> tensors = {}
+        >>> packed = pack(Sum(), "sum", tensors)
+        >>> packed, unpack(packed, tensors).total
+        ({'Sum': {'total': {'tensor': ['sum.total']}}}, tensor([0., 0.]))
+    """
+
+    def declare(kind: Kind) -> Kind:
+        FIELDS[kind] = names or getattr(kind, "_fields", ()) or tuple(each.name for each in dataclasses.fields(kind))
+        CLASSES[kind.__name__] = kind
+        return kind
+
+    return declare
 
 
 class Unpackable(TypeError):  # noqa: N818  # said of the value, not a mistake in itself
-    """Something that no file can hold."""
+    """Value of a class that was not declared as stored."""
 
 
 def pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """A value as JSON has it; its tensors are put among the others, by their paths.
+    """Return a value as JSON and put its tensors among the others, by their paths.
 
-    An object of JSON has one key, which says what is in it: a tensor, a container, or a class of :data:`STATE`.
+    A JSON object has one key, its kind: a tensor, a container, or a class of :data:`FIELDS`.
 
     Example:
         >>> tensors = {}
@@ -83,8 +69,8 @@ def pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         tensors[path] = x.clone() if x.data_ptr() == value.data_ptr() and _occurs(x, tensors) else x
         return {"tensor": [path, *how]}
     kind = type(value)
-    if kind in STATE:
-        return {kind.__name__: {name: pack(getattr(value, name), f"{path}.{name}", tensors) for name in STATE[kind]}}
+    if kind in FIELDS:
+        return {kind.__name__: {name: pack(getattr(value, name), f"{path}.{name}", tensors) for name in FIELDS[kind]}}
     if isinstance(value, Mapping):
         pairs = ((key, own, f"{path}.{_label(key)}") for key, own in value.items())
         return {"dict": [[pack(key, place, tensors), pack(own, place, tensors)] for key, own, place in pairs]}
@@ -96,7 +82,7 @@ def pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def unpack(packed: Any, tensors: MutableMapping[str, Tensor]) -> Any:
-    """What :func:`pack` was given; tensors are taken out of the mapping, since each belongs to one field."""
+    """Inverse of :func:`pack`; tensors are taken out of the mapping, since each belongs to one field."""
     if not isinstance(packed, dict):
         return packed
     ((name, own),) = packed.items()
@@ -110,12 +96,12 @@ def unpack(packed: Any, tensors: MutableMapping[str, Tensor]) -> Any:
     if name in CONTAINERS:
         return CONTAINERS[name](unpack(value, tensors) for value in own)
     kind, values = CLASSES[name], {field: unpack(value, tensors) for field, value in own.items()}
-    if values.keys() != {*STATE[kind]}:
+    if values.keys() != {*FIELDS[kind]}:
         raise ValueError(f"a field of {name}")
     if issubclass(kind, tuple):
         return kind(**values)
     made = kind.__new__(kind)
-    for field in STATE[kind]:
+    for field in FIELDS[kind]:
         object.__setattr__(made, field, values[field])
     return made
 
@@ -128,7 +114,7 @@ def _label(key: Any) -> str:
 
 
 def _smaller(x: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
-    """What a file keeps of a tensor, and how to undo it."""
+    """Return the entries of a tensor that a file keeps, and the arguments of :func:`_larger` that restore it."""
     if x.dim() == 2 and 1 < len(x) == x.shape[1] and torch.equal(x, x.mT):
         rows, columns = torch.triu_indices(len(x), len(x))
         return x[rows, columns], ("symmetric", len(x))
@@ -142,12 +128,12 @@ def _smaller(x: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
 
 
 def _occurs(x: Tensor, tensors: Mapping[str, Tensor]) -> bool:
-    """Whether one of the tensors is kept in the same memory: few rows are kept once for several moments."""
+    """Return True if a tensor shares its memory with another: several moments may keep the same few rows."""
     return any(x.data_ptr() == other.data_ptr() for other in tensors.values())
 
 
 def _larger(x: Tensor, how: str = "", length: int = 0, begin: int = 0) -> Tensor:
-    """What :func:`_smaller` was given; sizes are checked first, since a file may claim any."""
+    """Inverse of :func:`_smaller`; sizes are checked first, since a damaged file may claim any."""
     if type(length) is not int or type(begin) is not int:
         raise ValueError("the size of a tensor")
     if how == "symmetric":

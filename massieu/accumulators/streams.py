@@ -8,9 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from massieu.accumulators.serialization import stored
+
 __all__ = ["Extremes", "Means", "Shares"]
 
 
+@stored("documents", "sum", "count", "sum_squared", "sum_count", "count_squared", "shift", "_open")
 class Means:
     r"""Means of several series over all rows, with standard errors that treat a document as one draw.
 
@@ -97,6 +100,7 @@ class Means:
         return (factor * spread.clamp_min(0)).sqrt() / self.count
 
 
+@stored()
 @dataclass
 class Extremes:
     """Largest and smallest value of a series so far; nan counts as absent."""
@@ -123,6 +127,7 @@ class Extremes:
         self.smallest = torch.minimum(self.smallest, other.smallest)
 
 
+@stored("counts")
 class Shares:
     r"""The median of numbers in (0, 1], from counts in bins whose edges are :math:`2^{-i/64}`.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from massieu.accumulators.serialization import stored
+
 __all__ = ["BadRecord", "Fault", "Faults"]
 
 SHOWN = 10  # faults that are kept with their places
@@ -27,6 +29,7 @@ class BadRecord(Exception):  # noqa: N818  # said of the record, and caught wher
         self.reason, self.expected, self.got, self.remedy, self.count = reason, expected, got, remedy, count
 
 
+@stored()
 class Fault(NamedTuple):
     """Where a record was that could not be read, and why; faults sort by file and place in it."""
 
@@ -37,6 +40,7 @@ class Fault(NamedTuple):
     sentence: str
 
 
+@stored()
 @dataclass
 class Faults:
     """What could not be read in a corpus: counts by reason, and the first few places.

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from massieu.accumulators.serialization import stored
 from massieu.taps import Tap
 
 __all__ = ["Counts", "Heard", "Overlap"]
@@ -43,6 +44,7 @@ class Overlap(NamedTuple):
         return self.whole or self.compared >= ENOUGH
 
 
+@stored()
 @dataclass
 class Counts:
     """How much was read, and a digest of it that depends neither on the order nor on how the text was split.
@@ -120,6 +122,7 @@ def _smallest(first: list[int], second: list[int]) -> list[int]:
     return sorted({*first, *second})[:SKETCHED]
 
 
+@stored()
 @dataclass
 class Heard:
     """Which attention modules of the model ran and were heard.

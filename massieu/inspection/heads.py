@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from massieu.accumulators.serialization import stored
 from massieu.accumulators.streams import Extremes, Means, Shares
 from massieu.checks import UserError
 from massieu.corpus.passages import Batch
@@ -40,6 +41,7 @@ EXTREMES = ("score_max", "entropy", "peak")
 FEWEST_ATOMS = 32  # a row with fewer cannot reach class IV, so it says nothing about classes
 
 
+@stored()
 @dataclass
 class LayerOfHeads:
     """Accumulators of all heads of one attention call.
@@ -112,6 +114,7 @@ class LayerOfHeads:
             self.by_passage.merge(other.by_passage)
 
 
+@stored("sampled", "by_passage", "layers")
 class HeadStatistics:
     """Receives attention calls of a tapped model and keeps sums that give the heads table.
 

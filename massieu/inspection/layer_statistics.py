@@ -11,6 +11,7 @@ from torch import Tensor
 
 from massieu.accumulators.moments import HashSample, LogHistogram, Mean, Moments
 from massieu.accumulators.regression import Regression, held_out_r2
+from massieu.accumulators.serialization import stored
 from massieu.checks import UserError
 from massieu.geometry.clouds import (
     centered,
@@ -116,6 +117,9 @@ class States:
         return States(*(pick(getattr(self, each.name)) for each in fields(self)))
 
 
+@stored(
+    "dim", "width", "tokens", "broken", "ratios", "means", "clouds", "aliases", "sample", "fits", "shuffled", "massive"
+)
 class LayerStatistics:
     """Everything the layers table says about one block, from statistics that merge.
 
@@ -370,6 +374,7 @@ class LayerStatistics:
         return x if self.width == self.dim else torch.matmul(x, frame(self.dim, self.width).to(x))
 
 
+@stored()
 @dataclass
 class LayerSums:
     """What was seen of all blocks of a model.

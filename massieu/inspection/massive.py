@@ -9,6 +9,7 @@ from torch import Tensor
 
 from massieu.accumulators.moments import HashSample, Mean, Moments
 from massieu.accumulators.regression import Regression
+from massieu.accumulators.serialization import stored
 from massieu.inspection.tokens import Tokens
 
 __all__ = ["MASSIVE", "MassiveSums", "TokenFilter", "norm_ratio"]
@@ -89,6 +90,7 @@ def norm_ratio(norm: Tensor, sequence: Tensor, num_sequences: int) -> Tensor:
     return torch.where(finite & (median > 0), norm / median, torch.nan)
 
 
+@stored("count", "first", "largest", "clouds", "fits", "sample", "means")
 class MassiveSums:
     """Sums over the massive tokens of one block; with those over the other tokens they give the values of all.
 

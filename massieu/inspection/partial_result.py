@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from massieu.accumulators.serialization import stored
 from massieu.checks import UserError
 from massieu.corpus.bad_records import Faults
 from massieu.corpus.document_counts import Counts, Heard
@@ -19,6 +20,7 @@ SCHEMA = "massieu.part/3"
 FEWEST_DOCUMENTS = 8  # with fewer, standard errors are taken by passage
 
 
+@stored()
 @dataclass(frozen=True)
 class Identity:
     """What parts must have in common to be merged.
@@ -62,6 +64,7 @@ class Identity:
         return None
 
 
+@stored()
 @dataclass
 class Part:
     """What some pieces of a text gave.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from massieu.accumulators.moments import document_hash
+from massieu.accumulators.serialization import stored
 from massieu.inspection.fields import Fields, probe_fields, probe_responses
 from massieu.inspection.response import Response, jackknife_error, response_r2
 from massieu.models.evaluation import moved
@@ -30,6 +31,7 @@ LONGEST = 128
 """Tokens of a passage that are kept: graphs of attention hold its matrices."""
 
 
+@stored()
 @dataclass(frozen=True)
 class KeptPassage:
     """A passage of the sample.
@@ -47,6 +49,7 @@ class KeptPassage:
     content: dict[str, Tensor]
 
 
+@stored("count", "_kept")
 class PassageSample:
     """The passages with the smallest hashes, alone and without padding.
 

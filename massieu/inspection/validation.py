@@ -12,7 +12,7 @@ from torch import Tensor
 
 from massieu.accumulators.moments import HashSample, Moments, document_hash
 from massieu.accumulators.regression import Regression
-from massieu.accumulators.serialization import STATE
+from massieu.accumulators.serialization import FIELDS
 from massieu.accumulators.streams import Extremes, Means
 from massieu.corpus.bad_records import Fault, Faults
 from massieu.corpus.document_counts import MODULUS, SKETCHED, Counts, Heard
@@ -38,7 +38,7 @@ ELEMENTS: dict[tuple[type, str], type] = {
     (PassageSample, "_kept"): KeptPassage,
     (KeptPassage, "content"): Tensor,
     (Counts, "sketch"): int,
-    **{(Heard, name): str for name in STATE[Heard]},
+    **{(Heard, name): str for name in FIELDS[Heard]},
     (Faults, "counts"): int,
     (Faults, "first"): Fault,
     (Part, "sources"): str,
@@ -107,9 +107,9 @@ class _Check:
         """Compare a value with a template of its kind."""
         kind = type(like)
         _expect(type(value) is kind, f"{path} is not as expected")
-        if kind in STATE:
+        if kind in FIELDS:
             like = TEMPLATES[kind](value, like) if kind in TEMPLATES else like
-            for name in STATE[kind]:
+            for name in FIELDS[kind]:
                 self._field(value, like, name, f"{path}.{name}" if path else name)
             if kind in RULES:
                 RULES[kind](value, path)
@@ -158,7 +158,7 @@ class _Check:
         named: Iterable[Any] = value.items() if isinstance(value, dict) else enumerate(value)
         for key, own in named:
             _expect(isinstance(own, kind), f"{path}.{key} is not as expected")
-            if kind in STATE:
+            if kind in FIELDS:
                 self.compare(own, own, f"{path}.{'-'.join(map(str, key)) if isinstance(key, tuple) else key}")
             elif kind is not Tensor:
                 _check_plain(own, f"{path}.{key}")

@@ -18,7 +18,7 @@ pytest.importorskip("transformers")
 from taps.families import build
 
 from massieu import assets
-from massieu.accumulators.serialization import STATE, Unpackable, pack, unpack
+from massieu.accumulators.serialization import FIELDS, Unpackable, pack, unpack
 from massieu.checks import UserError
 from massieu.corpus import Fault, Faults
 from massieu.inspection import inspect_model
@@ -88,10 +88,10 @@ def test_nothing_of_a_part_is_forgotten(part):
 
     def look(value):
         kind = type(value)
-        if kind in STATE:
+        if kind in FIELDS:
             seen.add(kind)
             own = value._asdict() if issubclass(kind, tuple) else vars(value)
-            assert {*own} == {*STATE[kind]}, kind
+            assert {*own} == {*FIELDS[kind]}, kind
             for each in own.values():
                 look(each)
         elif isinstance(value, dict):
@@ -105,7 +105,7 @@ def test_nothing_of_a_part_is_forgotten(part):
 
     look(part)
     look(Faults({"not JSON": 1}, [Fault("a", 0, "a:1", "not JSON", "a sentence")]))
-    assert seen == {*STATE}
+    assert seen == {*FIELDS}
 
 
 def test_what_is_read_goes_on_like_what_was_written(part, tmp_path):
