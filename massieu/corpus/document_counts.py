@@ -142,7 +142,7 @@ class Heard:
     def of(cls, tap: Tap) -> Heard:
         """What a tap heard."""
         ran = set(tap.expected) - set(tap.idle)
-        return cls(tap.expected, set(tap.heard), ran, set(tap.linear), set(tap.notes))
+        return cls(tap.expected, set(tap.observed), ran, set(tap.linear), set(tap.notes))
 
     def merge(self, other: Heard) -> None:
         """Add what was heard on other texts."""
@@ -163,7 +163,7 @@ class Heard:
     @property
     def sentence(self) -> str:
         """How many of the attention modules were heard."""
-        sentence = f"heard {len(self.heard)} of {len(self.expected)} attention modules"
+        sentence = f"observed {len(self.heard)} of {len(self.expected)} attention modules"
         linear = [name for name in self.expected if name in self.linear - self.heard]
         if linear:
             sentence += f"; {', '.join(linear)} without softmax"

@@ -165,7 +165,7 @@ class Reader:
             part.passages.offer(inputs, batch.content, batch.keys, batch.origins, whole)
         # A module that did not run, such as the vision part of a model that reads text, makes no mean wrong.
         missing = [name for name in heard.missing if name not in heard.idle]
-        if missing or not heard.heard:
+        if missing or not heard.observed:
             raise NotObservable(
                 f"{heard.sentence}, so means over the model would be wrong; not heard:"
                 f" {', '.join(missing) or 'any attention'}; massieu doctor MODEL says what is in it"

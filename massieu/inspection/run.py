@@ -102,7 +102,7 @@ def inspect_model(
     Example:
         >>> found = inspect_model(texts=["Call me Ishmael."], experiments="heads")
         >>> found.facts["heard"]["sentence"]
-        'heard 5 of 5 attention modules'
+        'observed 5 of 5 attention modules'
     """
     begin = time.perf_counter()
     options = Options(batch_size, max_length, experiments, rows, special_tokens, padding, long_documents)

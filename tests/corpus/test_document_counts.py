@@ -65,11 +65,11 @@ def test_a_module_that_ran_anywhere_is_not_idle():
     one = Heard(["a", "b", "c"], {"a"}, {"a"}, {"c"}, {"x"})
     other = Heard(["a", "b", "c"], {"a", "b"}, {"a", "b", "c"}, {"c"}, {"x", "y"})
     empty = Heard()
-    assert one.sentence == "heard 1 of 3 attention modules; c without softmax; 2 did not run"
+    assert one.sentence == "observed 1 of 3 attention modules; c without softmax; 2 did not run"
     assert one.missing == ["b"]
     for each in (empty, other):
         one.merge(each)
     assert one == other
     empty.merge(other)
     assert empty == other
-    assert (one.sentence, one.missing) == ("heard 2 of 3 attention modules; c without softmax", [])
+    assert (one.sentence, one.missing) == ("observed 2 of 3 attention modules; c without softmax", [])
