@@ -12,12 +12,12 @@ from torch import Tensor
 from massieu.accumulators.moments import HashSample, LogHistogram, Mean, Moments
 from massieu.accumulators.regression import Regression
 from massieu.accumulators.streams import Extremes, Means, Shares
-from massieu.corpus.bad_records import Fault, Faults
-from massieu.corpus.document_counts import Counts, Heard
+from massieu.corpus.bad_records import BadRecord, BadRecords
+from massieu.corpus.document_counts import DocumentCounts
 from massieu.inspection.heads import HeadStatistics, LayerOfHeads
 from massieu.inspection.layer_statistics import LayerStatistics, LayerSums
 from massieu.inspection.massive import MassiveSums
-from massieu.inspection.partial_result import Identity, Part
+from massieu.inspection.partial_result import Heard, Identity, Part
 from massieu.inspection.sampled_passages import KeptPassage, PassageSample
 
 __all__ = ["Unpackable", "pack", "unpack"]
@@ -41,11 +41,11 @@ STATE: dict[type, tuple[str, ...]] = {
     LayerSums: ("statistics", "notes"),
     KeptPassage: ("key", "document", "inputs", "content"),
     PassageSample: ("count", "_kept"),
-    Counts: ("documents", "blank", "passages", "tokens", "counted", "long", "unknown", "digest", "sketch"),
+    DocumentCounts: ("documents", "blank", "passages", "tokens", "counted", "long", "unknown", "digest", "sketch"),
     Heard: ("expected", "heard", "ran", "linear", "notes"),
     Identity: ("model", "tokenizer", "options", "schema", "name", "revision", "dtype"),
-    Fault: ("name", "position", "place", "reason", "sentence"),
-    Faults: ("counts", "first"),
+    BadRecord: ("name", "position", "place", "reason", "sentence"),
+    BadRecords: ("counts", "first"),
     Part: (
         *("identity", "counts", "heard", "heads", "layers", "layers_by_passage", "passages", "faults"),
         *("sources", "versions"),

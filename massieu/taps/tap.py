@@ -205,7 +205,7 @@ class Tap:
         return self._stacks[group]
 
     def _layer(self, stack: str, name: str, number: int) -> int:
-        """Number of a call in its stack, fixed: modules that differ by their number in the path come first, in order."""
+        """Number of a call in its stack, fixed: modules that differ by the number in their paths come first."""
         layers = self._layers.setdefault(stack, {})
         if (name, number) not in layers:
             group = [path for path in self.expected if template(path) == template(name)]

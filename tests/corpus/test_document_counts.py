@@ -6,11 +6,12 @@ import hashlib
 
 import pytest
 
-from massieu.corpus.document_counts import SKETCHED, Counts, Heard
+from massieu.corpus.document_counts import SKETCHED, DocumentCounts
+from massieu.inspection.partial_result import Heard
 
 
-def counted(numbers) -> Counts:
-    counts = Counts()
+def counted(numbers) -> DocumentCounts:
+    counts = DocumentCounts()
     counts.add(hashlib.sha256(str(number).encode()).hexdigest() for number in numbers)
     return counts
 
@@ -57,8 +58,8 @@ def test_a_share_is_known_only_if_enough_documents_were_compared():
         assert not large.shared(small).known
     assert large.shared(counted(range(10_000))).known
     assert inside.shared(outside).known  # all of them are kept
-    assert Counts().shared(inside).known
-    assert not Counts().shared(large).known  # as of any small run
+    assert DocumentCounts().shared(inside).known
+    assert not DocumentCounts().shared(large).known  # as of any small run
 
 
 def test_a_module_that_ran_anywhere_is_not_idle():

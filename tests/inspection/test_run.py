@@ -158,7 +158,9 @@ def test_a_model_whose_attention_is_out_of_reach_is_refused():
             scores = (self.query(x) @ self.key(x).mT).exp()
             return scores / scores.sum(-1, keepdim=True) @ x
 
-    with pytest.raises(NotObservable, match="observed 0 of 1 attention modules, so means over the model would be wrong"):
+    with pytest.raises(
+        NotObservable, match="observed 0 of 1 attention modules, so means over the model would be wrong"
+    ):
         inspect_model(SecretAttention(), inputs=[{"x": torch.ones(1, 3, 4)}])
 
 
