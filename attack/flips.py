@@ -18,16 +18,16 @@ CORPUS = "c" * 64
 
 def attack(seed: int, count: int) -> Iterator[str | None]:
     """Flip one bit of a part or of a checkpoint, and read it."""
+    from massieu.corpus.shards import Shard
     from massieu.inspection.partial_files import load_checkpoint, load_part, save_checkpoint, save_part
     from massieu.inspection.reader import Reader
-    from massieu.inspection.splits import TextSplit
     from massieu.models.loading import load
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         loaded = load(str(make_model(folder / "model")))
         texts = make_text(folder / "text", "flips").read_text().replace('"', "").splitlines()
-        part = Reader(loaded.model, loaded.tokenizer).read(TextSplit(tuple(texts)))
+        part = Reader(loaded.model, loaded.tokenizer).read(Shard.of_texts(tuple(texts)))
         save_part(part, folder / "part")
         save_checkpoint(folder / "checkpoint", part, {0, 1, 4}, CORPUS)
         readers: dict[str, Callable[[Path], object]] = {

@@ -87,18 +87,18 @@ def memory(documents: int) -> float:
 
 def cost(experiments: Literal["heads", "default"], words: int) -> Row:
     """Of one piece on one thread, with the options that a user has by default."""
+    from massieu.corpus.shards import Shard
     from massieu.inspection.options import Options
     from massieu.inspection.partial_files import part_from_bytes, part_to_bytes
     from massieu.inspection.partial_result import merge_parts
     from massieu.inspection.reader import Reader
-    from massieu.inspection.splits import TextSplit
     from massieu.models.loading import load
 
     loaded = load(MODEL)
     reader = Reader(loaded.model, loaded.tokenizer, Options(experiments=experiments))
-    piece = TextSplit(tuple(texts(PIECE, (words, words))))
+    piece = Shard.of_texts(tuple(texts(PIECE, (words, words))))
     with torch_threads(1):
-        reader.read(TextSplit(piece.texts[:2]))  # looks at the model
+        reader.read(Shard.of_texts(piece.texts[:2]))  # looks at the model
         taken, part = timed(lambda: reader.read(piece, many=True))
         packing, data = timed(lambda: part_to_bytes(part))
         merging, merged = timed(lambda: merge_parts(part_from_bytes(data) for _ in range(8)))

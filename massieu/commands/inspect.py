@@ -185,9 +185,9 @@ def _corpus(options: argparse.Namespace) -> Corpus:
         from massieu.corpus.hub import read_dataset
 
         rows, size = read_dataset(options.dataset, column=column), options.split_bytes
-        return Corpus.from_texts(rows, options.dataset, strict=options.strict, split_bytes=size, **few)
+        return Corpus.from_texts(rows, options.dataset, strict=options.strict, shard_bytes=size, **few)
     if options.text:
-        corpus = Corpus(options.text, column, strict=options.strict, split_bytes=options.split_bytes, **few)
+        corpus = Corpus(options.text, column, strict=options.strict, shard_bytes=options.split_bytes, **few)
         if not options.column or any(file.format != "text" for file in corpus.files):
             return corpus
     if options.column:

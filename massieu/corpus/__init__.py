@@ -1,7 +1,7 @@
-"""A corpus: documents in files of any size, cut into splits that anyone can read alone, with the same result."""
+"""A corpus: documents in files of any size, cut into shards that can be read alone, anywhere, with the same result."""
 
-from massieu.corpus.bad_records import Fault, Faults
+from massieu.corpus.bad_records import BadRecord, BadRecords
 from massieu.corpus.corpus import Corpus
-from massieu.corpus.shards import Document, Split, Wanted
+from massieu.corpus.shards import Document, RecordFilter, Shard
 
-__all__ = ["Corpus", "Document", "Fault", "Faults", "Split", "Wanted"]
+__all__ = ["Corpus", "Document", "BadRecord", "BadRecords", "Shard", "RecordFilter"]

@@ -1,27 +1,27 @@
-"""Records that cannot be read: counted by reason, the first few with their places."""
+"""Bad records: those that cannot be read, counted by reason, the first few with their places."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from massieu.accumulators.serialization import stored
 
-__all__ = ["BadRecord", "Fault", "Faults"]
+__all__ = ["RecordError", "BadRecord", "BadRecords"]
 
-SHOWN = 10  # faults that are kept with their places
-NAMED = 3  # of these, how many a sentence names
+SHOWN = 10  # bad records kept with their places
+NAMED = 3  # of these, named in a sentence
 
 
-class BadRecord(Exception):  # noqa: N818  # said of the record, and caught where it is counted
-    """A record cannot be read.
+class RecordError(Exception):
+    """A record that cannot be read.
 
     Args:
-        reason: in two or three words, the same for all records of the kind.
-        expected: what its file must be or hold, such as "must hold one JSON value a line".
-        got: what is said of the record, such as "is none".
-        remedy: what to do.
-        count: how many records the reason holds for.
+        reason: two or three words, the same for all records of the kind.
+        expected: content expected of the file, such as "must hold one JSON value a line".
+        got: content of the record, such as "is none".
+        remedy: instruction for the user.
+        count: number of records concerned.
     """
 
     def __init__(self, reason: str, expected: str, got: str, remedy: str = "check it", *, count: int = 1) -> None:
@@ -30,8 +30,9 @@ class BadRecord(Exception):  # noqa: N818  # said of the record, and caught wher
 
 
 @stored()
-class Fault(NamedTuple):
-    """Where a record was that could not be read, and why; faults sort by file and place in it."""
+@dataclass(frozen=True, order=True)
+class BadRecord:
+    """Place of a record that could not be read, and the reason; ordered by file and position."""
 
     name: str
     position: int
@@ -42,52 +43,52 @@ class Fault(NamedTuple):
 
 @stored()
 @dataclass
-class Faults:
-    """What could not be read in a corpus: counts by reason, and the first few places.
+class BadRecords:
+    """Bad records of a corpus: counts by reason, and the first few places.
 
     Merging is associative and does not depend on the order, so that any engine reports the same.
 
     Attributes:
-        counts: how many records each reason holds for.
-        first: the first faults by file and place.
+        counts: number of records by reason.
+        first: the first bad records by file and position.
 
     Example:
-        >>> one, other = Faults(), Faults()
-        >>> one.add(Fault("b.jsonl", 0, "b.jsonl:1", "not JSON", "line 1 of b.jsonl is not JSON"))
-        >>> other.add(Fault("a.jsonl", 9, "a.jsonl:2", "not UTF-8", "line 2 of a.jsonl is not UTF-8"))
+        >>> one, other = BadRecords(), BadRecords()
+        >>> one.add(BadRecord("b.jsonl", 0, "b.jsonl:1", "not JSON", "line 1 of b.jsonl is not JSON"))
+        >>> other.add(BadRecord("a.jsonl", 9, "a.jsonl:2", "not UTF-8", "line 2 of a.jsonl is not UTF-8"))
         >>> one.merge(other)
-        >>> one.total, [fault.place for fault in one.first]
+        >>> one.total, [bad.place for bad in one.first]
         (2, ['a.jsonl:2', 'b.jsonl:1'])
     """
 
     counts: dict[str, int] = field(default_factory=dict)
-    first: list[Fault] = field(default_factory=list)
+    first: list[BadRecord] = field(default_factory=list)
 
     @property
     def total(self) -> int:
-        """How many records could not be read."""
+        """Number of bad records."""
         return sum(self.counts.values())
 
-    def add(self, fault: Fault, count: int = 1) -> None:
-        """Count one more, or several of which this is the first."""
-        self.merge(Faults({fault.reason: count}, [fault]))
+    def add(self, bad: BadRecord, count: int = 1) -> None:
+        """Count one more, or ``count`` of which this is the first."""
+        self.merge(BadRecords({bad.reason: count}, [bad]))
 
-    def merge(self, other: Faults) -> None:
-        """Add what was found in other splits."""
+    def merge(self, other: BadRecords) -> None:
+        """Add the bad records of other shards."""
         for reason, count in other.counts.items():
             self.counts[reason] = self.counts.get(reason, 0) + count
         self.first = sorted({*self.first, *other.first})[:SHOWN]
 
     def notes(self) -> list[str]:
-        """What to say about it: nothing, or one sentence."""
+        """Return one sentence on the bad records, none without any."""
         if not self.total:
             return []
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self.counts.items()))
-        places = ", ".join(f"{fault.place} ({fault.reason})" for fault in self.first[:NAMED])
+        places = ", ".join(f"{bad.place} ({bad.reason})" for bad in self.first[:NAMED])
         records = "1 record" if self.total == 1 else f"{self.total:,} records"
         return [f"{records} of the text could not be read and did not count ({reasons}); the first: {places}."]
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, for JSON."""
-        first = [fault._asdict() for fault in self.first]
+        """Return plain values, for JSON."""
+        first = [asdict(bad) for bad in self.first]
         return {"total": self.total, "reasons": dict(sorted(self.counts.items())), "first": first}

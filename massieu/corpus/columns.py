@@ -1,4 +1,4 @@
-"""Documents in a column of a table: CSV, which is read from its beginning, and Parquet, by row groups."""
+"""Documents in a column of a table: CSV, read from its beginning, and Parquet, by row groups."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ import io
 from collections.abc import Callable, Iterator
 from typing import IO, Any
 
-from massieu.corpus.bad_records import BadRecord
+from massieu.corpus.bad_records import RecordError
 from massieu.corpus.opening import damage, needed
 from massieu.corpus.records import LARGEST, MOST, Record, decoded, refused, too_large, without_column
 
 __all__ = ["csv_rows", "parquet_rows", "row_group_ranges", "tab_rows"]
 
 ROWS_AT_ONCE = 256  # rows of Parquet in memory
-BUFFER = 1 << 18  # bytes of a column of Parquet that are read at once
+BUFFER = 1 << 18  # bytes of a column of Parquet read at once
 
 OPEN = "quote never closed, with all rows after it"
 HUGE = f"larger than {MOST}, with all rows after it"
 
 
-class _TooLarge(Exception):  # noqa: N818  # said of the row
+class _TooLarge(Exception):  # noqa: N818  # a property of the row
     """A row has more bytes than a record may have."""
 
 
 def csv_rows(
     file: IO[bytes], column: str, start: int = 0, stop: int | None = None, delimiter: str = ","
 ) -> Iterator[Record]:
-    r"""All rows of a table: a field in quotes may hold line ends, so that it is not safe to begin in the middle.
+    r"""Read all rows of a table from its beginning: fields in quotes may hold line ends.
 
     Example:
         >>> import io
@@ -38,12 +38,12 @@ def csv_rows(
     csv.field_size_limit(max(2 * LARGEST, csv.field_size_limit()))  # the usual limit refuses documents of 128 kB
     # Bytes that are not UTF-8 become surrogates, which spoil their own row only.
     with io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
-        # Not strict, a quote that is never closed takes the rest of the file for its field and nobody hears of it.
+        # Without strict=True a quote that is never closed silently takes the rest of the file for its field.
         lines = _Lines(text)
         rows = csv.reader(lines, delimiter=delimiter, strict=True)
         header = None
         for line, row in _rows(rows, lines):
-            if isinstance(row, BadRecord):
+            if isinstance(row, RecordError):
                 yield Record(line, f"line {line}", row, refused)
                 if header is None:
                     return
@@ -52,13 +52,13 @@ def csv_rows(
             elif column in row:
                 header = _field(row.index(column), len(row))
             else:
-                lost = sum(1 for _ in _rows(rows, lines))  # all of which are without it
+                lost = sum(1 for _ in _rows(rows, lines))  # rows without the column
                 yield Record(line, f"line {line}", without_column(column, row, max(1, lost)), refused)
                 return
 
 
 class _Lines:
-    """Lines of a table, as long as a row of them is no larger than a record may be.
+    """Lines of a table; raises :class:`_TooLarge` for a row that is larger than a record may be.
 
     Attributes:
         size: characters since the row began.
@@ -80,19 +80,19 @@ class _Lines:
         return line
 
 
-def _rows(rows: Any, lines: _Lines) -> Iterator[tuple[int, list[str] | BadRecord]]:
-    """Rows that are not empty, with the lines where they begin, or what is wrong with them."""
+def _rows(rows: Any, lines: _Lines) -> Iterator[tuple[int, list[str] | RecordError]]:
+    """Rows that are not empty, or their errors, with the numbers of their first lines."""
     while True:
         line, lines.size = rows.line_num + 1, 0
         try:
             row = next(rows, None)
-        except _TooLarge:  # where the next row begins is known to nobody
+        except _TooLarge:  # the begin of the next row is unknown
             yield line, too_large(HUGE)
             return
         except csv.Error as error:
             remedy = "close its quotes, and write those inside of quotes twice"
             reason = OPEN if "end of data" in str(error) else "not CSV"
-            yield line, BadRecord(reason, "must have rows as CSV has them", f"is none ({error})", remedy)
+            yield line, RecordError(reason, "must have rows as CSV has them", f"is none ({error})", remedy)
             continue
         if row is None:
             return
@@ -101,12 +101,12 @@ def _rows(rows: Any, lines: _Lines) -> Iterator[tuple[int, list[str] | BadRecord
 
 
 def tab_rows(file: IO[bytes], column: str, start: int = 0, stop: int | None = None) -> Iterator[Record]:
-    """The same with tabs between the fields; quotes mean what they mean in CSV, as pandas and spreadsheets write."""
+    """Read rows with tabs between the fields and the quotes of CSV, as pandas and spreadsheets write them."""
     yield from csv_rows(file, column, delimiter="\t")
 
 
 def parquet_rows(file: IO[bytes], column: str, start: int = 0, stop: int | None = None) -> Iterator[Record]:
-    """Rows of the row groups from ``start`` until before ``stop``; they count from 0 in the whole file."""
+    """Read the rows of the row groups from ``start`` until before ``stop``, numbered from 0 in the whole file."""
     number, end, label = 0, 1, "its end"
     try:
         table = _parquet(file)
@@ -129,12 +129,12 @@ def parquet_rows(file: IO[bytes], column: str, start: int = 0, stop: int | None 
         if why is None:
             raise
         got = f"is damaged ({why})"
-        bad = BadRecord("damaged", "must be a whole Parquet file", got, "copy it again", count=max(1, end - number))
+        bad = RecordError("damaged", "must be a whole Parquet file", got, "copy it again", count=max(1, end - number))
         yield Record(number, label, bad, refused)
 
 
 def row_group_ranges(file: IO[bytes], column: str, size: int) -> list[tuple[int, int | None]]:
-    """Half-open ranges of row groups of Parquet, each with about ``size`` bytes of the column."""
+    """Return half-open ranges of row groups of Parquet, each with about ``size`` bytes of the column."""
     try:
         metadata = _parquet(file).metadata
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
@@ -142,7 +142,7 @@ def row_group_ranges(file: IO[bytes], column: str, size: int) -> list[tuple[int,
     except Exception as error:
         if damage(error) is None:
             raise
-        return [(0, None)]  # who reads it will count it
+        return [(0, None)]  # reading it counts a bad record
     ranges: list[tuple[int, int | None]] = []
     begin, total = 0, 0
     for number, own in enumerate(held, 1):
@@ -160,12 +160,10 @@ def _size(group: Any, column: str) -> int:
 
 
 def _field(place: int, width: int) -> Callable[[list[str]], str]:
-    """The text of a row."""
-
     def text(row: list[str]) -> str:
         if len(row) != width:
             expected = f"must have {width} fields in every row"
-            raise BadRecord("another number of fields", expected, f"has {len(row)}", "put commas into quotes")
+            raise RecordError("another number of fields", expected, f"has {len(row)}", "put commas into quotes")
         return decoded(row[place])
 
     return text
@@ -175,8 +173,8 @@ def _parquet(file: IO[bytes]) -> Any:
     return needed("pyarrow.parquet").ParquetFile(file, buffer_size=BUFFER, pre_buffer=False)
 
 
-def _no_strings(schema: Any, column: str, rows: int) -> BadRecord | None:
-    """What is wrong with the column of a table, if anything is."""
+def _no_strings(schema: Any, column: str, rows: int) -> RecordError | None:
+    """Error for a column that is missing or holds no strings."""
     types = needed("pyarrow.types")
     if column not in schema.names:
         return without_column(column, schema.names, rows)
@@ -185,11 +183,11 @@ def _no_strings(schema: Any, column: str, rows: int) -> BadRecord | None:
     if any(check(kind) for check in (types.is_string, types.is_large_string, types.is_string_view)):
         return None
     expected = f'must hold strings in the column "{column}"'
-    return BadRecord("not a string", expected, f"is of type {kind}", "name another column with --column", count=rows)
+    return RecordError("not a string", expected, f"is of type {kind}", "name another column with --column", count=rows)
 
 
 def _values(array: Any) -> Iterator[object]:
-    """The values of a column; one that is not UTF-8 is kept as surrogates."""
+    """Values of a column; bytes that are not UTF-8 become surrogates."""
     try:
         yield from array.to_pylist()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""A corpus by the files that hold it, or by its texts, and how it is cut into splits."""
+"""Corpus of files or of texts in memory, and its cut into shards."""
 
 from __future__ import annotations
 
@@ -9,52 +9,52 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from massieu.checks import UserError
-from massieu.corpus.bad_records import Faults
+from massieu.checks import UserError, check_count
+from massieu.corpus.bad_records import BadRecords
 from massieu.corpus.columns import row_group_ranges
 from massieu.corpus.files import File, find_files
 from massieu.corpus.lines import paragraphs
 from massieu.corpus.opening import needed, opened, unreadable
-from massieu.corpus.shards import SPLIT_BYTES, Document, Split, Wanted
+from massieu.corpus.shards import SHARD_BYTES, Document, RecordFilter, Shard, check_text
 
 __all__ = ["Corpus"]
 
 FEWEST_BYTES = 1 << 15
-PIECES = 512
-"""Into how many a small corpus is cut, so that several workers share it and checkpoints come often."""
+SHARDS = 512
+"""Shards of a small corpus, so that several workers share it and checkpoints come often."""
 
-NAMED = 8  # paths that the name of a corpus names
+NAMED = 8  # paths in the name of a corpus
 
 
 class Corpus:
-    r"""Documents in files, each of which counts once.
+    r"""Documents in files, each counted once.
 
-    What a file holds is told by its extension: documents between blank lines (.txt, .text, .md, or none), one JSON
+    The extension of a file gives its format: documents between blank lines (.txt, .text, .md, or none), one JSON
     value a line (.jsonl, .ndjson), a column of a table (.csv, .tsv, .parquet); all but the last also compressed (.gz,
     .bz2, .xz, .zst).
 
-    A document belongs to the split in which it begins. Text and JSON lines are split after so many bytes, Parquet
-    between row groups; CSV and compressed files are one split each, because nobody can begin in their middle. What can
-    be read only once, such as standard input, is read here, and its splits hold its text.
+    A document belongs to the shard in which it begins. Text and JSON lines are cut every ``shard_bytes``, Parquet
+    between row groups; CSV and compressed files are one shard each, since they can be read from their beginning only.
+    Standard input and pipes can be read only once: they are read here, and their shards hold the text.
 
     Args:
-        paths: files, folders (with all below), wildcards, whatever fsspec opens, or "-" for standard input.
+        paths: files, folders (searched to the bottom), wildcards, URLs of fsspec, or "-" for standard input.
         column: field of JSON or column of a table that holds the text.
         limit: use the first documents of the corpus only, or of the sample.
         sample: use this share of the documents, chosen by a hash of the seed and of the place of each.
-        seed: another one gives another sample.
-        strict: raise at the first record that cannot be read, rather than count and skip it.
-        split_bytes: size of a split; None for what suits the size of the corpus.
+        seed: of the sample.
+        strict: raise at the first bad record, rather than count and skip it.
+        shard_bytes: size of a shard; None for a size that suits the corpus.
 
     Example:
         >>> import fsspec
         >>> with fsspec.open("memory://sea/whale.jsonl", "w") as file:
         ...     _ = file.write('"Call me Ishmael."\n{"text": "Some years ago"}\n{"text": 7}\n')
         >>> corpus = Corpus(["memory://sea"])
-        >>> faults = Faults()
-        >>> [tuple(document) for split in corpus.splits() for document in split.read(faults)]
+        >>> bad_records = BadRecords()
+        >>> [tuple(document) for shard in corpus.shards() for document in shard.read(bad_records)]
         [('Call me Ishmael.', 'whale.jsonl:1'), ('Some years ago', 'whale.jsonl:2')]
-        >>> faults.counts, faults.first[0].place
+        >>> bad_records.counts, bad_records.first[0].place
         ({'not a string': 1}, 'whale.jsonl:3')
     """
 
@@ -67,16 +67,16 @@ class Corpus:
         sample: float | None = None,
         seed: int = 0,
         strict: bool = False,
-        split_bytes: int | None = None,
+        shard_bytes: int | None = None,
     ) -> None:
-        self._want(Wanted(column, sample, seed, strict), limit, SPLIT_BYTES if split_bytes is None else split_bytes)
+        self._set(RecordFilter(column, sample, seed, strict), limit, shard_bytes)
         named = [str(path) for path in ([paths] if isinstance(paths, (str, Path)) else paths)]
         self.files = find_files(named)
         if not self.files:
             raise UserError("a corpus needs at least one path, got none; pass files or folders")
-        if split_bytes is None:
-            share = sum(file.size or 0 for file in self.files) // PIECES
-            self.split_bytes = min(SPLIT_BYTES, max(FEWEST_BYTES, share))
+        if shard_bytes is None:
+            share = sum(file.size or 0 for file in self.files) // SHARDS
+            self.shard_bytes = min(SHARD_BYTES, max(FEWEST_BYTES, share))
         titles = list(dict.fromkeys(_title(path) for path in named))
         self.name = ", ".join([*titles[:NAMED], *["..."] * (len(titles) > NAMED)])
 
@@ -90,76 +90,72 @@ class Corpus:
         sample: float | None = None,
         seed: int = 0,
         strict: bool = False,
-        split_bytes: int | None = None,
+        shard_bytes: int | None = None,
     ) -> Corpus:
-        """A corpus of texts in memory; its splits hold those that are in the sample.
-
-        None stands for a record without text, which is counted as one that cannot be read.
+        """Return a corpus of texts in memory; its shards hold those in the sample, and None is a bad record.
 
         Example:
             >>> corpus = Corpus.from_texts(["Call me Ishmael.", "Some years ago", "never mind"], limit=2)
-            >>> [document.text for split in corpus.splits() for document in split.read()]
+            >>> [document.text for document in corpus.documents()]
             ['Call me Ishmael.', 'Some years ago']
         """
         if isinstance(texts, str):
             raise UserError("texts must be a list of strings, got a single string; pass [text]")
         corpus = object.__new__(cls)
-        corpus._want(Wanted("text", sample, seed, strict), limit, SPLIT_BYTES if split_bytes is None else split_bytes)
+        corpus._set(RecordFilter("text", sample, seed, strict), limit, shard_bytes)
         corpus.files, corpus.name, corpus._texts = [], name, texts
         return corpus
 
-    def _want(self, wanted: Wanted, limit: int | None, split_bytes: int) -> None:
-        if limit is not None and (not isinstance(limit, int) or limit < 1):
-            raise UserError(f"limit must be a positive whole number of documents, got {limit!r}; leave it out for all")
-        if wanted.sample is not None and not 0 < wanted.sample <= 1:
-            raise UserError(f"sample must be a share above 0 and at most 1, got {wanted.sample}; 0.01 is one in 100")
-        if split_bytes < 1:
-            raise UserError(f"split_bytes must be positive, got {split_bytes}; {SPLIT_BYTES} is usual")
-        self.wanted, self.limit, self.split_bytes = wanted, limit, split_bytes
+    def _set(self, filter: RecordFilter, limit: int | None, shard_bytes: int | None) -> None:
+        self.limit = limit if limit is None else check_count(limit, "limit", remedy="leave it out for all documents")
+        if filter.sample is not None and not 0 < filter.sample <= 1:
+            raise UserError(f"sample must be a share above 0 and at most 1, got {filter.sample}; 0.01 is one in 100")
+        self.shard_bytes = SHARD_BYTES if shard_bytes is None else check_count(shard_bytes, "shard_bytes")
+        self.filter = filter
         self._texts: Iterable[str | None] = ()
-        self._made: list[Split] | None = None
+        self._shards: list[Shard] | None = None
 
-    def splits(self) -> Sequence[Split]:
-        """All splits in the order of the corpus, the same at each call.
+    def shards(self) -> Sequence[Shard]:
+        """Return all shards in the order of the corpus, the same at each call.
 
-        Files are not read for it, beyond the footers of Parquet; with a ``limit`` they are, until there are enough
-        documents.
+        Files are not read for it, beyond the footers of Parquet; with a ``limit`` they are read up to the last
+        document.
         """
-        if self._made is None:
-            every = self._pieces()
-            self._made = list(every if self.limit is None else _first(every, self.limit))
-        return self._made
+        if self._shards is None:
+            every = self._cut()
+            self._shards = list(every if self.limit is None else _first(every, self.limit))
+        return self._shards
 
     @property
     def num_bytes(self) -> float:
-        """Bytes of the text; infinite if that is not known before it is read, or if it is not on this machine."""
-        splits = self.splits()
-        known = all(s.format == "memory" or not (s.compression or s.elsewhere or s.format == "parquet") for s in splits)
-        return sum(split.num_bytes for split in splits) if known else math.inf
+        """Bytes of the text; infinite if unknown before it is read, or if the files are not on this machine."""
+        shards = self.shards()
+        known = all(s.format == "memory" or not (s.compression or s.elsewhere or s.format == "parquet") for s in shards)
+        return sum(shard.num_bytes for shard in shards) if known else math.inf
 
     def documents(self) -> Iterator[Document]:
-        """All documents in their order; those that cannot be read are skipped."""
-        for split in self.splits():
-            yield from split.read()
+        """Read all documents in order; bad records are skipped."""
+        for shard in self.shards():
+            yield from shard.read()
 
-    def check(self, num_documents: int, faults: Faults) -> None:
-        """One sentence if nothing was read."""
+    def check(self, num_documents: int, bad_records: BadRecords) -> None:
+        """Raise if nothing was read."""
         if num_documents:
             return
-        if faults.first:
-            raise UserError(faults.first[0].sentence)
-        if self.wanted.sample is not None:
-            raise UserError(f"the sample must hold some text, and it is empty; raise {self.wanted.sample} or the seed")
+        if bad_records.first:
+            raise UserError(bad_records.first[0].sentence)
+        if self.filter.sample is not None:
+            raise UserError(f"the sample must hold some text, and it is empty; raise {self.filter.sample} or the seed")
         raise UserError(f"{self.name} must hold some text, and it is empty; pass a file with at least one sentence")
 
-    def _pieces(self) -> Iterator[Split]:
-        yield from self._carried(self.name, _strings(self._texts))
+    def _cut(self) -> Iterator[Shard]:
+        yield from self._in_memory(self.name, _strings(self._texts))
         for file in self.files:
             if file.pipe:
-                yield from self._carried(file.name, _raw_paragraphs(file))
+                yield from self._in_memory(file.name, _raw_paragraphs(file))
             else:
-                whole = Split(file.path, file.name, file.format, compression=file.compression, size=file.size)
-                whole = replace(whole, wanted=self.wanted, elsewhere=file.elsewhere, version=file.version)
+                whole = Shard(file.path, file.name, file.format, compression=file.compression, size=file.size)
+                whole = replace(whole, filter=self.filter, elsewhere=file.elsewhere, version=file.version)
                 for start, stop in self._ranges(file):
                     yield replace(whole, start=start, stop=stop)
 
@@ -168,36 +164,37 @@ class Corpus:
             needed("pyarrow.parquet")
             with opened(file.path, elsewhere=file.elsewhere) as table:
                 try:
-                    return row_group_ranges(table, self.wanted.column, self.split_bytes)
-                except Exception as error:  # whatever the place raises
+                    return row_group_ranges(table, self.filter.column, self.shard_bytes)
+                except Exception as error:  # any error of the file system
                     raise unreadable(file.path, error) from error
         if file.compression or file.size is None or file.format not in ("text", "jsonl"):
             return [(0, None)]
-        starts = range(0, file.size, self.split_bytes)
-        return [(start, min(start + self.split_bytes, file.size)) for start in starts]
+        starts = range(0, file.size, self.shard_bytes)
+        return [(start, min(start + self.shard_bytes, file.size)) for start in starts]
 
-    def _carried(self, name: str, texts: Iterable[str | bytes | None]) -> Iterator[Split]:
-        """Splits that hold their texts; those that nobody wants are not kept."""
-        chosen = ((number, text) for number, text in enumerate(texts) if self.wanted.chooses(name, number))
+    def _in_memory(self, name: str, texts: Iterable[str | bytes | None]) -> Iterator[Shard]:
+        """Shards that hold the texts of the sample."""
+
+        def shard() -> Shard:
+            start = min(held)
+            numbers = () if max(held) - start + 1 == len(held) else tuple(held)
+            return Shard("", name, "memory", start, texts=tuple(held.values()), numbers=numbers, filter=self.filter)
+
         held: dict[int, str | bytes | None] = {}
         size = 0
-        for number, text in chosen:
-            held[number] = text
-            size += len(text or "")
-            if size >= self.split_bytes:
-                yield self._holding(name, held)
+        for number, text in enumerate(texts):
+            if self.filter.chooses(name, number):
+                held[number] = text
+                size += len(text or "")
+            if size >= self.shard_bytes:
+                yield shard()
                 held, size = {}, 0
         if held:
-            yield self._holding(name, held)
-
-    def _holding(self, name: str, held: dict[int, str | bytes | None]) -> Split:
-        start = min(held)
-        numbers = () if max(held) - start + 1 == len(held) else tuple(held)
-        return Split("", name, "memory", start, texts=tuple(held.values()), numbers=numbers, wanted=self.wanted)
+            yield shard()
 
 
 def _title(path: str) -> str:
-    """What a path is called in a report: its last part, and "." by the name of the folder."""
+    """Name of a path in a report: its last part, and for "." the name of the folder."""
     title = Path(path).name
     if title in ("", ".."):
         title = Path(path).resolve().name
@@ -205,26 +202,25 @@ def _title(path: str) -> str:
     return (title or path).rpartition("@")[2].encode("utf-8", "replace").decode()
 
 
-def _first(splits: Iterable[Split], limit: int) -> Iterator[Split]:
-    """The splits that hold the first documents; the last of them says how many of its own."""
-    for split in splits:
-        found = sum(1 for _ in replace(split, first=limit).read())
+def _first(shards: Iterable[Shard], limit: int) -> Iterator[Shard]:
+    """The shards of the first documents; the last one is limited to its share of them."""
+    for shard in shards:
+        found = sum(1 for _ in replace(shard, first=limit).read())
         limit -= found
-        yield replace(split, first=found) if limit == 0 else split
+        yield replace(shard, first=found) if limit == 0 else shard
         if limit == 0:
             return
 
 
 def _strings(texts: Iterable[str | None]) -> Iterator[str | None]:
     for number, text in enumerate(texts):
-        if text is not None and not isinstance(text, str):
-            got = type(text).__name__
-            raise UserError(f"texts must be strings, got {got} at number {number}; pass a list of strings")
+        if text is not None:
+            check_text(text, number)
         yield text
 
 
 def _raw_paragraphs(file: File) -> Iterator[bytes]:
-    """Documents of what can be read only once, not yet decoded: who reads the split counts what is wrong with them."""
+    """Documents of a pipe, not yet decoded, so that bad ones are counted when the shard is read."""
     if file.path == "-" and sys.stdin is None:
         raise UserError("- is standard input, which is closed; pass a file, or pipe a text into the command")
     with contextlib.nullcontext(sys.stdin.buffer) if file.path == "-" else opened(file.path) as source:

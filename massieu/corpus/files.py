@@ -1,4 +1,4 @@
-"""Files of a corpus: which there are in folders and behind wildcards, and what is in them."""
+"""Files of a corpus in folders and behind wildcards, with their formats."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ VERSIONS = (
     *("ETag", "etag", "md5Hash", "Content-MD5", "Digest", "CRC"),
     *("mtime", "LastModified", "last_modified", "Last-Modified", "modified", "updated", "created"),
 )
-"""What file systems call a checksum of a file, or the time when it was written."""
+"""Names in file systems for a checksum of a file, or the time when it was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,13 @@ class File:
 
     Attributes:
         path: a path that opens it, or a URL for people.
-        name: what it is called in reports: its path below the folder that all files of the corpus share.
-        size: in bytes, as it is stored; None if its place does not tell, or cannot begin in the middle.
+        name: name in reports: its path below the folder that all files of the corpus share.
+        size: in bytes, as stored; None if unknown, or if reading cannot begin in the middle.
         format: text, jsonl, csv, tsv or parquet.
         compression: the last extension if it is that of a compression, else empty.
         pipe: whether it can be read only once.
-        elsewhere: what opens it if it is not on this machine.
-        version: a checksum, or when it was written, if its place tells.
+        elsewhere: opens a file that is not on this machine.
+        version: a checksum, or when it was written, if known.
     """
 
     path: str
@@ -63,7 +63,7 @@ STANDARD_INPUT = File("-", "-", None, "text", pipe=True)
 
 
 def find_files(paths: Sequence[str | Path]) -> list[File]:
-    """The files that paths, folders, wildcards and URLs name, in this order, each once; "-" is standard input.
+    """Find the files of paths, folders, wildcards and URLs in this order, each once; "-" is standard input.
 
     Folders are searched to the bottom, in the order of names, for files with a known extension.
     """
@@ -75,14 +75,14 @@ def find_files(paths: Sequence[str | Path]) -> list[File]:
 
 
 def _identity(file: File) -> object:
-    """The same for a file however it is named."""
+    """Value that is equal for all names of a file."""
     if file.elsewhere is None:
         return os.path.realpath(file.path)
-    return file.elsewhere.system._fs_token, file.elsewhere.path  # that of a cache is that of what it keeps
+    return file.elsewhere.system._fs_token, file.elsewhere.path  # a cache has the token of the cached system
 
 
 def _with_names(files: list[File]) -> list[File]:
-    """Files called by what they do not share: their paths below one folder, and the archives if there are several."""
+    """Files named by their paths below the folder they share, and by their archives if there are several."""
     links = [_links(file.path) if file.elsewhere else (file.path, "") for file in files]
     shared = _shared_folder([own for file, (own, _) in zip(files, links, strict=True) if not file.pipe])
     archives = {archive for _, archive in links}
@@ -114,7 +114,7 @@ def _named(path: str) -> list[File]:
                 listed |= system.find(name, detail=True)
         else:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-    except Exception as error:  # whatever the place raises
+    except Exception as error:  # any error of the file system
         raise unreadable(path, error) from error
     if listed is None:
         return [_file(system, info, path, place)]
@@ -126,16 +126,16 @@ def _named(path: str) -> list[File]:
 
 
 def _is_meant(name: str, place: str, base: str) -> bool:
-    """Whether a folder or a wildcard means a file that it holds.
+    """Return whether a folder or a wildcard includes a file in it.
 
-    Hidden files and those without extension only if the wildcard says so, as ``.h*`` and ``part-*`` do.
+    Hidden files and those without extension are included only by a wildcard such as ``.h*`` or ``part-*``.
     """
     pattern, below = (f"/{each.removeprefix(base).lstrip('/')}" for each in (place, name))
     if "/." in below and "/." not in pattern:
         return False
     extension, compression = _extensions(name)
     last = pattern.rpartition("/")[2]
-    # Below a folder that a wildcard has found, other names are not asked for.
+    # The wildcard may have matched a folder above the file.
     asked = last.strip(f"{WILD}.") and fnmatch.fnmatchcase(name.rpartition("/")[2], last)
     return bool((extension or asked) and _format(extension, compression))
 
@@ -145,13 +145,13 @@ def _is_pipe(system: Any, name: str) -> bool:
 
 
 def _is_device(name: str) -> bool:
-    """Whether a path is a device other than the terminal of standard input, such as one without end."""
+    """Return whether a path is a device other than the terminal of standard input: it may have no end."""
     mode = os.stat(name).st_mode
     return stat.S_ISBLK(mode) or (stat.S_ISCHR(mode) and os.path.realpath(name) != os.path.realpath("/dev/stdin"))
 
 
 def _file(system: Any, info: dict[str, Any], path: str, place: str) -> File:
-    """A file of a file system, found as or below a place there that the path names."""
+    """File of a file system, at or below the place of a path."""
     name = info["name"]
     extension, compression = _extensions(name)
     format = _format(extension, compression)
@@ -185,17 +185,17 @@ def _address(path: str, place: str, name: str) -> str:
     place = place.strip("/")
     before = own[: own.rindex(place)] if place and place in own else f"{own.partition('://')[0]}://"
     whole = f"{name}{archive}" if "://" in name else f"{before}{name.lstrip('/')}{archive}"
-    return re.sub("(//[^/:@]*):[^/@]*@", r"\1@", whole)  # passwords are not for reports
+    return re.sub("(//[^/:@]*):[^/@]*@", r"\1@", whole)  # without a password
 
 
 def _links(path: str) -> tuple[str, str]:
-    """A URL of fsspec without its caches: what is asked for, and the archive or the like that holds it."""
+    """A URL of fsspec without its caches: the file, and the archive or the like that holds it."""
     own, sign, rest = path.partition("::")
     return _links(rest) if sign and "://" not in own else (own, f"{sign}{rest}")
 
 
 def _size(system: Any, info: dict[str, Any]) -> int | None:
-    """Bytes of a file; None if they are not known, or if reading cannot begin in the middle."""
+    """Bytes of a file; None if unknown, or if reading cannot begin in the middle."""
     from fsspec.archive import AbstractArchiveFileSystem
 
     size = info.get("size")
@@ -205,7 +205,7 @@ def _size(system: Any, info: dict[str, Any]) -> int | None:
 
 
 def _version(info: dict[str, Any]) -> str:
-    """What a place says about the content of a file, or about the time when it was written."""
+    """Checksum of a file, or the time when it was written, with its name in the file system."""
     return next((f"{mark} {info[mark]}" for mark in VERSIONS if info.get(mark) is not None), "")
 
 
@@ -214,23 +214,23 @@ def _is_web(system: Any) -> bool:
 
 
 def _gives_ranges(system: Any, name: str) -> bool:
-    """Whether a server sends a piece of a file; those that do not are not obliged to say so."""
+    """Return whether a server sends ranges of a file, by trying: servers need not declare it."""
     try:
         with system.open(name, "rb", block_size=1) as file:
             file.seek(1)
             return len(file.read(1)) == 1
-    except Exception:  # whatever the server does
+    except Exception:  # any error of the server
         return False
 
 
 def _format(extension: str, compression: str) -> str | None:
-    """What a file holds; one without extension is taken for text, and Parquet compresses by itself."""
+    """Format of a file; one without extension is text, and Parquet compresses by itself."""
     format = FORMATS.get(extension or ".txt")
     return None if compression and format == "parquet" else format
 
 
 def _extensions(path: str) -> tuple[str, str]:
-    """The extension of a file, before that of its compression; of a URL without its query."""
+    """Extension of a file without its compression (and query, in a URL), and that of the compression."""
     end = path.rsplit("/", 1)[-1].lower()
     end = end.partition("?")[0] if "://" in path else end
     compression = next((own for own in COMPRESSIONS if end.endswith(own)), "")
@@ -238,7 +238,7 @@ def _extensions(path: str) -> tuple[str, str]:
 
 
 def _shared_folder(paths: list[str]) -> str:
-    """The beginning of all paths that ends with a slash; empty if they share no folder."""
+    """Longest folder shared by all paths, with its final slash; empty without one."""
     folders = [path.split("/")[:-1] for path in paths]
     shared = itertools.takewhile(lambda parts: len({*parts}) == 1, zip(*folders, strict=False))
     return "".join(f"{parts[0]}/" for parts in shared)

@@ -10,9 +10,9 @@ __all__ = ["read_dataset"]
 
 
 def read_dataset(name: str, *, column: str = "text") -> Iterator[str | None]:
-    """Documents of a dataset of the Hugging Face hub, ``NAME[:CONFIG[:SPLIT]]``, the training split by default.
+    """Stream the documents of a dataset on the Hugging Face hub, ``NAME[:CONFIG[:SPLIT]]``; SPLIT defaults to "train".
 
-    They come one by one: who wants few of them waits for few of them. A row without a string gives None.
+    A row without a string gives None.
     """
     try:
         import datasets
@@ -28,5 +28,5 @@ def read_dataset(name: str, *, column: str = "text") -> Iterator[str | None]:
                 yield text
     except KeyError:
         raise UserError(f"{name} has no column {column}; name the one that holds the text with --column") from None
-    except Exception as error:  # whatever the hub, the network or a loading script raises
+    except Exception as error:  # any error of the hub, the network or a loading script
         raise UserError(f"the dataset {name} cannot be read ({' '.join(str(error).split())[:160]})") from error

@@ -1,4 +1,4 @@
-"""Documents in lines: between blank lines, or one JSON value in each; any range of bytes can be read alone."""
+"""Documents between blank lines, or one JSON value in each line; any range of bytes can be read alone."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import json
 from collections.abc import Iterator
 from typing import IO
 
-from massieu.corpus.bad_records import BadRecord
+from massieu.corpus.bad_records import RecordError
 from massieu.corpus.records import LARGEST, Record, decode_utf8, decoded
 
 __all__ = ["json_lines", "paragraph", "paragraphs"]
 
-PIECE = 1 << 18  # bytes of a line of somebody else that are read at once
+BUFFER = 1 << 18  # bytes read at once of a line that belongs to the range before
 
 
 def paragraphs(file: IO[bytes], column: str, start: int = 0, stop: int | None = None) -> Iterator[Record]:
-    r"""Documents between blank lines, those that begin between two bytes.
+    r"""Read the documents between blank lines that begin between two bytes.
 
-    A document begins with the blank line right before it, the first one with the file. So nobody needs to know what is
-    before ``start``; the words of a document may lie beyond ``stop``.
+    A document begins with the blank line right before it, the first one with the file, so that the text before
+    ``start`` does not matter; the words of a document may lie beyond ``stop``.
 
     Example:
         >>> import io
@@ -39,7 +39,7 @@ def paragraphs(file: IO[bytes], column: str, start: int = 0, stop: int | None = 
                 return
             begins = True
         elif parts:
-            parts.append(line[: max(0, room)])  # of one that is too large nothing more is kept
+            parts.append(line[: max(0, room)])  # a document that is too large is truncated, and refused later
             room -= len(line)
         elif begins:
             position, label, parts, begins = offset, _label(offset, number), [line], False
@@ -51,7 +51,7 @@ def paragraphs(file: IO[bytes], column: str, start: int = 0, stop: int | None = 
 
 
 def json_lines(file: IO[bytes], column: str, start: int = 0, stop: int | None = None) -> Iterator[Record]:
-    r"""Lines that begin between two bytes, each a string or an object with a field that holds one.
+    r"""Read the JSON lines that begin between two bytes, each a string or an object with a field that holds one.
 
     Example:
         >>> import io
@@ -67,13 +67,13 @@ def json_lines(file: IO[bytes], column: str, start: int = 0, stop: int | None = 
         try:
             value = json.loads(line)
         except (ValueError, RecursionError):
-            raise BadRecord("not JSON", "must hold one JSON value a line", "is none") from None
+            raise RecordError("not JSON", "must hold one JSON value a line", "is none") from None
         if isinstance(value, dict):
             if column not in value:
-                raise BadRecord("without the field", expected, "does not", remedy)
+                raise RecordError("without the field", expected, "does not", remedy)
             value = value[column]
         if not isinstance(value, str):
-            raise BadRecord("not a string", expected, "does not", remedy)
+            raise RecordError("not a string", expected, "does not", remedy)
         return decoded(value)
 
     for offset, number, line in _lines(file, start, end):
@@ -84,15 +84,14 @@ def json_lines(file: IO[bytes], column: str, start: int = 0, stop: int | None = 
 
 
 def paragraph(content: bytes) -> str:
-    """The text of a document that stood between blank lines."""
+    """Decode a document between blank lines."""
     return decode_utf8(content).replace("\r\n", "\n").strip()
 
 
 def _lines(file: IO[bytes], start: int, end: float) -> Iterator[tuple[int, int, bytes]]:
-    """Lines that begin at ``start`` or later, as (where, number or 0 if nobody knows, content).
+    """Lines that begin at ``start`` or later, as (offset, number or 0 if unknown, content).
 
-    Of a line that is too large, no more is read at once than shows it. There is none at all if a line goes on from
-    before ``start`` until ``end``.
+    A line that is too large is truncated. There is no line at all if one goes on from before ``start`` until ``end``.
     """
     offset, number = start, 1
     if start:
@@ -103,7 +102,7 @@ def _lines(file: IO[bytes], start: int, end: float) -> Iterator[tuple[int, int, 
         while piece and not piece.endswith(b"\n"):
             if offset >= end:
                 return
-            piece = file.readline(int(min(PIECE, end - offset)))
+            piece = file.readline(int(min(BUFFER, end - offset)))
             offset += len(piece)
     while line := file.readline(LARGEST + 1):
         yield offset, number, line
@@ -118,7 +117,7 @@ def _is_blank(line: bytes) -> bool:
     stripped = line.strip()
     if not stripped or 0x1F < stripped[0] < 0x80:
         return not stripped
-    return not stripped.decode("utf-8", "replace").strip()  # there are blanks beyond ASCII
+    return not stripped.decode("utf-8", "replace").strip()  # blanks beyond ASCII
 
 
 def _label(offset: int, number: int) -> str:

@@ -1,11 +1,10 @@
-"""Opening files, here or elsewhere, compressed or not, with one sentence for what goes wrong."""
+"""Open files on this machine or elsewhere, compressed or not."""
 
 from __future__ import annotations
 
 import bz2
 import contextlib
 import gzip
-import importlib
 import io
 import lzma
 import os
@@ -15,12 +14,12 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import IO, Any, NamedTuple, cast
 
-from massieu.checks import UserError, pip_install
+from massieu.checks import UserError, optional_package
 
 __all__ = ["BLOCK", "COMPRESSIONS", "Elsewhere", "damage", "file_system", "is_local", "needed", "opened", "unreadable"]
 
 PATIENCE = 30.0  # seconds for a process to open the other end of a pipe
-BLOCK = 1 << 18  # bytes that are asked for at once from a file that is not on this machine
+BLOCK = 1 << 18  # bytes requested at once of a file that is not on this machine
 
 
 def _open_zstandard(file: IO[bytes]) -> Any:
@@ -33,15 +32,15 @@ COMPRESSIONS: dict[str, Callable[..., Any]] = {
     ".xz": lzma.open,
     ".zst": _open_zstandard,
 }
-"""How a file is opened that is compressed, by its last extension."""
+"""Functions that open compressed files, by extension."""
 
 
 class Elsewhere(NamedTuple):
-    """Where a file is that is not in the file system of this machine.
+    """Place of a file that is not in the file system of this machine.
 
     Attributes:
-        system: of fsspec; it knows the host, and the archive or the cache between, also in another process.
-        path: what the file is called there.
+        system: file system of fsspec; it can be pickled.
+        path: path of the file there.
         stream: whether it can be read from its beginning only.
     """
 
@@ -52,7 +51,7 @@ class Elsewhere(NamedTuple):
 
 @contextlib.contextmanager
 def opened(path: str, compression: str = "", elsewhere: Elsewhere | None = None) -> Iterator[IO[bytes]]:
-    """A file as it was before it was compressed, or as it is stored."""
+    """Open a file and decompress it."""
     with _stored(path, elsewhere) as file:
         if not compression:
             yield file
@@ -62,7 +61,7 @@ def opened(path: str, compression: str = "", elsewhere: Elsewhere | None = None)
 
 
 def damage(error: Exception) -> str | None:
-    """What is wrong with a compressed file or with Parquet; None if the error says nothing about its content."""
+    """Return the defect of a compressed or a Parquet file; None for an error unrelated to the content."""
     # The standard library and pyarrow report bad content by errors without number, which the system never does.
     plain = type(error) is OSError and error.errno is None
     known = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, UnicodeDecodeError)
@@ -73,57 +72,52 @@ def damage(error: Exception) -> str | None:
 
 
 def file_system(path: str) -> tuple[Any, str]:
-    """The file system of a path, and what the path is called there."""
+    """Return the file system of a path, and the path there."""
     core = needed("fsspec.core")
     try:
         system, place = core.url_to_fs(path)
-    except Exception as error:  # a protocol that is not known, or that needs another package
+    except Exception as error:  # an unknown protocol, or one that needs another package
         raise unreadable(path, error) from error
     return system, str(place)
 
 
 def needed(module: str) -> Any:
-    """A module, or one sentence on how it is installed."""
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        package = module.partition(".")[0]
-        raise UserError(f"reading this needs {package}, not installed; {pip_install('inspect')}") from None
+    """Return a module of a package that reads some files."""
+    return optional_package(module, "reading this", "inspect")
 
 
 def is_local(system: Any) -> bool:
-    """Whether a file system is that of this machine."""
+    """Return whether a file system is that of this machine."""
     return "file" in ([system.protocol] if isinstance(system.protocol, str) else system.protocol)
 
 
 def unreadable(path: str, error: Exception) -> UserError:
-    """What is said of a path that cannot be opened, or not be read to the end."""
+    """Return the error for a path that cannot be opened or read to the end."""
     why = getattr(error, "strerror", None) or " ".join(str(error).split())[:160] or type(error).__name__
     return UserError(f"{path} cannot be read: {why}; check the path and its permissions")
 
 
 def _stored(path: str, elsewhere: Elsewhere | None) -> IO[bytes]:
-    """A file as it is stored."""
     try:
         if elsewhere is None:
             return _pipe(path) if stat.S_ISFIFO(os.stat(path).st_mode) else open(path, "rb")
         file = elsewhere.system.open(elsewhere.path, "rb", block_size=0 if elsewhere.stream else BLOCK)
-    except Exception as error:  # whatever the place raises
+    except Exception as error:  # any error of the file system
         raise unreadable(path, error) from error
-    if isinstance(file, io.BytesIO):  # in memory, where all who open it share one position
+    if isinstance(file, io.BytesIO):  # in memory, where all readers share one position
         return io.BytesIO(file.getvalue())
     return cast(IO[bytes], io.BufferedReader(file, BLOCK))  # its own lines are slow
 
 
 def _pipe(path: str) -> IO[bytes]:
-    """A named pipe, once another process has opened it for writing; without one, opening it would never end."""
+    """Open a named pipe; without a timeout, this would wait forever for a process that writes to it."""
     found: list[IO[bytes]] = []
     waiting = threading.Thread(target=lambda: found.append(open(path, "rb")), daemon=True)  # noqa: SIM115
     waiting.start()
     waiting.join(PATIENCE)
     if found:
         return found[0]
-    os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))  # the thread waits no longer
+    os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))  # ends the thread
     waiting.join()
     found[0].close()
     raise TimeoutError(f"nothing has opened it for writing within {PATIENCE:g} seconds")

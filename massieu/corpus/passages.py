@@ -1,4 +1,4 @@
-"""From texts to batches: documents are cut into passages, passages of similar length go together."""
+"""Passages of documents, and batches of passages of similar length."""
 
 from __future__ import annotations
 
@@ -12,50 +12,49 @@ import torch
 from torch import Tensor
 
 from massieu.checks import UserError
-from massieu.corpus.document_counts import Counts
+from massieu.corpus.document_counts import DocumentCounts
 from massieu.corpus.records import LARGEST
-from massieu.corpus.shards import Document
-from massieu.inspection.splits import text_hash
+from massieu.corpus.shards import Document, check_text, text_hash
 from massieu.models.tokenization import encode, unknown_token
 
 __all__ = ["Batch", "Passage", "TooLong", "given_batches", "passages", "text_batches"]
 
-SORTED_TOGETHER = 32  # batches whose passages are sorted by length before they are put together
+SORTED_TOGETHER = 32  # batches whose passages are sorted by length together
 
 
-class TooLong(UserError):  # noqa: N818  # said of the document
+class TooLong(UserError):  # noqa: N818  # a property of the document
     """A document has more tokens than the model reads."""
 
 
 @dataclass(frozen=True)
 class Passage:
-    """A piece of a document that fits into the model."""
+    """At most max_length tokens of a document."""
 
     document: int
     ids: list[int]
     content: list[bool]  # False for special tokens
-    parts: int  # how many passages the document has
-    origin: str  # a name of the document that depends on its text alone
-    unknown: int = 0  # tokens that stand for words that the tokenizer does not know
+    parts: int  # number of passages of the document
+    origin: str  # hash of the text of the document
+    unknown: int = 0  # number of unknown-word tokens
 
     @property
     def key(self) -> str:
-        """A name that depends on the tokens alone."""
+        """Hash of the tokens."""
         return hashlib.sha256(repr(self.ids).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What the model gets at once, and which of its tokens count.
+    """Inputs of one forward pass, and masks of the tokens that count.
 
     Attributes:
         inputs: arguments of the model.
-        content: per stack, ``(batch, tokens)``, which tokens are neither padding nor excluded; no entry: all count.
-        present: per stack, ``(batch, tokens)``, which tokens are not padding; no entry: all are there.
-        documents: which document each sequence belongs to.
-        parts: how many sequences that document has.
-        keys: a name of each sequence that depends on its tokens alone.
-        origins: a name of its document that depends on the text alone.
+        content: by stack, ``(batch, tokens)``, False for padding and excluded tokens; no entry: all count.
+        present: by stack, ``(batch, tokens)``, False for padding; no entry: no padding.
+        documents: number of the document of each sequence.
+        parts: number of sequences of that document.
+        keys: hash of the tokens of each sequence.
+        origins: hash of the text of its document.
     """
 
     inputs: dict[str, Any]
@@ -67,17 +66,17 @@ class Batch:
     origins: list[str]
 
     def counted(self, stack: str, rows: int, queries: int) -> Tensor:
-        """Which rows of a call count, ``(rows, queries)``; the rows of cross attention are tokens of the decoder."""
+        """Mask of the rows of a call that count, ``(rows, queries)``; rows of cross attention are decoder tokens."""
         return _fitting(self.content, stack, rows, queries)
 
     def extent(self, stack: str, rows: int, queries: int) -> tuple[Tensor, Tensor]:
-        """Where each sequence begins, after its padding if that is on the left, and how many tokens it has."""
-        there = _fitting(self.present, stack, rows, queries)
-        return there.to(torch.uint8).argmax(-1), there.sum(-1)
+        """First token of each sequence after its padding, and number of its tokens."""
+        present = _fitting(self.present, stack, rows, queries)
+        return present.to(torch.uint8).argmax(-1), present.sum(-1)
 
 
 def _fitting(masks: Mapping[str, Tensor], stack: str, rows: int, queries: int) -> Tensor:
-    """The mask of a stack; all true where there is none of that shape, as for the patches of an image."""
+    """Mask of a stack; all true without one of that shape, as for the patches of an image."""
     mask = masks.get("decoder" if stack == "cross" else stack)
     return mask if mask is not None and mask.shape == (rows, queries) else torch.ones(rows, queries, dtype=torch.bool)
 
@@ -90,21 +89,18 @@ def passages(
     cut: bool,
     skip: bool = False,
     special_tokens: bool = False,
-    counts: Counts | None = None,
+    counts: DocumentCounts | None = None,
 ) -> Iterator[Passage]:
-    """Tokens of the documents, at most ``longest`` at a time; a longer document is ``cut``, skipped, or refused.
+    """Tokenize documents into passages of at most ``longest`` tokens; a longer document is cut, skipped, or refused.
 
-    Documents that are longer are counted in ``counts``.
+    Longer documents are counted in ``counts.long``.
     """
-    # Special tokens that are written out in a text count as special too; an unknown word is still a word.
+    # Special tokens spelled out in a text count as special too; an unknown word is still a word.
     unknown = unknown_token(tokenizer)
     marks_text = {*tokenizer.all_special_ids} - {unknown}
     for number, document in enumerate(documents):
         text, place = document if isinstance(document, Document) else (document, f"text number {number + 1}")
-        if not isinstance(text, str):
-            raise UserError(
-                f"texts must be strings, got {type(text).__name__} at number {number}; pass a list of strings"
-            )
+        check_text(text, number)
         if len(text) > LARGEST:
             raise UserError(
                 f"{place} has {len(text):,} characters, and a document may have {LARGEST:,}; cut it into several"
@@ -132,7 +128,7 @@ def passages(
 
 
 def _cut(text: str, tokenizer: Any, longest: int) -> list[tuple[list[int], list[int]]]:
-    """Passages of a long text; each has the special tokens that the tokenizer puts around a text."""
+    """Tokens and special-token masks of the passages of a long text, each with special tokens around it."""
     room = longest - tokenizer.num_special_tokens_to_add()
     if room < 1:
         raise UserError(f"max_length must leave room for words beside special tokens, got {longest}; 256 is usual")
@@ -140,7 +136,7 @@ def _cut(text: str, tokenizer: Any, longest: int) -> list[tuple[list[int], list[
         options = {"truncation": True, "max_length": longest, "return_special_tokens_mask": True}
         encoded = encode(tokenizer, text, return_overflowing_tokens=True, **options)
         return list(zip(encoded["input_ids"], encoded["special_tokens_mask"], strict=True))
-    # One that is written in Python drops what does not fit.
+    # Tokenizers written in Python drop the tokens beyond max_length.
     words = encode(tokenizer, text, add_special_tokens=False)["input_ids"]
     parts = []
     for begin in range(0, len(words), room):
@@ -158,13 +154,13 @@ def text_batches(
     start_token: int | None = None,
     positions: int | None = None,
 ) -> Iterator[Batch]:
-    """Batches of passages of similar length.
+    """Put passages of similar length into batches.
 
     Args:
         pad: token for padding.
         padding: the side on which shorter sequences are filled.
         start_token: first token of the decoder in an encoder-decoder model, which then reads the text shifted by one.
-        positions: hand over ``position_ids`` that count from this number at the first token of each sequence.
+        positions: pass ``position_ids`` that count from this number at the first token of each sequence.
     """
     source = iter(source)
     while some := list(itertools.islice(source, batch_size * SORTED_TOGETHER)):
@@ -202,7 +198,7 @@ def _batch(some: list[Passage], pad: int, left: bool, start_token: int | None, p
 
 
 def given_batches(inputs: Iterable[Mapping[str, Any]]) -> Iterator[Batch]:
-    """Batches of tensors that the caller made; every sequence is a document, and all tokens but the padding count."""
+    """Return batches of given tensors; every sequence is a document, and all tokens but the padding count."""
     first = 0
     if isinstance(inputs, (Tensor, Mapping, str)):
         got = type(inputs).__name__
@@ -233,7 +229,7 @@ def given_batches(inputs: Iterable[Mapping[str, Any]]) -> Iterator[Batch]:
 
 
 def _content_key(given: Mapping[str, Any], entry: int) -> str:
-    """A name of one sequence that depends on its content alone: not on its padding, nor on the rest of the batch."""
+    """Hash of one sequence without its padding."""
     digest = hashlib.sha256()
     mask = given.get("attention_mask")
     for name in sorted(given):

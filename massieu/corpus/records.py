@@ -1,11 +1,11 @@
-"""What a reader of a file yields, and what all formats ask of a text."""
+"""Records of files, and the checks of their texts common to all formats."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import IO, Any, NamedTuple, Protocol
 
-from massieu.corpus.bad_records import BadRecord
+from massieu.corpus.bad_records import RecordError
 
 __all__ = ["LARGEST", "MOST", "Reader", "Record", "decode_utf8", "decoded", "refused", "too_large", "without_column"]
 
@@ -17,14 +17,14 @@ MOST = f"{LARGEST >> 20} MB"
 
 
 class Record(NamedTuple):
-    """A record before its text is looked for.
+    """A raw record and the function that extracts its text.
 
     Attributes:
-        position: where it begins, the same however the file is split: a byte of the text (after decompression), a line
-            of CSV, a row of Parquet.
-        label: the same for people.
-        content: what was read.
-        text: makes the text from the content, or raises :class:`BadRecord`.
+        position: begin of the record, the same for all shards: a byte of the text (after decompression), a line of CSV,
+            a row of Parquet.
+        label: the position in words.
+        content: raw content.
+        text: extracts the text from the content, or raises :class:`RecordError`.
     """
 
     position: int
@@ -34,13 +34,13 @@ class Record(NamedTuple):
 
 
 class Reader(Protocol):
-    """Records of an open file that begin between two places, in order; the rest of the file is not kept."""
+    """Reader of the records of an open file that begin between two positions, in order."""
 
     def __call__(self, file: IO[bytes], column: str, start: int, stop: int | None) -> Iterator[Record]: ...
 
 
 def decode_utf8(content: bytes) -> str:
-    """Text from bytes; a mark of the byte order before it is no part of it."""
+    """Decode bytes without their byte order mark."""
     if len(content) > LARGEST:
         raise too_large()
     try:
@@ -50,9 +50,9 @@ def decode_utf8(content: bytes) -> str:
 
 
 def decoded(value: object) -> str:
-    """A string without halves of surrogate pairs, which no tokenizer takes."""
+    """Return a string; raise for another type, surrogates and too many characters."""
     if not isinstance(value, str):
-        raise BadRecord("not a string", "must hold strings", "is none")
+        raise RecordError("not a string", "must hold strings", "is none")
     if len(value) > LARGEST:
         raise too_large()
     if not value.isascii():
@@ -63,21 +63,21 @@ def decoded(value: object) -> str:
     return value
 
 
-def refused(content: BadRecord) -> str:
-    """The text of a record of which the reader knows that there is none."""
+def refused(content: RecordError) -> str:
+    """Raise the error that a reader found in place of a text."""
     raise content
 
 
-def without_column(column: str, names: list[str], count: int = 1) -> BadRecord:
-    """What is said of a table without the column."""
+def without_column(column: str, names: list[str], count: int = 1) -> RecordError:
+    """Return the error for a table without the column."""
     got = f"has {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
-    return BadRecord("no such column", f'must have a column "{column}"', got, "name one with --column", count=count)
+    return RecordError("no such column", f'must have a column "{column}"', got, "name one with --column", count=count)
 
 
-def too_large(reason: str = f"larger than {MOST}") -> BadRecord:
-    """What is said of a record that is too large to be read."""
-    return BadRecord(reason, f"must hold records of at most {MOST}", "is larger", "cut it into documents")
+def too_large(reason: str = f"larger than {MOST}") -> RecordError:
+    """Return the error for a record that is too large."""
+    return RecordError(reason, f"must hold records of at most {MOST}", "is larger", "cut it into documents")
 
 
-def _not_utf8() -> BadRecord:
-    return BadRecord("not UTF-8", "must be a text file in UTF-8", "is not", "convert it, or pass another")
+def _not_utf8() -> RecordError:
+    return RecordError("not UTF-8", "must be a text file in UTF-8", "is not", "convert it, or pass another")

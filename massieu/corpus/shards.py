@@ -1,21 +1,22 @@
-"""Splits: pieces of a corpus that anyone can read alone, again and again, with the same result."""
+"""Shards: ranges of a corpus that can be read alone, anywhere, with the same result."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Generator, Iterator
+import itertools
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from massieu.checks import UserError
-from massieu.corpus.bad_records import BadRecord, Fault, Faults
+from massieu.corpus.bad_records import BadRecord, BadRecords, RecordError
 from massieu.corpus.columns import csv_rows, parquet_rows, tab_rows
 from massieu.corpus.lines import json_lines, paragraph, paragraphs
 from massieu.corpus.opening import Elsewhere, damage, needed, opened, unreadable
 from massieu.corpus.records import Reader, Record, decoded, refused
 
-__all__ = ["Document", "Split", "Wanted"]
+__all__ = ["Document", "RecordFilter", "Shard", "ShardGroup", "group_shards", "text_hash", "text_shards"]
 
 READERS: dict[str, Reader] = {
     "text": paragraphs,
@@ -24,27 +25,32 @@ READERS: dict[str, Reader] = {
     "tsv": tab_rows,
     "parquet": parquet_rows,
 }
-MAKERS: dict[type, Callable[[Any], str]] = {bytes: paragraph, type(None): decoded}  # of texts that are here
-SPLIT_BYTES = 1 << 20
+DECODERS: dict[type, Callable[[Any], str]] = {bytes: paragraph, type(None): decoded}  # of texts in memory
+# Part of every key, and so of the fingerprints of corpora: it must not change.
+KEY_OF_FILTER = "Wanted(column={0.column!r}, sample={0.sample!r}, seed={0.seed!r}, strict={0.strict!r})"
+SHARD_BYTES = 1 << 20
 END = 2**63 - 1  # a position after all others
+
+TOGETHER = 512
+"""Documents of a shard of texts in memory, which are sorted by length before they are put into batches."""
 
 
 class Document(NamedTuple):
-    """A text and where it came from: "corpus.jsonl:17", "corpus.jsonl:byte 2097160" or "part.parquet:row 12"."""
+    """A text and its place, such as "corpus.jsonl:17", "corpus.jsonl:byte 2097160" or "part.parquet:row 12"."""
 
     text: str
     place: str
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is wanted of every file.
+class RecordFilter:
+    """Records of a file to read, and the treatment of bad ones.
 
     Attributes:
         column: field of JSON or column of a table that holds the text.
         sample: share of the documents, or None for all of them.
-        seed: which share.
-        strict: whether a record that cannot be read is an error, rather than counted and skipped.
+        seed: of the sample.
+        strict: whether a bad record is an error, rather than counted and skipped.
     """
 
     column: str = "text"
@@ -53,7 +59,7 @@ class Wanted:
     strict: bool = False
 
     def chooses(self, name: str, position: int) -> bool:
-        """Whether the record that begins there is in the sample, by a hash of seed and place."""
+        """Return whether a record is in the sample, by a hash of the seed and its place."""
         if self.sample is None:
             return True
         digest = hashlib.blake2b(f"{self.seed} {position} {name}".encode(), digest_size=8).digest()
@@ -61,27 +67,27 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
-    """A piece of a corpus, by reference or with its texts.
+class Shard:
+    """A range of a corpus, by reference or with its texts.
 
     Attributes:
-        path: a path that opens the file, or a URL for people; empty if the texts are here.
-        name: what the file is called in reports.
-        format: text, jsonl, csv, tsv, parquet, or memory for texts that are here.
+        path: a path that opens the file, or a URL for people; empty for texts in memory.
+        name: name of the file in reports; empty for a list of texts.
+        format: text, jsonl, csv, tsv, parquet, or memory for texts in memory.
         start: first byte of text and jsonl, first row group of Parquet, number of the first text in memory.
-        stop: where the next split begins; None for the end of the file.
+        stop: start of the next shard; None for the end of the file.
         compression: extension, or empty.
         first: read no more than this number of documents; None for all.
-        size: bytes of the file as it is stored, if known.
-        texts: the documents; bytes are decoded by who reads them, and None is no document.
-        numbers: of the texts, if they do not follow each other.
-        wanted: what is wanted of every file.
-        elsewhere: what opens the file if it is not on this machine.
+        size: bytes of the file as stored, if known.
+        texts: texts in memory; bytes are decoded when they are read, and None is a bad record.
+        numbers: of the texts, if they are not consecutive.
+        filter: the records to read.
+        elsewhere: opens a file that is not on this machine.
         version: when the file was written, or another mark of its content; not in the key, so that copies are the same.
 
     Example:
-        >>> split = Split("", "texts", "memory", texts=("Call me Ishmael.", "Some years ago"))
-        >>> [document.place for document in split.read()]
+        >>> shard = Shard("", "texts", "memory", texts=("Call me Ishmael.", "Some years ago"))
+        >>> [document.place for document in shard.read()]
         ['texts:document 1', 'texts:document 2']
     """
 
@@ -95,15 +101,25 @@ class Split:
     size: int | None = None
     texts: tuple[str | bytes | None, ...] = field(default=(), repr=False)
     numbers: tuple[int, ...] = field(default=(), repr=False)
-    wanted: Wanted = Wanted()
+    filter: RecordFilter = RecordFilter()
     elsewhere: Elsewhere | None = field(default=None, repr=False)
     version: str = ""
 
+    @classmethod
+    def of_texts(cls, texts: Iterable[str], start: int = 0) -> Shard:
+        """Return a shard of a list of texts, of which the first has the number ``start``.
+
+        Example:
+            >>> [document.place for document in Shard.of_texts(["a", "b"], start=7).read()]
+            ['text number 8', 'text number 9']
+        """
+        return cls("", "", "memory", start, texts=tuple(texts))
+
     @property
     def key(self) -> str:
-        """A name of the split that is the same wherever the files lie, and another if something else is wanted."""
-        what = (self.name, self.format, self.start, self.stop, self.compression, self.first, self.size, self.wanted)
-        digest = hashlib.sha256(repr(what).encode())
+        """Hash of everything that decides about the documents except the folder of the files."""
+        what = (self.name, self.format, self.start, self.stop, self.compression, self.first, self.size)
+        digest = hashlib.sha256(f"{repr(what)[:-1]}, {KEY_OF_FILTER.format(self.filter)})".encode())
         for number, text in self._numbered():
             own = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
             digest.update(f"{number} {own is None}".encode() + hashlib.sha256(own or b"").digest())
@@ -111,38 +127,37 @@ class Split:
 
     @property
     def num_bytes(self) -> int:
-        """About how much it holds: its range of bytes, or the whole file where it has none."""
+        """Approximate size: the range of bytes, or the whole file where there is none."""
         if self.format == "memory":
             return sum(len(text or "") for text in self.texts)
         if self.format in ("text", "jsonl") and self.stop is not None:
             return self.stop - self.start
-        return SPLIT_BYTES if self.size is None else self.size
+        return SHARD_BYTES if self.size is None else self.size
 
-    def read(self, faults: Faults | None = None) -> Iterator[Document]:
-        """The documents of the split, in order; no more of the file is in memory than one document and a buffer.
+    def read(self, bad_records: BadRecords | None = None) -> Iterator[Document]:
+        """Read the documents in order, with one document and a buffer of the file in memory.
 
         Args:
-            faults: where records are counted that cannot be read and are skipped.
+            bad_records: counts the records that cannot be read and are skipped.
 
         Raises:
-            ValueError: a record cannot be read, and ``strict`` was wanted; or the file cannot be opened, or not be read
-                to its end.
+            UserError: a record cannot be read and the filter is strict, or the file cannot be read to its end.
         """
         left = self.first
         with contextlib.closing(self._records()) as records:
             for record in records:
                 if left == 0:
                     return
-                if record.text is not refused and not self.wanted.chooses(self.name, record.position):
+                if record.text is not refused and not self.filter.chooses(self.name, record.position):
                     continue
                 try:
                     text = record.text(record.content)
-                except BadRecord as bad:
-                    fault = self._fault(record, bad)
-                    if self.wanted.strict:
-                        raise UserError(fault.sentence) from None
-                    if faults is not None:
-                        faults.add(fault, bad.count)
+                except RecordError as error:
+                    bad = self._bad_record(record, error)
+                    if self.filter.strict:
+                        raise UserError(bad.sentence) from None
+                    if bad_records is not None:
+                        bad_records.add(bad, error.count)
                     continue
                 if text.strip() or self.format == "memory":
                     yield Document(text, self._place(record))
@@ -151,27 +166,96 @@ class Split:
     def _records(self) -> Generator[Record]:
         if self.format == "memory":
             for number, text in self._numbered():
-                yield Record(number, f"document {number + 1}", text, MAKERS.get(type(text), str))
+                yield Record(number, f"document {number + 1}", text, DECODERS.get(type(text), str))
             return
         if self.format == "parquet":
             needed("pyarrow.parquet")
         with opened(self.path, self.compression, self.elsewhere) as file:
             try:
-                yield from READERS[self.format](file, self.wanted.column, self.start, self.stop)
-            except Exception as error:  # whatever the place raises; what is done with records is not inside
+                yield from READERS[self.format](file, self.filter.column, self.start, self.stop)
+            except Exception as error:  # any error of the file system; callers handle records outside of this block
                 why = damage(error) if self.compression else None
                 if why is None:
                     raise unreadable(self.path, error) from error
-                bad = BadRecord("damaged", "must be a whole file", f"is damaged ({why})", "copy it again")
+                bad = RecordError("damaged", "must be a whole file", f"is damaged ({why})", "copy it again")
                 yield Record(END, "its end", bad, refused)
 
     def _numbered(self) -> Iterator[tuple[int, str | bytes | None]]:
         return zip(self.numbers, self.texts, strict=True) if self.numbers else enumerate(self.texts, self.start)
 
     def _place(self, record: Record) -> str:
-        return f"{self.name}:{record.label.removeprefix('line ')}"
+        return (
+            f"{self.name}:{record.label.removeprefix('line ')}" if self.name else f"text number {record.position + 1}"
+        )
 
-    def _fault(self, record: Record, bad: BadRecord) -> Fault:
+    def _bad_record(self, record: Record, error: RecordError) -> BadRecord:
         where = f"the line at {record.label}" if record.label.startswith("byte ") else record.label
-        sentence = f"{self.name} {bad.expected}, and {where} {bad.got}; {bad.remedy}"
-        return Fault(self.name, record.position, self._place(record), bad.reason, sentence)
+        sentence = f"{self.name} {error.expected}, and {where} {error.got}; {error.remedy}"
+        return BadRecord(self.name, record.position, self._place(record), error.reason, sentence)
+
+
+@dataclass(frozen=True)
+class ShardGroup:
+    """Shards read as one, such as many small files: a batch then holds documents of several."""
+
+    shards: tuple[Shard, ...]
+
+    @property
+    def key(self) -> str:
+        """Hash of the shards in their order."""
+        return hashlib.sha256("".join(shard.key for shard in self.shards).encode()).hexdigest()
+
+    @property
+    def version(self) -> str:
+        """Versions of the shards."""
+        return " ".join(shard.version for shard in self.shards)
+
+    def read(self, bad_records: BadRecords | None = None) -> Iterator[Document]:
+        """Read the documents in order; see :meth:`Shard.read`."""
+        for shard in self.shards:
+            yield from shard.read(bad_records)
+
+
+def group_shards(shards: Iterable[Shard], num_bytes: int = SHARD_BYTES) -> Sequence[ShardGroup]:
+    """Group neighboring shards of a corpus up to ``num_bytes`` each.
+
+    Example:
+        >>> small = [Shard("", "texts", "memory", number, texts=("a b",)) for number in range(5)]
+        >>> [len(group.shards) for group in group_shards(small, num_bytes=6)]
+        [2, 2, 1]
+    """
+    groups: list[list[Shard]] = []
+    room = 0
+    for shard in shards:
+        if not groups or shard.num_bytes > room:
+            groups.append([])
+            room = num_bytes
+        groups[-1].append(shard)
+        room -= shard.num_bytes
+    return [ShardGroup(tuple(group)) for group in groups]
+
+
+def text_shards(texts: Iterable[str], size: int = TOGETHER) -> Iterator[Shard]:
+    """Put every ``size`` texts into a shard, reading no further than the shard that is asked for.
+
+    Example:
+        >>> [len(shard.texts) for shard in text_shards(["a", "b", "c"], size=2)]
+        [2, 1]
+    """
+    texts, start = iter(texts), 0
+    while some := tuple(itertools.islice(texts, size)):
+        for number, text in enumerate(some, start):
+            check_text(text, number)
+        yield Shard.of_texts(some, start)
+        start += len(some)
+
+
+def check_text(text: object, number: int) -> None:
+    """Raise unless an element of a list of texts is a string."""
+    if not isinstance(text, str):
+        raise UserError(f"texts must be strings, got {type(text).__name__} at number {number}; pass a list of strings")
+
+
+def text_hash(text: str) -> str:
+    """SHA-256 of a document in hexadecimal digits; it depends on the text alone."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

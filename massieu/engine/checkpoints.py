@@ -14,9 +14,9 @@ from pathlib import Path
 
 from massieu.checks import UserError
 from massieu.corpus.passages import TooLong
+from massieu.corpus.shards import Shard, ShardGroup
 from massieu.inspection.partial_files import draft_of, load_checkpoint, save_checkpoint
 from massieu.inspection.partial_result import Identity, Part
-from massieu.inspection.splits import Piece
 
 __all__ = ["Checkpoint", "CheckpointWarning", "Ledger"]
 
@@ -118,14 +118,16 @@ class Ledger:
         checkpoint: where to write it; None for nowhere.
 
     Example:
-        >>> from massieu.inspection.splits import TextSplit
-        >>> ledger = Ledger(Identity("a" * 64, None, {"rows": 32}), [TextSplit(("Call",)), TextSplit(("me",), 1)])
+        >>> from massieu.corpus.shards import text_shards
+        >>> ledger = Ledger(Identity("a" * 64, None, {"rows": 32}), list(text_shards(["Call", "me"], size=1)))
         >>> ledger.add(Part.empty(ledger.part.identity), [0])
         >>> [number for number, split in ledger.waiting()]
         [1]
     """
 
-    def __init__(self, identity: Identity, splits: Iterable[Piece], checkpoint: Checkpoint | None = None) -> None:
+    def __init__(
+        self, identity: Identity, splits: Iterable[Shard | ShardGroup], checkpoint: Checkpoint | None = None
+    ) -> None:
         self.splits, self.checkpoint = splits, checkpoint
         self.part, self.done = Part.empty(identity), set[int]()
         self._saved, self._last = 0, time.monotonic()  # pieces that are in the file, and since when
@@ -169,7 +171,7 @@ class Ledger:
             return "nothing was kept; next time --out DIR or --checkpoint FILE keeps what was read"
         return self.checkpoint.remedy if self._saved else "nothing was written"
 
-    def waiting(self) -> Iterator[tuple[int, Piece]]:
+    def waiting(self) -> Iterator[tuple[int, Shard | ShardGroup]]:
         """The pieces that were not read when this was called, with their numbers."""
         before = set(self.done)
         return ((number, split) for number, split in enumerate(self.splits) if number not in before)
@@ -241,7 +243,7 @@ def _stamp(path: Path) -> Stamp | None:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def _fingerprint(splits: Sequence[Piece]) -> str:
+def _fingerprint(splits: Sequence[Shard | ShardGroup]) -> str:
     """A hash of all pieces in their order, and of when their files were written."""
     digest = hashlib.sha256()
     for split in splits:

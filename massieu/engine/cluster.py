@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from massieu.checks import UserError, pip_install
+from massieu.corpus.shards import Shard, ShardGroup
 from massieu.engine.checkpoints import Checkpoint, Ledger
 from massieu.engine.driving import PULSE, Drive
 from massieu.engine.engines import Origin, Progress
@@ -27,7 +28,6 @@ from massieu.engine.worker_roster import Attendance, LostCluster, ended_workers
 from massieu.engine.workers import Recipe
 from massieu.inspection.partial_result import Part
 from massieu.inspection.reader import Reader
-from massieu.inspection.splits import Piece
 from massieu.kernels.threads import torch_threads
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Dask:
     def read(
         self,
         reader: Reader,
-        splits: Iterable[Piece],
+        splits: Iterable[Shard | ShardGroup],
         *,
         many: bool = False,
         origin: Origin | None = None,

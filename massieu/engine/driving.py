@@ -9,11 +9,11 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from massieu.checks import UserError
+from massieu.corpus.shards import Shard, ShardGroup
 from massieu.engine.checkpoints import Ledger
 from massieu.engine.engines import Progress
 from massieu.engine.worker_roster import ANSWER, Attendance, LostCluster, ended_workers
 from massieu.engine.workers import TOPIC, Failure, Parcel, Recipe, merge_parcels, read_stretch
-from massieu.inspection.splits import Piece
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -31,7 +31,7 @@ BETWEEN = 30.0  # seconds of work in a stretch, if no checkpoint says
 # Texts in memory travel with their tasks, about which Dask warns.
 QUIETLY = {"distributed.admin.large-graph-warning-threshold": "1TB"}
 
-Stretch = tuple[tuple[int, Piece], ...]
+Stretch = tuple[tuple[int, Shard | ShardGroup], ...]
 
 
 class Drive:
@@ -207,10 +207,10 @@ def _as_said(failure: Failure) -> Exception:
     return RuntimeError(f"a worker failed, which should not happen:\n{failure.trace}")
 
 
-def _name(splits: Iterable[Piece], number: int) -> str:
+def _name(splits: Iterable[Shard | ShardGroup], number: int) -> str:
     """What to call a piece in a sentence."""
     split: Any = splits[number] if isinstance(splits, Sequence) else None
-    split = getattr(split, "splits", [split])[0]
+    split = getattr(split, "shards", [split])[0]
     if not hasattr(split, "path"):
         return f"piece {number + 1} of the text"
     end = "its end" if split.stop is None else split.stop

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from massieu.checks import UserError
+from massieu.corpus.shards import Shard, ShardGroup
 from massieu.engine.checkpoints import Checkpoint
 from massieu.inspection.partial_result import Part
-from massieu.inspection.splits import Piece
 
 if TYPE_CHECKING:
     from massieu.inspection.reader import Reader
@@ -64,7 +64,7 @@ class Engine(Protocol):
     def read(
         self,
         reader: Reader,
-        splits: Iterable[Piece],
+        splits: Iterable[Shard | ShardGroup],
         *,
         many: bool = False,
         origin: Origin | None = None,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from massieu.corpus.shards import Shard, ShardGroup
 from massieu.engine.checkpoints import Checkpoint, Ledger
 from massieu.engine.engines import Origin, Progress
 from massieu.inspection.partial_result import Part
 from massieu.inspection.reader import Reader
-from massieu.inspection.splits import Piece
 
 __all__ = ["Local"]
 
@@ -21,17 +21,17 @@ class Local:
         >>> from massieu import assets
         >>> from massieu.models.loading import load
         >>> from massieu.inspection.options import Options
-        >>> from massieu.inspection.splits import text_splits
+        >>> from massieu.corpus.shards import text_shards
         >>> model, tokenizer, *_ = load(str(assets.MODEL))
         >>> reader = Reader(model, tokenizer, Options(experiments="heads"))
-        >>> Local().read(reader, text_splits(["Call me", "Ishmael."], size=1)).counts.documents
+        >>> Local().read(reader, text_shards(["Call me", "Ishmael."], size=1)).counts.documents
         2
     """
 
     def read(
         self,
         reader: Reader,
-        splits: Iterable[Piece],
+        splits: Iterable[Shard | ShardGroup],
         *,
         many: bool = False,
         origin: Origin | None = None,

@@ -19,12 +19,12 @@ import torch
 
 from massieu.checks import NotObservable, UserError
 from massieu.corpus.passages import TooLong
+from massieu.corpus.shards import Shard, ShardGroup
 from massieu.engine.engines import Origin
 from massieu.inspection.options import Options
 from massieu.inspection.partial_files import part_from_bytes, part_to_bytes
 from massieu.inspection.partial_result import Identity, Part
 from massieu.inspection.reader import Reader
-from massieu.inspection.splits import Piece
 
 __all__ = ["Failure", "Parcel", "Recipe", "TOPIC", "merge_parcels", "read_stretch"]
 
@@ -105,7 +105,7 @@ class Parcel:
         return len(self.data)
 
 
-def read_stretch(recipe: Recipe, stretch: Sequence[tuple[int, Piece]]) -> Parcel | Failure:
+def read_stretch(recipe: Recipe, stretch: Sequence[tuple[int, Shard | ShardGroup]]) -> Parcel | Failure:
     """What some pieces of the text give, read one after the other.
 
     Args:

@@ -11,7 +11,7 @@ from torch import nn
 
 from massieu import assets
 from massieu.checks import UserError, visible
-from massieu.corpus.document_counts import Counts, Overlap
+from massieu.corpus.document_counts import DocumentCounts, Overlap
 from massieu.inspection.partial_files import load_part
 from massieu.inspection.partial_result import Identity, Part
 from massieu.inspection.result import Inspection
@@ -44,7 +44,7 @@ def merge_runs(runs: Sequence[str | Path], *, model: nn.Module | str | None = No
     if len(runs) < 2:
         raise UserError(f"merge needs at least two runs, got {len(runs)}; name another folder")
     merged: Part | None = None
-    seen: list[tuple[str | Path, Counts]] = []
+    seen: list[tuple[str | Path, DocumentCounts]] = []
     identities: list[Identity] = []
     overlaps: list[Overlap] = []
     for run in runs:
@@ -79,7 +79,7 @@ def _add(merged: Part, part: Part, run: str | Path) -> None:
         ) from error
 
 
-def _overlap(one: str | Path, first: Counts, other: str | Path, second: Counts) -> Overlap:
+def _overlap(one: str | Path, first: DocumentCounts, other: str | Path, second: DocumentCounts) -> Overlap:
     """What two runs have in common; refused if they have read the same text."""
     found = first.shared(second)
     share = 1.0 if first.digest == second.digest else found.share if found.known else 0.0

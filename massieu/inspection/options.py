@@ -52,6 +52,11 @@ class Options:
         """What is done with documents that are too long: they are cut if a length was given, and refused otherwise."""
         return self.long_documents or ("error" if self.max_length is None else "cut")
 
+    def of_batches(self) -> dict[str, Any]:
+        """Options of :class:`~massieu.corpus.batching.Batcher`."""
+        names = ("batch_size", "max_length", "special_tokens", "padding")
+        return {**{name: getattr(self, name) for name in names}, "long_documents": self.treatment}
+
     def of_figures(self) -> dict[str, Any]:
         """Those that figures depend on: parts that differ in one of them cannot be merged."""
         names = ("max_length", "experiments", "rows", "special_tokens")

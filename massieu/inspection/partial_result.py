@@ -8,15 +8,16 @@ from typing import Any
 
 from massieu.accumulators.serialization import stored
 from massieu.checks import UserError
-from massieu.corpus.bad_records import Faults
-from massieu.corpus.document_counts import Counts, Heard
+from massieu.corpus.bad_records import BadRecords
+from massieu.corpus.document_counts import DocumentCounts
 from massieu.inspection.heads import HeadStatistics
 from massieu.inspection.layer_statistics import LayerSums
 from massieu.inspection.sampled_passages import PassageSample
+from massieu.taps import Tap
 
-__all__ = ["FEWEST_DOCUMENTS", "Identity", "Part", "SCHEMA", "merge_parts"]
+__all__ = ["FEWEST_DOCUMENTS", "Heard", "Identity", "Part", "SCHEMA", "merge_parts"]
 
-SCHEMA = "massieu.part/3"
+SCHEMA = "massieu.part/4"
 FEWEST_DOCUMENTS = 8  # with fewer, standard errors are taken by passage
 
 
@@ -84,13 +85,13 @@ class Part:
     """
 
     identity: Identity
-    counts: Counts
+    counts: DocumentCounts
     heard: Heard
     heads: HeadStatistics
     layers: LayerSums | None
     layers_by_passage: LayerSums | None
     passages: PassageSample
-    faults: Faults = field(default_factory=Faults)
+    faults: BadRecords = field(default_factory=BadRecords)
     sources: set[str] = field(default_factory=set)
     versions: set[str] = field(default_factory=set)
 
@@ -100,7 +101,7 @@ class Part:
         whole = identity.options.get("experiments") == "default"
         heads = HeadStatistics(identity.options.get("rows"), by_passage=True)
         layers, others = (LayerSums(), LayerSums()) if whole else (None, None)
-        return cls(identity, Counts(), Heard(), heads, layers, others, PassageSample())
+        return cls(identity, DocumentCounts(), Heard(), heads, layers, others, PassageSample())
 
     @property
     def by_passage(self) -> bool:
@@ -169,7 +170,7 @@ class Part:
 def merge_parts(parts: Iterable[Part]) -> Part:
     """One part of several, which stay as they are; in any order and any grouping the result is the same.
 
-    Counts are the same to the last bit, sums to their rounding.
+    DocumentCounts are the same to the last bit, sums to their rounding.
 
     Args:
         parts: at least one; they are taken one after the other, so that an iterator need not hold them all.
@@ -183,3 +184,56 @@ def merge_parts(parts: Iterable[Part]) -> Part:
     if merged is None:
         raise UserError("merge_parts needs at least one part, got none; read some text first")
     return merged
+
+
+@stored()
+@dataclass
+class Heard:
+    """Which attention modules of the model ran and were heard.
+
+    Attributes:
+        expected: paths of the attention modules, in the order of the model.
+        heard: those that were heard.
+        ran: those that ran.
+        linear: those whose attention has no softmax.
+        notes: sentences about how the model was heard.
+    """
+
+    expected: list[str] = field(default_factory=list)
+    heard: set[str] = field(default_factory=set)
+    ran: set[str] = field(default_factory=set)
+    linear: set[str] = field(default_factory=set)
+    notes: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, tap: Tap) -> Heard:
+        """What a tap heard."""
+        ran = set(tap.expected) - set(tap.idle)
+        return cls(tap.expected, set(tap.observed), ran, set(tap.linear), set(tap.notes))
+
+    def merge(self, other: Heard) -> None:
+        """Add what was heard on other texts."""
+        self.expected = [*self.expected, *(name for name in other.expected if name not in self.expected)]
+        self.heard, self.ran = self.heard | other.heard, self.ran | other.ran
+        self.linear, self.notes = self.linear | other.linear, self.notes | other.notes
+
+    @property
+    def missing(self) -> list[str]:
+        """Modules that should have a softmax and were not heard."""
+        return [name for name in self.expected if name not in self.heard and name not in self.linear]
+
+    @property
+    def idle(self) -> list[str]:
+        """Modules that did not run."""
+        return [name for name in self.expected if name not in self.ran]
+
+    @property
+    def sentence(self) -> str:
+        """How many of the attention modules were heard."""
+        sentence = f"observed {len(self.heard)} of {len(self.expected)} attention modules"
+        linear = [name for name in self.expected if name in self.linear - self.heard]
+        if linear:
+            sentence += f"; {', '.join(linear)} without softmax"
+        if self.idle:
+            sentence += f"; {len(self.idle)} did not run"
+        return sentence

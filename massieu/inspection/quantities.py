@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 __all__ = ["ALL_TOKENS", "GEOMETRY", "QUANTITIES", "Quantity", "describe"]
 
@@ -70,8 +70,8 @@ def describe() -> dict[str, dict[str, object]]:
 
 def _measured() -> Iterator[Quantity]:
     """Quantities of the file, in its order."""
-    text = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
-    for table, groups in tomllib.loads(text).items():
+    tables: Any = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    for table, groups in tables.items():
         for group, columns in groups.items():
             for name, fields in columns.items():
                 yield Quantity(name=name, table=table, group=group, **{"unit": "", **fields})

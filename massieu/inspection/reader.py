@@ -14,14 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from massieu.checks import NotObservable, UserError
-from massieu.corpus.batching import Reading
-from massieu.corpus.document_counts import Heard
+from massieu.corpus.batching import Batcher
 from massieu.corpus.passages import Batch, given_batches
-from massieu.corpus.shards import Document
+from massieu.corpus.shards import Document, Shard, ShardGroup
 from massieu.inspection.layers import LayerObserver
 from massieu.inspection.options import Options
-from massieu.inspection.partial_result import FEWEST_DOCUMENTS, Identity, Part
-from massieu.inspection.splits import Piece
+from massieu.inspection.partial_result import FEWEST_DOCUMENTS, Heard, Identity, Part
 from massieu.models.evaluation import evaluating, moved, run_model
 from massieu.models.fingerprint import model_fingerprint, tokenizer_fingerprint
 from massieu.taps import tap
@@ -34,7 +32,7 @@ TRIES = 8  # texts on which the output may be broken before the whole model is c
 ANY_TEXT = "Any text will do here: where the parts of a model are does not depend on what it reads."
 
 
-def read_split(model: nn.Module, tokenizer: Any, split: Piece, options: Options | None = None) -> Part:
+def read_split(model: nn.Module, tokenizer: Any, split: Shard | ShardGroup, options: Options | None = None) -> Part:
     """What one piece of a text gives: the same part whoever reads it, and whenever.
 
     To read several, make one :class:`Reader`, which looks at the model once.
@@ -42,9 +40,9 @@ def read_split(model: nn.Module, tokenizer: Any, split: Piece, options: Options 
     Example:
         >>> from massieu import assets
         >>> from massieu.models.loading import load
-        >>> from massieu.inspection.splits import TextSplit
+        >>> from massieu.corpus.shards import Shard
         >>> model, tokenizer, *_ = load(str(assets.MODEL))
-        >>> part = read_split(model, tokenizer, TextSplit(("Call me Ishmael.",)), Options(experiments="heads"))
+        >>> part = read_split(model, tokenizer, Shard.of_texts(("Call me Ishmael.",)), Options(experiments="heads"))
         >>> part.counts.documents
         1
     """
@@ -78,17 +76,19 @@ class Reader:
         self._fallback = True
 
     @functools.cached_property
-    def reading(self) -> Reading:
-        """How texts come to the model."""
-        return Reading(self.model, self.tokenizer, self.options)
+    def batcher(self) -> Batcher:
+        """Tokenizes and batches texts for the model."""
+        return Batcher(self.model, self.tokenizer, **self.options.of_batches())
 
     @functools.cached_property
     def identity(self) -> Identity:
         """What the parts of texts have in common."""
-        options = {**self.options.of_figures(), "max_length": self.reading.longest, "reads": "text"}
+        options = {**self.options.of_figures(), "max_length": self.batcher.longest, "reads": "text"}
         return self._identity(options, tokenizer_fingerprint(self.tokenizer))
 
-    def read(self, split: Piece, *, many: bool = False, progress: Callable[[int, int], object] | None = None) -> Part:
+    def read(
+        self, split: Shard | ShardGroup, *, many: bool = False, progress: Callable[[int, int], object] | None = None
+    ) -> Part:
         """What one piece of a text gives.
 
         Args:
@@ -104,9 +104,9 @@ class Reader:
             part.forget_passages()
         with evaluating(self.model):
             if first and not self._ready:
-                self._look(next(self.reading.batches([ANY_TEXT], cut=True), None))
+                self._look(next(self.batcher.batches([ANY_TEXT], cut=True), None))
             done = tokens = 0
-            for batch in self.reading.batches(_unless_blank(itertools.chain(first, documents), part), part.counts):
+            for batch in self.batcher.batches(_unless_blank(itertools.chain(first, documents), part), part.counts):
                 self._take(batch, part)
                 done = max(done, max(batch.documents) + 1)
                 if progress is not None:
@@ -165,7 +165,7 @@ class Reader:
             part.passages.offer(inputs, batch.content, batch.keys, batch.origins, whole)
         # A module that did not run, such as the vision part of a model that reads text, makes no mean wrong.
         missing = [name for name in heard.missing if name not in heard.idle]
-        if missing or not heard.heard:
+        if missing or not heard.observed:
             raise NotObservable(
                 f"{heard.sentence}, so means over the model would be wrong; not heard:"
                 f" {', '.join(missing) or 'any attention'}; massieu doctor MODEL says what is in it"

@@ -15,13 +15,13 @@ from torch import nn
 from massieu.checks import UserError
 from massieu.corpus import Corpus, Document
 from massieu.corpus.batching import check_texts
+from massieu.corpus.shards import TOGETHER, Shard, ShardGroup, group_shards, text_shards
 from massieu.engine import Checkpoint, Engine, Origin, engine_named
 from massieu.inspection.bars import Progress, progress_bar
 from massieu.inspection.options import Options
 from massieu.inspection.partial_result import FEWEST_DOCUMENTS
 from massieu.inspection.reader import NotObservable, Reader
 from massieu.inspection.result import Inspection
-from massieu.inspection.splits import TOGETHER, Piece, TextSplit, grouped, text_splits
 from massieu.inspection.tables import finish
 from massieu.models.loading import load
 
@@ -102,7 +102,7 @@ def inspect_model(
     Example:
         >>> found = inspect_model(texts=["Call me Ishmael."], experiments="heads")
         >>> found.facts["heard"]["sentence"]
-        'heard 5 of 5 attention modules'
+        'observed 5 of 5 attention modules'
     """
     begin = time.perf_counter()
     options = Options(batch_size, max_length, experiments, rows, special_tokens, padding, long_documents)
@@ -156,8 +156,8 @@ def inspect_model(
             if not callable(getattr(chosen, "read", None)):
                 raise UserError(f"engine must be local, dask or an engine, got {type(engine).__name__}; pass Dask(...)")
             try:
-                reader.reading.check_lengths(_cheap(texts))
-                reader.reading.check_vocabulary(_some_texts(texts, splits))
+                reader.batcher.check_lengths(_cheap(texts))
+                reader.batcher.check_vocabulary(_some_texts(texts, splits))
                 part = chosen.read(reader, splits, many=many, origin=origin, checkpoint=kept, progress=report)
             finally:
                 if chosen is not engine:
@@ -194,19 +194,19 @@ def _teller(progress: Progress | None, total: int | None) -> Callable[..., None]
     return tell
 
 
-def _splits(texts: Iterable[str] | Corpus, *, fine: bool) -> tuple[Iterable[Piece], bool]:
+def _splits(texts: Iterable[str] | Corpus, *, fine: bool) -> tuple[Iterable[Shard | ShardGroup], bool]:
     """The pieces of a text, and whether its first ones show that there are enough documents for standard errors."""
     if isinstance(texts, Corpus):
-        pieces: Sequence[Piece] = grouped(texts.splits(), texts.split_bytes)
+        pieces: Sequence[Shard | ShardGroup] = group_shards(texts.shards(), texts.shard_bytes)
         some = itertools.islice((document for piece in pieces for document in piece.read()), FEWEST_DOCUMENTS)
         return pieces, len(list(some)) == FEWEST_DOCUMENTS
     if fine and isinstance(texts, Sequence):
         # Small enough for several workers, and for a checkpoint now and then; by the text alone, so that it is
         # the same when the run is resumed.
         size = min(TOGETHER, max(FEWEST_TOGETHER, len(texts) // PIECES))
-        return list(text_splits(texts, size)), len(texts) >= FEWEST_DOCUMENTS
-    cut = text_splits(texts)
-    first = next(cut, TextSplit(()))
+        return list(text_shards(texts, size)), len(texts) >= FEWEST_DOCUMENTS
+    cut = text_shards(texts)
+    first = next(cut, Shard.of_texts(()))
     return itertools.chain([first], cut), len(first.texts) >= FEWEST_DOCUMENTS
 
 
@@ -219,7 +219,7 @@ def _cheap(texts: Iterable[str] | Corpus) -> Iterable[Document]:
     return (Document(text, f"text number {i}") for i, text in enumerate(texts, 1) if isinstance(text, str))
 
 
-def _some_texts(texts: Iterable[str] | Corpus, pieces: Iterable[Piece]) -> list[str]:
+def _some_texts(texts: Iterable[str] | Corpus, pieces: Iterable[Shard | ShardGroup]) -> list[str]:
     """A few documents from all over a text; none if it can be read only once."""
     if isinstance(texts, Sequence):
         return [text for text in _spread(texts, LOOKED_AT) if isinstance(text, str)]

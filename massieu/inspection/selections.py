@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from massieu.checks import UserError
-from massieu.corpus.batching import Reading, check_texts
+from massieu.corpus.batching import Batcher, check_texts
 from massieu.corpus.passages import Batch, given_batches
 from massieu.inspection.options import Options
 from massieu.margin import TokenSelection
@@ -115,7 +115,7 @@ def each_sample(
             if layers is None or weights.layer in layers:
                 yield weights, _read(model, sampled, weights)
     if not seen:
-        raise UserError("the model must have attention that can be listened to, but none was heard")
+        raise UserError("the model must have attention that can be observed, but none was")
     missing = sorted(set(layers or ()) - set(seen))
     if missing:
         raise UserError(f"layers must be some of 0 to {max(seen, default=0)}, got {missing[0]}; count from zero")
@@ -131,7 +131,7 @@ def _batches(
     check_texts(texts, inputs)
     if texts is None:
         return list(given_batches(inputs or []))
-    return list(Reading(model, tokenizer, options).batches(texts))
+    return list(Batcher(model, tokenizer, **options.of_batches()).batches(texts))
 
 
 def some(values: Sequence[int] | None, name: str) -> list[int] | None:

@@ -14,12 +14,12 @@ from massieu.accumulators.moments import HashSample, Moments, document_hash
 from massieu.accumulators.regression import Regression
 from massieu.accumulators.serialization import FIELDS
 from massieu.accumulators.streams import Extremes, Means
-from massieu.corpus.bad_records import Fault, Faults
-from massieu.corpus.document_counts import MODULUS, SKETCHED, Counts, Heard
+from massieu.corpus.bad_records import BadRecord, BadRecords
+from massieu.corpus.document_counts import MODULUS, SKETCHED, DocumentCounts
 from massieu.inspection.heads import HeadStatistics, LayerOfHeads
 from massieu.inspection.layer_statistics import LayerStatistics, LayerSums
 from massieu.inspection.massive import MassiveSums
-from massieu.inspection.partial_result import Identity, Part
+from massieu.inspection.partial_result import Heard, Identity, Part
 from massieu.inspection.sampled_passages import KeptPassage, PassageSample
 
 __all__ = ["Unsound", "check_part", "is_finite"]
@@ -37,10 +37,10 @@ ELEMENTS: dict[tuple[type, str], type] = {
     (MassiveSums, "clouds"): Moments,
     (PassageSample, "_kept"): KeptPassage,
     (KeptPassage, "content"): Tensor,
-    (Counts, "sketch"): int,
+    (DocumentCounts, "sketch"): int,
     **{(Heard, name): str for name in FIELDS[Heard]},
-    (Faults, "counts"): int,
-    (Faults, "first"): Fault,
+    (BadRecords, "counts"): int,
+    (BadRecords, "first"): BadRecord,
     (Part, "sources"): str,
     (Part, "versions"): str,
 }
@@ -265,7 +265,7 @@ def _check_rows(layers: Mapping[Any, Any], path: str) -> None:
         _expect(sound, f"{path} has a row that is not as expected")
 
 
-def _check_counts(value: Counts, path: str) -> None:
+def _check_counts(value: DocumentCounts, path: str) -> None:
     _expect(value.blank <= value.documents, f"{path}.blank exceeds the documents")
     for name in ("counted", "unknown"):
         _expect(getattr(value, name) <= value.tokens, f"{path}.{name} exceeds the tokens")
@@ -281,8 +281,8 @@ def _check_identity(value: Identity, path: str) -> None:
     _expect(sound, f"{path}.options is not as expected")
 
 
-def _check_fault(value: Fault, path: str) -> None:
-    kinds = [type(each) for each in value]
+def _check_fault(value: BadRecord, path: str) -> None:
+    kinds = [type(getattr(value, name)) for name in FIELDS[BadRecord]]
     _expect(kinds == [str, int, str, str, str], f"{path} is not as expected")
 
 
@@ -297,8 +297,8 @@ RULES: dict[type, Callable[[Any, str], None]] = {
     Regression: _check_regression,
     HashSample: _check_sample,
     PassageSample: _check_passages,
-    Counts: _check_counts,
-    Fault: _check_fault,
+    DocumentCounts: _check_counts,
+    BadRecord: _check_fault,
 }
 """Relations between the fields of a class."""
 

@@ -1,7 +1,7 @@
-r"""The weights of every attention head of any model that the tap can hear, found by differentiation.
+r"""The weights of every attention head of any model that a tap can observe, found by differentiation.
 
 What a head reads and writes is linear in ordinary attention, so its weights are derivatives: of the queries, keys and
-values that the tap hears by the tokens that the attention module received, and of what the module writes by what its
+values that the tap captures by the tokens that the attention module received, and of what the module writes by what its
 attention function returned. Fused, interleaved, grouped or pre-scaled projections are then all the same.
 """
 
@@ -32,7 +32,7 @@ LEVELS = 3
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 0.1}
 """Largest relative difference between two derivatives that counts as rounding."""
 
-NOT_HEARD = "only scores were heard in this attention, not queries and keys: its weights cannot be told"
+NOT_OBSERVED = "only scores were observed in this attention, not queries and keys: its weights are unknown"
 POSITIONS = "queries and keys are turned by position: the query-key map is the one at relative position zero"
 SOFTCAP = "scores are capped by tanh: the query-key map gives them before the cap"
 CROSS = "queries and keys read different streams: the query-key map has no symmetric part and no whitened test"
@@ -92,7 +92,7 @@ def head_weights(model: nn.Module, inputs: Mapping[str, Any] | Tensor) -> list[H
     """The weights of every attention call of a model, in the order of the calls.
 
     Args:
-        model: any module whose attention the tap hears; nothing in it is changed.
+        model: any module whose attention a tap can observe; nothing in it is changed.
         inputs: one batch for the model. The first two tokens of its first text are used; images and sounds as they are.
 
     Returns:
@@ -109,13 +109,13 @@ def head_weights(model: nn.Module, inputs: Mapping[str, Any] | Tensor) -> list[H
 
 def each_layer(model: nn.Module, inputs: Mapping[str, Any] | Tensor) -> Iterator[HeadWeights]:
     """As :func:`head_weights`, one call after the other, so that the weights of one layer are held at a time."""
-    # A compiled model is run as it was written: inside a graph there is nothing to listen to.
+    # A compiled model is run as it was written: inside a graph no call can be observed.
     model = getattr(model, "_orig_mod", model)
     with _at_rest(model):
-        heard = _listen(model, _cut(inputs))
+        observed = _observe(model, _cut(inputs))
     seen: dict[str, HeadWeights] = {}
-    last = {call.name: at for at, (call, _) in enumerate(heard)}
-    for at, (call, frames) in enumerate(heard):
+    last = {call.name: at for at, (call, _) in enumerate(observed)}
+    for at, (call, frames) in enumerate(observed):
         if call.name not in seen:
             with _at_rest(model):
                 seen[call.name] = _find(call, frames)
@@ -148,10 +148,10 @@ def _is_cache(x: object) -> bool:
     return hasattr(x, "get_seq_length") and hasattr(x, "update")
 
 
-def _listen(model: nn.Module, inputs: Mapping[str, Any] | Tensor) -> list[tuple[AttentionCall, tuple[_Frame, ...]]]:
+def _observe(model: nn.Module, inputs: Mapping[str, Any] | Tensor) -> list[tuple[AttentionCall, tuple[_Frame, ...]]]:
     """Every attention call of one pass, with the modules that were running, the outermost first."""
     running: list[_Frame] = []
-    heard: list[tuple[AttentionCall, tuple[_Frame, ...]]] = []
+    observed: list[tuple[AttentionCall, tuple[_Frame, ...]]] = []
     with contextlib.ExitStack() as hooks:
         for name, module in model.named_modules():
 
@@ -163,9 +163,9 @@ def _listen(model: nn.Module, inputs: Mapping[str, Any] | Tensor) -> list[tuple[
 
             hooks.callback(module.register_forward_pre_hook(in_this_thread(enter), with_kwargs=True).remove)
             hooks.callback(module.register_forward_hook(in_this_thread(leave), always_call=True).remove)
-        with torch.no_grad(), tap(model, lambda call: heard.append((call, tuple(running))), this_thread=True):
+        with torch.no_grad(), tap(model, lambda call: observed.append((call, tuple(running))), this_thread=True):
             model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
-    return heard
+    return observed
 
 
 @dataclass
@@ -246,7 +246,7 @@ def _find(call: AttentionCall, frames: Sequence[_Frame]) -> HeadWeights:
     heads = next(x.shape[1] for x in (call.query, call.scores, call.output) if x is not None)
     found = HeadWeights(call.stack, call.layer, call.name, heads, call.scale)
     if call.query is None or call.key is None or call.value is None:
-        return replace(found, note=NOT_HEARD)
+        return replace(found, note=NOT_OBSERVED)
     own = next((at for at, frame in enumerate(frames) if frame.module is call.module), len(frames) - 1)
     inner, outer = _climb([frame for frame in reversed(frames[: own + 1]) if frame.tensors()][:LEVELS], call.module)
     if inner is None:

@@ -1,7 +1,7 @@
 r"""The weights behind queries and keys, found in a running model by what they compute.
 
 A projection of an attention module is recognized by its output: blocks of it have the norms of the queries (or keys)
-that were heard, token by token, up to one factor. Rotary positions turn queries and keep their norms, so fused,
+that were observed, token by token, up to one factor. Rotary positions turn queries and keep their norms, so fused,
 interleaved, grouped, scaled and rotated projections are all the same; where a norm or another nonlinearity stands
 between, or where the tokens of the first sequence are one or all the same, nothing is found.
 :func:`massieu.models.head_weights.head_weights` finds more, by differentiation, at a price that a training loop cannot
@@ -61,7 +61,7 @@ def score_sizes(call: AttentionCall, seen: list[Seen], start: Tensor | None) -> 
     if weights is None:
         return {}, None
     query, key = weights
-    # Where only the scores were heard, the scale is in them.
+    # Where only the scores were observed, the scale is in them.
     scale = abs(call.scale) if call.query is not None else query.shape[1] ** -0.5
     share = query.shape[0] // key.shape[0]
     left, right = query @ query.mT, (key @ key.mT).repeat_interleave(share, 0)
@@ -97,11 +97,11 @@ def _multihead(module: nn.MultiheadAttention) -> tuple[Tensor, Tensor]:
     return query.float().unflatten(0, (module.num_heads, -1)), key.float().unflatten(0, (module.num_heads, -1))
 
 
-def _match(heard: Tensor, seen: list[Seen]) -> Tensor | None:
-    """Rows of the projections, ``(heads, head_dim, dim)``, whose outputs have the norms of the vectors heard."""
-    batch, _, tokens, dim = heard.shape
-    at = torch.linspace(0, tokens - 1, min(TOKENS, tokens)).long().to(heard.device)
-    norms = heard[0, :, at].float().norm(dim=-1)  # (heads, some tokens)
+def _match(observed: Tensor, seen: list[Seen]) -> Tensor | None:
+    """Rows of the projections, ``(heads, head_dim, dim)``, whose outputs have the norms of the observed vectors."""
+    batch, _, tokens, dim = observed.shape
+    at = torch.linspace(0, tokens - 1, min(TOKENS, tokens)).long().to(observed.device)
+    norms = observed[0, :, at].float().norm(dim=-1)  # (heads, some tokens)
     blocks: list[Tensor] = []
     sizes: list[Tensor] = []
     for module, output in seen:

@@ -435,16 +435,16 @@ def _innermost(readings: list[_Reading]) -> list[_Reading]:
 
 
 def _number(readings: list[_Reading], calls: list[tuple[int, str, str, int]]) -> Anatomy:
-    """Give every block the stack and the number of the attention heard in it."""
+    """Give every block the stack and the number of the attention observed in it."""
     blocks: list[Block] = []
     notes: list[str] = []
     for reading in readings:
         visit = reading.visit
-        heard = [(stack, layer) for time, _, stack, layer in calls if visit.begin <= time < visit.end]
-        if not heard and calls:
-            notes.append(f"block {visit.path} has no softmax attention that was heard and is left out of the layers")
+        observed = [(stack, layer) for time, _, stack, layer in calls if visit.begin <= time < visit.end]
+        if not observed and calls:
+            notes.append(f"block {visit.path} has no softmax attention that was observed and is left out of the layers")
             continue
-        stack, layer = heard[0] if heard else ("encoder", len(blocks))
+        stack, layer = observed[0] if observed else ("encoder", len(blocks))
         number = sum(block.name == visit.path for block in blocks)
         if reading.problem is not None:
             notes.append(f"block {visit.path} could not be read: {reading.problem}; its columns are empty")

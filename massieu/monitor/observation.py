@@ -21,7 +21,7 @@ from massieu.taps.structure import attention_modules, named
 __all__ = ["Listening"]
 
 # What a tap runs inside the model.
-INSIDE = ("hear", "_push", "_pop")
+INSIDE = ("observe", "_push", "_pop")
 WEIGHTS = frozenset({"qk_norm", "qk_size"})
 STREAM = frozenset({"token_cosine", "effective_rank"})
 

@@ -391,7 +391,7 @@ class Watch:
     def _explain(self, heard: Tap) -> None:
         """Say why a pass gave nothing; a model that cannot be read raises, as long as no training is lost by it."""
         step, name = self._steps.number, type(self._plain).__name__
-        if heard.heard:
+        if heard.observed:
             self._tell_once(f"step {step} is not read: its batch is empty; this is said once")
             return
         error = NotObservable(

@@ -38,7 +38,7 @@ def association(
     """Attention of states to stored patterns; beta is a number, or a tensor that broadcasts to the states."""
     # Under autocast beta is wider than the patterns.
     query = (beta * state).to(stored.dtype)
-    # The kernel is no torch operation, and taps must hear the call in a compiled model too.
+    # The kernel is no torch operation, and taps must observe the call in a compiled model too.
     attended = call_eagerly(_attend, query, stored, value, log_weight, scale=1.0, sink=sink, statistics=None)
     output: Tensor = attended.output
     return output
@@ -159,5 +159,5 @@ def _conjugate_gradients(operator: Callable[[Tensor], Tensor], right: Tensor) ->
 
 
 def _attend(*tensors: Any, **options: Any) -> statistics.Attended:
-    # By the name in its module, at the time of the call: this is where taps listen.
+    # By the name in its module, at the time of the call: taps replace it there.
     return statistics.attend(*tensors, **options)

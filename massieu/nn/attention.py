@@ -206,7 +206,7 @@ class MeasureAttention(Heads):
         if self.pattern is not None:
             mask = call_eagerly(_rows, self.pattern, query.shape[-2], key.shape[-2]).to(query.device)
             log_weight = _present(mask, log_weight)
-        # The kernel is no torch operation, and taps must hear the call in a compiled model too.
+        # The kernel is no torch operation, and taps must observe the call in a compiled model too.
         heads, rows = call_eagerly(
             _attend,
             query,
@@ -282,5 +282,5 @@ def _present(mask: Tensor, given: Tensor | None) -> Tensor:
 
 
 def _attend(*tensors: Any, **options: Any) -> Attended:
-    # By the name in its module, at the time of the call: this is where taps listen.
+    # By the name in its module, at the time of the call: taps replace it there.
     return statistics.attend(*tensors, **options)

@@ -1,4 +1,4 @@
-"""Hear every attention call inside a running model, whoever wrote the model."""
+"""Capture the attention calls of a running model."""
 
 from massieu.taps.calls import AttentionCall
 from massieu.taps.tap import Tap, tap

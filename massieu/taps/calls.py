@@ -82,7 +82,7 @@ class AttentionCall:
 
 
 class Scores(NamedTuple):
-    """The part of an :class:`AttentionCall` that says how weights come about; the rest says where it was heard."""
+    """The part of an :class:`AttentionCall` that determines the weights; the rest identifies the call."""
 
     query: Tensor | None = None
     key: Tensor | None = None

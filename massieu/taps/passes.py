@@ -40,12 +40,12 @@ class Frame:
 
 
 class Pass(threading.local):
-    """The running modules, outermost first, and the calls heard so far, of the forward pass in this thread."""
+    """Running modules, outermost first, and number of calls observed so far, in the forward pass of this thread."""
 
     def __init__(self) -> None:
         self.frames: list[Frame] = []
         self.counts: dict[str, int] = {}
-        self.listens = False
+        self.in_fallback = False
 
     def begin(self, running: Frame) -> bool:
         """Enter a module; whether a pass begins with it."""

@@ -1,4 +1,4 @@
-"""Open a tap on a model, and know what it heard."""
+"""Tap on a model: the context manager that captures its attention calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from massieu.kernels.graphs import call_eagerly
-from massieu.taps import sources as ears
+from massieu.taps import sources
 from massieu.taps.calls import AttentionCall, Scores
 from massieu.taps.passes import Pass, frame, recomputes
 from massieu.taps.structure import attention_modules, is_compiled, is_encoder_decoder, is_linear, named, template
@@ -33,55 +33,55 @@ def tap(
 ) -> Iterator[Tap]:
     """Call ``receive`` with every attention call of the model inside the block.
 
-    The model computes what it computes without the tap, to the last bit, from its own functions and masks. Listened to
-    are the attention interface of transformers, :func:`massieu.attend`, and elsewhere
-    ``scaled_dot_product_attention`` in any module and softmax over the last axis of scores inside an attention module
-    (see :func:`~massieu.taps.structure.attention_modules`): the softmax of a router is in none. Afterwards everything
-    is as before, whatever happened inside.
+    Outputs of the model stay the same to the last bit: its own functions and masks compute them. Observed are the
+    attention interface of transformers, :func:`massieu.attend`, and elsewhere ``scaled_dot_product_attention`` in any
+    module and softmax over the last axis of scores inside an attention module (see
+    :func:`~massieu.taps.structure.attention_modules`): the softmax of a router is in none. The model is restored
+    afterwards, also after an error.
 
-    ``receive`` runs without autocast, and without gradients unless you ask for them, once for each call; not for the
-    recomputation of checkpointed layers. Inside the block, what ``torch.compile`` has compiled runs uncompiled and the
+    ``receive`` runs without autocast, and by default without gradients, once for each call; not for the
+    recomputation of checkpointed layers. Inside the block, code compiled by ``torch.compile`` runs uncompiled and the
     fused path of ``nn.TransformerEncoder`` is off, which may change the last digits of their outputs.
 
     A tap observes the model in every thread, and ``receive`` runs in the thread of the pass: if threads share a model,
-    also with an inspection, it gets the calls of all of them unless ``this_thread`` is true.
+    it gets the calls of all of them unless ``this_thread`` is true.
 
     Args:
         model: any module.
         receive: called with each :class:`AttentionCall`.
-        fallback: whether to listen beside the interface of transformers and :func:`massieu.attend`, which costs a few
-            percent; where ``Tap.bypassed`` was empty once, nothing is lost without it.
-        gradients: whether ``receive`` runs with gradients where the model does, and every tensor of the call is part of
-            its graph, so that what is computed from it can be part of a loss. Inside layers under
-            ``torch.utils.checkpoint`` with ``use_reentrant=True`` a model runs without.
+        fallback: whether to observe more than the interface of transformers and :func:`massieu.attend`, which costs a
+            few percent; not needed for a model whose ``Tap.bypassed`` was empty.
+        gradients: whether ``receive`` runs with gradients where the model does, so that a loss can be computed from the
+            tensors of the call. Inside layers under ``torch.utils.checkpoint`` with ``use_reentrant=True`` a model
+            runs without.
         this_thread: whether to observe only passes in the thread that opens the tap.
 
     Example:
         >>> model = massieu.nn.Transformer(16, num_layers=2, num_heads=4, vocabulary=10)
         >>> calls = []
-        >>> with massieu.taps.tap(model, calls.append) as heard:
+        >>> with massieu.taps.tap(model, calls.append) as observed:
         ...     _ = model(torch.tensor([[1, 2, 3]]))
-        >>> heard.sentence, calls[1].name, calls[1].layer, calls[1].stack
-        ('heard 2 of 2 attention modules', 'blocks.1.attention', 1, 'decoder')
+        >>> observed.sentence, calls[1].name, calls[1].layer, calls[1].stack
+        ('observed 2 of 2 attention modules', 'blocks.1.attention', 1, 'decoder')
     """
     found = Tap(model, receive, fallback, gradients, this_thread)
     with contextlib.ExitStack() as stack:
         stack.callback(found._close)
         # FlexAttention is compiled by itself and hardly runs otherwise.
         flex = "flex" in str(getattr(getattr(model, "config", None), "_attn_implementation", ""))
-        ears.open_(found, uncompiled=not flex)
-        stack.callback(ears.close, found)
+        sources.attach(found, uncompiled=not flex)
+        stack.callback(sources.detach, found)
         found._enter(stack)
         yield found
 
 
 class Tap:
-    """What a tap heard.
+    """An open tap: the attention modules of a model and which of them were observed.
 
     Attributes:
-        heard: number of calls by path of the attention module, in the order of their first call.
-        bypassed: paths of modules that were heard outside the interface of transformers, and where.
-        notes: sentences about how the model was heard.
+        observed: number of calls by path of the attention module, in the order of their first call.
+        bypassed: paths of modules observed outside the interface of transformers, and the source of their calls.
+        notes: sentences about changes to the model inside the tap.
         compiled: whether the model, or a part of it, is compiled.
     """
 
@@ -93,12 +93,12 @@ class Tap:
         gradients: bool = False,
         this_thread: bool = False,
     ) -> None:
-        self.heard: dict[str, int] = {}
+        self.observed: dict[str, int] = {}
         self.bypassed: dict[str, str] = {}
         self.notes: list[str] = []
         self.compiled = is_compiled(model)
         if self.compiled:
-            self.notes.append("the model is compiled; inside the tap it runs uncompiled, so that every call is heard")
+            self.notes.append("the model is compiled; inside the tap it runs uncompiled: every call can be observed")
         self._receive = receive
         self._thread = threading.get_ident() if this_thread else None
         self._graph = _connected if gradients else torch.no_grad
@@ -110,32 +110,32 @@ class Tap:
         self._ran: set[str] = set()
         self._open = True
         self._pass = Pass()
-        self._fallback = ears.Fallback(self) if fallback else None
+        self._fallback = sources.Fallback(self) if fallback else None
 
     @property
     def expected(self) -> list[str]:
-        """Paths of the attention modules of the model, in its order, and of others that were heard."""
-        return [*self._modules, *(name for name in self.heard if name not in self._modules)]
+        """Paths of the attention modules of the model, in its order, and of others that were observed."""
+        return [*self._modules, *(name for name in self.observed if name not in self._modules)]
 
     @property
     def linear(self) -> list[str]:
         """Expected modules whose attention has no softmax."""
-        return [name for name, module in self._modules.items() if is_linear(module) and name not in self.heard]
+        return [name for name, module in self._modules.items() if is_linear(module) and name not in self.observed]
 
     @property
     def missing(self) -> list[str]:
-        """Expected modules that were not heard, although their attention should have a softmax."""
-        return [name for name in self.expected if name not in self.heard and name not in self.linear]
+        """Expected modules with softmax attention that were not observed."""
+        return [name for name in self.expected if name not in self.observed and name not in self.linear]
 
     @property
     def idle(self) -> list[str]:
         """Expected modules that did not run."""
-        return [name for name in self._modules if name not in self._ran and name not in self.heard]
+        return [name for name in self._modules if name not in self._ran and name not in self.observed]
 
     @property
     def sentence(self) -> str:
-        """How many of the attention modules were heard."""
-        sentence = f"heard {len(self.heard)} of {len(self.expected)} attention modules"
+        """Number of attention modules observed, as a sentence."""
+        sentence = f"observed {len(self.observed)} of {len(self.expected)} attention modules"
         if self.linear:
             sentence += f"; {', '.join(self.linear)} without softmax"
         if self.idle:
@@ -149,42 +149,42 @@ class Tap:
         """Return this tap: deep copies of the model keep its hooks, which do nothing once it is closed."""
         return self
 
-    def hear(self, module: nn.Module | None, translate: ears.Translate, place: str) -> None:
-        """Hand a call to the receiver, if the module is one of this model and the call is not a recomputation."""
+    def observe(self, module: nn.Module | None, translate: sources.Translate, source: str) -> None:
+        """Pass a call to the receiver if the module belongs to this model and the call is not a recomputation."""
         if recomputes() or self._elsewhere():
             return
-        module = self._running(place) if module is None else module
+        module = self._running(source) if module is None else module
         if module is None or module not in self._paths:
             return
         rows = next((running.rows for running in self._pass.frames if running.module is module), None)
-        with ears.unheard(), self._graph(), _full_precision():
+        with sources.unobserved(), self._graph(), _full_precision():
             scores = translate(module, rows)
             if scores is not None:
                 with torch.no_grad():
-                    call = self._call(module, scores, place)
+                    call = self._call(module, scores, source)
                 self._receive(call)
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Say that a module runs already with these arguments: a tap that its own hook opens is too late to see it."""
+        """Register a module as running; needed where a tap is opened by a hook of that module."""
         if self._open:
             call_eagerly(self._push, module, args, kwargs, torch.compiler.is_compiling())
 
     def _elsewhere(self) -> bool:
-        """Whether this is a thread whose passes are not observed."""
+        """Return whether passes of this thread are not observed."""
         return self._thread is not None and self._thread != threading.get_ident()
 
-    def _running(self, place: str) -> nn.Module | None:
+    def _running(self, source: str) -> nn.Module | None:
         running = [frame.module for frame in reversed(self._pass.frames)]
         attention = next((module for module in running if self._paths[module] in self._modules), None)
-        return running[0] if attention is None and running and place != "softmax" else attention
+        return running[0] if attention is None and running and source != "softmax" else attention
 
-    def _call(self, module: nn.Module, scores: Scores, place: str) -> AttentionCall:
+    def _call(self, module: nn.Module, scores: Scores, source: str) -> AttentionCall:
         name = self._paths[module]
         number = self._pass.counts.get(name, 0)
         self._pass.counts[name] = number + 1
-        self.heard[name] = self.heard.get(name, 0) + 1
-        if place in ("softmax", "sdpa call"):
-            self.bypassed[name] = place
+        self.observed[name] = self.observed.get(name, 0) + 1
+        if source in ("softmax", "sdpa call"):
+            self.bypassed[name] = source
         stack = self._stack(name, module, scores)
         batch, _, queries, _ = _tensor(scores).shape
         known = self._pass.present(stack, batch, queries)
@@ -192,7 +192,7 @@ class Tap:
         return AttentionCall(name, number, self._layer(stack, name, number), stack, *scores, module=module)
 
     def _stack(self, name: str, module: nn.Module, scores: Scores) -> str:
-        """One answer for all layers that differ by their number only, given at the first call."""
+        """Stack of a call, decided once for all layers that differ by their number only."""
         group = template(name)
         if group not in self._stacks:
             crosses = any(frame.module is module and frame.crosses for frame in self._pass.frames)
@@ -205,7 +205,7 @@ class Tap:
         return self._stacks[group]
 
     def _layer(self, stack: str, name: str, number: int) -> int:
-        """Layers of a stack keep their numbers: first those that differ by their number in the path, in its order."""
+        """Number of a call in its stack, fixed: modules that differ by the number in their paths come first."""
         layers = self._layers.setdefault(stack, {})
         if (name, number) not in layers:
             group = [path for path in self.expected if template(path) == template(name)]
@@ -231,8 +231,8 @@ class Tap:
         self._ran.add(self._paths[module])
         begins = self._pass.begin(frame(module, args, kwargs))
         # Inside compiled code a mode would be compiled too.
-        if begins and self._fallback is not None and not compiling and not self._pass.listens:
-            self._pass.listens = True
+        if begins and self._fallback is not None and not compiling and not self._pass.in_fallback:
+            self._pass.in_fallback = True
             self._fallback.__enter__()  # type: ignore[no-untyped-call]
 
     def _pop(self, module: nn.Module) -> None:
@@ -247,13 +247,13 @@ class Tap:
 
     def _leave(self) -> None:
         self._pass.frames.clear()
-        if self._fallback is not None and self._pass.listens:
-            self._pass.listens = False
+        if self._fallback is not None and self._pass.in_fallback:
+            self._pass.in_fallback = False
             self._fallback.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
 
 def _connected() -> contextlib.AbstractContextManager[Any]:
-    # Hooks of our own: a checkpointed layer counts what it saves, and its second run is not heard.
+    # Hooks of our own: a checkpointed layer counts the tensors it saves, and its second run is not observed.
     return saved_tensors_hooks(_itself, _itself)
 
 
@@ -278,7 +278,7 @@ def _tensor(scores: Scores) -> Tensor:
 
 
 def _looks_back(module: nn.Module, scores: Scores) -> bool:
-    """Whether queries see earlier atoms only: by what was computed, else by what the module says of itself."""
+    """Return whether queries see earlier keys only, according to the mask or, without one, to the module."""
     queries = _tensor(scores).shape[2]
     if scores.causal or queries == 1 or getattr(module, "is_causal", None):
         return True

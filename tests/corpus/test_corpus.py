@@ -1,4 +1,4 @@
-"""A corpus in splits: their union is the corpus, each document once and in order, however it is cut."""
+"""A corpus in shards: their union is the corpus, each document once and in order, however it is cut."""
 
 import itertools
 import json
@@ -10,7 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from massieu.corpus import Corpus, Document, Faults, Split
+from massieu.checks import UserError
+from massieu.corpus import BadRecords, Corpus, Document, Shard
 from massieu.corpus.lines import json_lines, paragraphs
 
 SIGNS = st.sampled_from(["\n", "\r\n", "\n\n", " ", "\t", "\r", "a", "word", "é", "鯨", "😀", "\u2003", "\x1c", "\x85"])
@@ -18,16 +19,16 @@ TEXTS = st.lists(SIGNS, max_size=40).map("".join)
 SIZES = st.integers(1, 60)
 
 
-def texts(corpus, faults=None):
-    return [document.text for split in corpus.splits() for document in split.read(faults)]
+def texts(corpus, bad_records=None):
+    return [document.text for shard in corpus.shards() for document in shard.read(bad_records)]
 
 
 def keys(corpus):
-    return [split.key for split in corpus.splits()]
+    return [shard.key for shard in corpus.shards()]
 
 
 def pieces(reader, content, size):
-    """Positions and contents of the records of all splits."""
+    """Positions and contents of the records of all shards."""
     import io
 
     found = []
@@ -74,25 +75,25 @@ def test_files_are_read_in_splits_of_any_size(tmp_path_factory, text, size):
     (folder / "b.jsonl").write_text("\n".join(json.dumps(line) for line in lines), encoding="utf-8")
     expected = [part.strip() for part in re.split(r"\n\s*\n", text.replace("\r\n", "\n")) if part.strip()]
     expected += [line for line in lines if line.strip()]
-    assert texts(Corpus(folder, split_bytes=size)) == expected
+    assert texts(Corpus(folder, shard_bytes=size)) == expected
 
 
 def test_a_split_reads_the_same_alone_again_and_in_another_process(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text("".join(f'{{"text": "number {i}"}}\n' for i in range(50)))
-    splits = Corpus(path, split_bytes=100).splits()
-    whole = [document for split in splits for document in split.read()]
-    alone = {split: list(pickle.loads(pickle.dumps(split)).read()) for split in reversed(splits)}
-    assert [document for split in splits for document in alone[split]] == whole
-    assert len(splits) > 5
-    assert len({split.key for split in splits}) == len(splits)
+    shards = Corpus(path, shard_bytes=100).shards()
+    whole = [document for shard in shards for document in shard.read()]
+    alone = {shard: list(pickle.loads(pickle.dumps(shard)).read()) for shard in reversed(shards)}
+    assert [document for shard in shards for document in alone[shard]] == whole
+    assert len(shards) > 5
+    assert len({shard.key for shard in shards}) == len(shards)
 
 
 def test_documents_have_places(tmp_path):
     (tmp_path / "a.txt").write_text("one\nstill\n\n\ntwo")
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "b.jsonl").write_text('"one"\n\n"three"\n"four"')
-    found = [document for split in Corpus(tmp_path, split_bytes=12).splits() for document in split.read()]
+    found = [document for shard in Corpus(tmp_path, shard_bytes=12).shards() for document in shard.read()]
     assert found == [
         Document("one\nstill", "a.txt:1"),
         Document("two", "a.txt:5"),
@@ -105,9 +106,9 @@ def test_documents_have_places(tmp_path):
 def test_a_line_longer_than_many_splits_is_read_once_and_skipped_cheaply(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps("x" * 100_000) + '\n"next"')
-    splits = Corpus(path, split_bytes=1000).splits()
-    found = [[len(document.text) for document in split.read()] for split in splits]
-    assert found == [[100_000], *[[]] * (len(splits) - 2), [4]]
+    shards = Corpus(path, shard_bytes=1000).shards()
+    found = [[len(document.text) for document in shard.read()] for shard in shards]
+    assert found == [[100_000], *[[]] * (len(shards) - 2), [4]]
     with path.open("rb") as file:
         assert list(json_lines(file, "text", 1000, 2000)) == []
         assert file.tell() <= 2000
@@ -130,13 +131,13 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
         paths[2].write_text("text\n" + "\n".join(f'"{line}"' for line in lines))
         corpus = Corpus(paths)
         tracemalloc.start()
-        assert sum(1 for split in corpus.splits() for _ in split.read()) == 3 * documents
+        assert sum(1 for shard in corpus.shards() for _ in shard.read()) == 3 * documents
         found = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return found
 
     peak(100)  # whatever is loaded the first time
-    # Some bytes for the splits, and for threads that other tests have left; the text has fifteen million more.
+    # Some bytes for the shards, and for threads that other tests have left; the text has fifteen million more.
     assert peak(20_000) < 1.1 * peak(2_000) + 1_000_000
 
 
@@ -145,10 +146,10 @@ def test_the_limit_counts_from_the_beginning_of_the_corpus(tmp_path):
         (tmp_path / f"{name}.jsonl").write_text("".join(f'"{name}{i}"\n' for i in range(9)))
     whole = texts(Corpus(tmp_path))
     for limit, size in itertools.product((1, 8, 9, 10, 27, 99), (5, 1000)):
-        corpus = Corpus(tmp_path, limit=limit, split_bytes=size)
+        corpus = Corpus(tmp_path, limit=limit, shard_bytes=size)
         assert texts(corpus) == whole[:limit]
         assert texts(corpus) == whole[:limit]
-    assert len(Corpus(tmp_path, limit=9).splits()) == 1
+    assert len(Corpus(tmp_path, limit=9).shards()) == 1
 
 
 def test_the_sample_depends_on_seed_and_place_alone(tmp_path):
@@ -156,7 +157,7 @@ def test_the_sample_depends_on_seed_and_place_alone(tmp_path):
     path.write_text("".join(f'"{i}"\n' for i in range(4000)))
     found = texts(Corpus(path, sample=0.1, seed=3))
     assert 320 < len(found) < 480  # 4 standard deviations around 400
-    assert texts(Corpus(path, sample=0.1, seed=3, split_bytes=50)) == found
+    assert texts(Corpus(path, sample=0.1, seed=3, shard_bytes=50)) == found
     assert texts(Corpus(path, sample=0.1, seed=4)) != found
     assert {*found} < {*texts(Corpus(path, sample=0.2, seed=3))}
     assert texts(Corpus(path, sample=1.0)) == texts(Corpus(path))
@@ -168,10 +169,10 @@ def test_the_sample_depends_on_seed_and_place_alone(tmp_path):
 
 def test_texts_in_memory_are_a_corpus_too():
     given = ["one", "", "three", "four"]
-    corpus = Corpus.from_texts(iter(given), "list", split_bytes=4)
-    splits = corpus.splits()
-    assert len(splits) == 2
-    assert [tuple(document) for split in splits for document in split.read()] == [
+    corpus = Corpus.from_texts(iter(given), "list", shard_bytes=4)
+    shards = corpus.shards()
+    assert len(shards) == 2
+    assert [tuple(document) for shard in shards for document in shard.read()] == [
         (text, f"list:document {i + 1}") for i, text in enumerate(given)
     ]
     assert texts(Corpus.from_texts(given, limit=2)) == ["one", ""]
@@ -179,21 +180,21 @@ def test_texts_in_memory_are_a_corpus_too():
     with pytest.raises(TypeError, match="texts must be a list of strings, got a single string; pass"):
         Corpus.from_texts("one")
     with pytest.raises(TypeError, match="texts must be strings, got int at number 1; pass a list of strings"):
-        Corpus.from_texts(["a", 3]).splits()
+        Corpus.from_texts(["a", 3]).shards()
 
 
 def test_texts_that_are_not_in_the_sample_are_not_held():
     every = [f"document {i}" for i in range(2000)]
     whole = Corpus.from_texts(every, "list")
-    sampled = Corpus.from_texts(iter(every), "list", sample=0.01, split_bytes=100)
-    assert sum(len(split.texts) for split in sampled.splits()) < 60
-    found = [document for split in sampled.splits() for document in split.read()]
-    places = {document.place: document.text for split in whole.splits() for document in split.read()}
+    sampled = Corpus.from_texts(iter(every), "list", sample=0.01, shard_bytes=100)
+    assert sum(len(shard.texts) for shard in sampled.shards()) < 60
+    found = [document for shard in sampled.shards() for document in shard.read()]
+    places = {document.place: document.text for shard in whole.shards() for document in shard.read()}
     assert found == [Document(places[document.place], document.place) for document in found]
     assert found == [
         document
-        for split in Corpus.from_texts(every, "list", sample=0.01, split_bytes=10**6).splits()
-        for document in split.read()
+        for shard in Corpus.from_texts(every, "list", sample=0.01, shard_bytes=10**6).shards()
+        for document in shard.read()
     ]
     assert texts(Corpus.from_texts(every, "list", sample=0.01, limit=3)) == [document.text for document in found[:3]]
 
@@ -204,7 +205,7 @@ def test_keys_name_what_is_read_and_not_where(tmp_path):
         (tmp_path / folder / "a.txt").write_text("one\n\ntwo")
     first = keys(Corpus(tmp_path / "here"))
     assert first == keys(Corpus(tmp_path / "there"))
-    others = [{"column": "body"}, {"limit": 1}, {"sample": 0.5}, {"strict": True}, {"split_bytes": 2}]
+    others = [{"column": "body"}, {"limit": 1}, {"sample": 0.5}, {"strict": True}, {"shard_bytes": 2}]
     assert first not in [keys(Corpus(tmp_path / "here", **other)) for other in others]
     (tmp_path / "there" / "a.txt").write_text("one\n\ntwo\n\nthree")
     seen = [first]
@@ -217,18 +218,12 @@ def test_keys_name_what_is_read_and_not_where(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"limit": 0}, "limit must be a positive whole number of documents, got 0; leave it out for all"),
-        ({"sample": 0.0}, "sample must be a share above 0 and at most 1, got 0.0; 0.01 is one in 100"),
-        ({"sample": 20}, "sample must be a share above 0 and at most 1, got 20"),
-        ({"sample": float("nan")}, "sample must be a share above 0 and at most 1, got nan"),
-        ({"split_bytes": 0}, "split_bytes must be positive, got 0; 1048576 is usual"),
-    ],
+    ("name", "value"),
+    [("limit", 0), ("sample", 0.0), ("sample", 20), ("sample", float("nan")), ("shard_bytes", 0)],
 )
-def test_what_no_corpus_can_be_asked_for_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        Corpus.from_texts(["a"], **options)
+def test_impossible_limits_samples_and_sizes_are_refused(name, value):
+    with pytest.raises(UserError, match=name):
+        Corpus.from_texts(["a"], **{name: value})
 
 
 def test_nothing_at_all_is_one_sentence(tmp_path):
@@ -238,11 +233,11 @@ def test_nothing_at_all_is_one_sentence(tmp_path):
     corpus = Corpus(tmp_path / "a.txt")
     assert texts(corpus) == []
     with pytest.raises(ValueError, match="^a.txt must hold some text, and it is empty; pass a file with at least one"):
-        corpus.check(0, Faults())
+        corpus.check(0, BadRecords())
     with pytest.raises(ValueError, match="the sample must hold some text, and it is empty; raise 0.01 or the seed"):
-        Corpus(tmp_path / "a.txt", sample=0.01).check(0, Faults())
-    corpus.check(1, Faults())
+        Corpus(tmp_path / "a.txt", sample=0.01).check(0, BadRecords())
+    corpus.check(1, BadRecords())
 
 
 def test_a_split_is_small():
-    assert len(pickle.dumps(Split("/data/corpus/part-0001.jsonl", "part-0001.jsonl", "jsonl", 1 << 30, 1 << 31))) < 400
+    assert len(pickle.dumps(Shard("/data/corpus/part-0001.jsonl", "part-0001.jsonl", "jsonl", 1 << 30, 1 << 31))) < 400

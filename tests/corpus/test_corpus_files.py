@@ -6,7 +6,6 @@ import io
 import json
 import os
 import pickle
-import re
 import subprocess
 import sys
 import threading
@@ -18,8 +17,8 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from massieu.checks import UserError, pip_install
-from massieu.corpus import Corpus, Faults
+from massieu.checks import MissingPackageError, UserError
+from massieu.corpus import BadRecords, Corpus
 
 
 @pytest.fixture
@@ -53,8 +52,8 @@ def names(*paths):
     return [file.name for file in Corpus(paths).files]
 
 
-def texts(corpus, faults=None):
-    return [document.text for split in corpus.splits() for document in split.read(faults)]
+def texts(corpus, bad_records=None):
+    return [document.text for shard in corpus.shards() for document in shard.read(bad_records)]
 
 
 def test_a_folder_gives_all_files_below_it_with_known_extensions(folder):
@@ -93,7 +92,7 @@ def test_files_may_lie_elsewhere(memory):
     everything = [f"{word} of {number}" for number in range(3) for word in ("one", "two")]
     assert names("memory://books") == ["part-0.txt", "part-1.txt", "part-2.txt"]
     for path in ("memory://books", "memory://books/*.txt", "memory://*/part*"):
-        assert texts(Corpus(path, split_bytes=5)) == everything
+        assert texts(Corpus(path, shard_bytes=5)) == everything
     assert [file.path for file in Corpus("memory://books/*-1.txt").files] == ["memory://books/part-1.txt"]
 
 
@@ -114,11 +113,11 @@ def test_a_corpus_is_called_by_what_was_asked_for(folder, memory, monkeypatch):
 
 def test_a_file_knows_its_version_where_its_place_tells(memory, folder, tmp_path):
     memory.pipe("/a.txt", b"one")
-    (split,) = Corpus("memory://a.txt").splits()
+    (shard,) = Corpus("memory://a.txt").shards()
     memory.pipe("/a.txt", b"two")
-    (again,) = Corpus("memory://a.txt").splits()
-    assert split.key == again.key
-    assert split.version != again.version
+    (again,) = Corpus("memory://a.txt").shards()
+    assert shard.key == again.key
+    assert shard.version != again.version
     assert Corpus(folder / "b.txt").files[0].version == f"mtime {os.stat(folder / 'b.txt').st_mtime}"
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("a.txt", "one")
@@ -128,8 +127,8 @@ def test_a_file_knows_its_version_where_its_place_tells(memory, folder, tmp_path
 def test_two_readers_of_one_place_do_not_disturb_each_other(memory):
     with memory.open("/a.jsonl", "wb") as file:
         file.write(b"".join(b'"%d"\n' % i for i in range(20)))
-    (split,) = Corpus("memory://a.jsonl").splits()
-    assert all(one.text == other.text for one, other in zip(split.read(), split.read(), strict=True))
+    (shard,) = Corpus("memory://a.jsonl").shards()
+    assert all(one.text == other.text for one, other in zip(shard.read(), shard.read(), strict=True))
 
 
 def test_files_without_fast_lines_are_read_through_a_buffer(memory, monkeypatch):
@@ -143,7 +142,7 @@ def test_files_without_fast_lines_are_read_through_a_buffer(memory, monkeypatch)
     with memory.open("/a.jsonl", "wb") as file:
         file.write(content)
     monkeypatch.setattr(type(memory), "open", lambda self, path, mode, block_size: Far(self, path, mode, block_size))
-    found = texts(Corpus("memory://a.jsonl", split_bytes=100))
+    found = texts(Corpus("memory://a.jsonl", shard_bytes=100))
     assert found == [f"number {i}" for i in range(100)]
 
 
@@ -169,15 +168,15 @@ class Harbour(fsspec.implementations.memory.MemoryFileSystem):
         return io.BytesIO(f"a ship from {self.host} on {path}".encode())
 
 
-def in_another_process(splits):
-    """What the texts of splits are in a process that knows nothing but the splits."""
+def in_another_process(shards):
+    """What the texts of shards are in a process that is given nothing but the shards."""
     code = (
         "import fsspec, pickle, sys; sys.path[:0] = sys.argv[1:];"
-        "splits = pickle.load(sys.stdin.buffer); print([d.text for split in splits for d in split.read()])"
+        "shards = pickle.load(sys.stdin.buffer); print([d.text for shard in shards for d in shard.read()])"
     )
     folders = [os.path.dirname(__file__), os.path.dirname(os.path.dirname(__file__)), *sys.path]
     done = subprocess.run(
-        [sys.executable, "-c", code, *folders], input=pickle.dumps(splits), capture_output=True, check=True, cwd="/"
+        [sys.executable, "-c", code, *folders], input=pickle.dumps(shards), capture_output=True, check=True, cwd="/"
     )
     return ast.literal_eval(done.stdout.decode())
 
@@ -195,17 +194,17 @@ def test_files_of_an_archive_are_read_also_in_another_process(tmp_path, monkeypa
         f"zip://in::{tmp_path}/one.zip",
         "simplecache::zip://::one.zip",
     ):
-        corpus = Corpus(path, split_bytes=3)
+        corpus = Corpus(path, shard_bytes=3)
         assert texts(corpus) == ["one", "of a", "one of b"]
         assert [file.name for file in corpus.files] == ["a.txt", "b.jsonl"]
     corpus = Corpus(["zip://in/a.txt::one.zip", "zip://in/a.txt::two.zip", "zip://in/*.txt::one.zip"])
     assert [file.name for file in corpus.files] == ["a.txt::one.zip", "a.txt::two.zip"]
-    assert texts(corpus) == ["one", "of a", "two", "of a"] == in_another_process(corpus.splits())
+    assert texts(corpus) == ["one", "of a", "two", "of a"] == in_another_process(corpus.shards())
     (tmp_path / "moved").mkdir()
     for name in ("one.zip", "two.zip"):
         (tmp_path / name).rename(tmp_path / "moved" / name)
     moved = Corpus([f"zip://in/a.txt::{tmp_path}/moved/{word}.zip" for word in ("one", "two")])
-    assert [split.key for split in moved.splits()] == [split.key for split in corpus.splits()]
+    assert [shard.key for shard in moved.shards()] == [shard.key for shard in corpus.shards()]
     (tmp_path / "moved" / "one.zip").unlink()
     (tmp_path / "moved" / "one.zip").mkdir()
     with pytest.raises(ValueError, match="zip://in/a.txt::moved/one.zip cannot be read: "):
@@ -217,7 +216,7 @@ def test_a_cache_before_a_place_is_used_and_names_the_same_file(memory, tmp_path
     corpus = Corpus(["simplecache::memory://m/x.txt", "memory://m/x.txt"])
     assert texts(corpus) == ["one"]
     assert type(corpus.files[0].elsewhere.system).__name__ == "SimpleCacheFileSystem"
-    assert corpus.splits()[0].key == Corpus("memory://m/x.txt").splits()[0].key
+    assert corpus.shards()[0].key == Corpus("memory://m/x.txt").shards()[0].key
 
 
 def test_the_host_of_a_place_is_not_forgotten(memory, monkeypatch):
@@ -228,9 +227,9 @@ def test_the_host_of_a_place_is_not_forgotten(memory, monkeypatch):
     expected = [f"a ship from nantucket on /books/{name}.txt" for name in "ab"]
     assert texts(corpus) == expected
     assert [file.name for file in corpus.files] == ["a.txt", "b.txt"]
-    assert in_another_process(corpus.splits()) == expected
+    assert in_another_process(corpus.shards()) == expected
     for path in ("harbour://nantucket/books/*.txt", "harbour://nantucket/books/"):
-        assert [split.key for split in Corpus(path).splits()] == [split.key for split in corpus.splits()]
+        assert [shard.key for shard in Corpus(path).shards()] == [shard.key for shard in corpus.shards()]
     two = Corpus(["harbour://ahab:secret@nantucket/books/a.txt", "harbour://bedford/books/a.txt"])
     assert [file.path for file in two.files] == [
         "harbour://ahab@nantucket/books/a.txt",
@@ -280,8 +279,8 @@ def test_a_place_that_fails_while_a_file_is_read_is_one_sentence(name, memory, m
 
 def test_what_is_wrong_with_the_use_of_a_document_is_not_said_of_the_file(folder):
     def consume():
-        for split in Corpus(folder / "b.txt").splits():
-            for document in split.read():
+        for shard in Corpus(folder / "b.txt").shards():
+            for document in shard.read():
                 raise OSError(document.text)
 
     with pytest.raises(OSError, match='^"1"$'):
@@ -317,21 +316,21 @@ def test_a_server_that_sends_no_ranges_is_read_from_the_beginning(memory, monkey
     Web._strip_protocol = classmethod(lambda cls, path: "/" + path.split("://")[-1].strip("/"))
     content = b"".join(b'"number %d"\n' % i for i in range(30_000))
     memory.pipe("/host/a.jsonl", content)
-    corpus = Corpus("http://host/a.jsonl", split_bytes=1000)
-    assert len(corpus.splits()) == 1
+    corpus = Corpus("http://host/a.jsonl", shard_bytes=1000)
+    assert len(corpus.shards()) == 1
     assert texts(corpus) == [f"number {i}" for i in range(30_000)]
     memory.pipe("/host/a.parquet", content)
     with pytest.raises(ValueError, match="http://host/a.parquet cannot be read: .*seek"):
-        Corpus("http://host/a.parquet").splits()
+        Corpus("http://host/a.parquet").shards()
 
 
 def test_standard_input_is_read_once_and_its_splits_hold_it(monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\nb\n\nc \xff\n\nd")))
-    faults = Faults()
-    corpus = Corpus(["-", "-"], split_bytes=2)
-    assert texts(corpus, faults) == ["a\nb", "d"]
+    bad_records = BadRecords()
+    corpus = Corpus(["-", "-"], shard_bytes=2)
+    assert texts(corpus, bad_records) == ["a\nb", "d"]
     assert texts(corpus) == ["a\nb", "d"]
-    assert [(fault.place, fault.reason) for fault in faults.first] == [("-:document 2", "not UTF-8")]
+    assert [(bad.place, bad.reason) for bad in bad_records.first] == [("-:document 2", "not UTF-8")]
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\xff")))
     with pytest.raises(ValueError, match="- must be a text file in UTF-8, and document 1 is not; convert it"):
         texts(Corpus("-", strict=True))
@@ -345,7 +344,7 @@ def test_a_pipe_that_nobody_writes_is_refused_after_a_while(tmp_path, monkeypatc
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(UserError, match="pipe cannot be read: nothing has opened it for writing within 0.2 seconds"):
-        list(Corpus(pipe).splits())
+        list(Corpus(pipe).shards())
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no named pipes")
@@ -354,7 +353,7 @@ def test_a_pipe_whose_writer_comes_late_is_read(tmp_path):
     os.mkfifo(pipe)
     writer = threading.Timer(0.5, pipe.write_text, args=("one\n\ntwo",))
     writer.start()
-    assert [document.text for split in Corpus(pipe).splits() for document in split.read()] == ["one", "two"]
+    assert [document.text for shard in Corpus(pipe).shards() for document in shard.read()] == ["one", "two"]
     writer.join()
 
 
@@ -393,11 +392,11 @@ def test_a_name_that_is_not_utf8_can_be_read_sampled_and_reported(tmp_path):
     (tmp_path / name).write_text("one")
     (tmp_path / "b.txt").write_bytes(b"\xff")
     for path in (tmp_path, tmp_path / name):
-        corpus, faults = Corpus(path, sample=1.0), Faults()
-        assert texts(corpus, faults) == ["one"]
+        corpus, bad_records = Corpus(path, sample=1.0), BadRecords()
+        assert texts(corpus, bad_records) == ["one"]
         assert corpus.files[-1].name == "nam?.txt"
-        assert all(split.key for split in corpus.splits())
-        json.dumps([faults.to_dict(), corpus.name], ensure_ascii=False).encode()
+        assert all(shard.key for shard in corpus.shards())
+        json.dumps([bad_records.to_dict(), corpus.name], ensure_ascii=False).encode()
 
 
 def test_an_empty_path_is_not_this_folder(folder, monkeypatch):
@@ -452,9 +451,7 @@ def test_without_a_package_a_sentence_names_the_extra(name, package, tmp_path, m
     (tmp_path / name).write_text("a")
     for module in (package, "fsspec.core" if package == "fsspec" else "pyarrow.parquet"):
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(
-        ValueError, match=re.escape(f"reading this needs {package}, not installed; {pip_install('inspect')}")
-    ):
+    with pytest.raises(MissingPackageError, match=f"{package}.*inspect"):
         texts(Corpus(tmp_path / name))
 
 

@@ -6,11 +6,12 @@ import hashlib
 
 import pytest
 
-from massieu.corpus.document_counts import SKETCHED, Counts, Heard
+from massieu.corpus.document_counts import SKETCHED, DocumentCounts
+from massieu.inspection.partial_result import Heard
 
 
-def counted(numbers) -> Counts:
-    counts = Counts()
+def counted(numbers) -> DocumentCounts:
+    counts = DocumentCounts()
     counts.add(hashlib.sha256(str(number).encode()).hexdigest() for number in numbers)
     return counts
 
@@ -57,19 +58,19 @@ def test_a_share_is_known_only_if_enough_documents_were_compared():
         assert not large.shared(small).known
     assert large.shared(counted(range(10_000))).known
     assert inside.shared(outside).known  # all of them are kept
-    assert Counts().shared(inside).known
-    assert not Counts().shared(large).known  # as of any small run
+    assert DocumentCounts().shared(inside).known
+    assert not DocumentCounts().shared(large).known  # as of any small run
 
 
 def test_a_module_that_ran_anywhere_is_not_idle():
     one = Heard(["a", "b", "c"], {"a"}, {"a"}, {"c"}, {"x"})
     other = Heard(["a", "b", "c"], {"a", "b"}, {"a", "b", "c"}, {"c"}, {"x", "y"})
     empty = Heard()
-    assert one.sentence == "heard 1 of 3 attention modules; c without softmax; 2 did not run"
+    assert one.sentence == "observed 1 of 3 attention modules; c without softmax; 2 did not run"
     assert one.missing == ["b"]
     for each in (empty, other):
         one.merge(each)
     assert one == other
     empty.merge(other)
     assert empty == other
-    assert (one.sentence, one.missing) == ("heard 2 of 3 attention modules; c without softmax", [])
+    assert (one.sentence, one.missing) == ("observed 2 of 3 attention modules; c without softmax", [])

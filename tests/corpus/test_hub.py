@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from massieu.corpus import Corpus, Faults
+from massieu.corpus import BadRecords, Corpus
 from massieu.corpus.hub import read_dataset
 
 
@@ -38,10 +38,10 @@ def test_what_a_hub_does_not_have_is_one_sentence(hub):
 
 
 def test_rows_of_a_dataset_without_a_string_are_counted_or_refused(hub):
-    faults = Faults()
+    bad_records = BadRecords()
     rows = itertools.islice(read_dataset("whales"), 20)
-    found = [document for split in Corpus.from_texts(rows, "whales").splits() for document in split.read(faults)]
+    found = [document for shard in Corpus.from_texts(rows, "whales").shards() for document in shard.read(bad_records)]
     assert [document.text for document in found] == [f"whale {i}" for i in range(1, 20, 2)]
-    assert (faults.counts, faults.first[0].place) == ({"not a string": 10}, "whales:document 1")
+    assert (bad_records.counts, bad_records.first[0].place) == ({"not a string": 10}, "whales:document 1")
     with pytest.raises(ValueError, match="whales must hold strings, and document 1 is none; check it"):
-        list(Corpus.from_texts([None], "whales", strict=True).splits()[0].read())
+        list(Corpus.from_texts([None], "whales", strict=True).shards()[0].read())

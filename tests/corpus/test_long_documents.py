@@ -14,14 +14,14 @@ import pytest
 pytest.importorskip("transformers")
 from massieu import assets, cli
 from massieu.checks import UserError
-from massieu.corpus import Corpus, Faults, lines, records
+from massieu.corpus import BadRecords, Corpus, lines, records
 from massieu.corpus import columns as tables
+from massieu.corpus.shards import text_shards
 from massieu.engine import Checkpoint, Local
 from massieu.inspection import inspect_model
 from massieu.inspection.merging import merge_runs
 from massieu.inspection.options import Options
 from massieu.inspection.reader import Reader
-from massieu.inspection.splits import text_splits
 from massieu.models.loading import load
 
 SHORT = "Call me Ishmael."
@@ -80,11 +80,11 @@ def test_a_long_document_is_refused_before_anything_is_read(kind, tmp_path, monk
 
 
 def test_a_run_that_met_a_long_document_goes_on_with_the_option_that_its_error_names(loaded, tmp_path):
-    splits, path = list(text_splits([*[SHORT] * 6, LONG, *[SHORT] * 3], 2)), tmp_path / "checkpoint"
+    shards, path = list(text_shards([*[SHORT] * 6, LONG, *[SHORT] * 3], 2)), tmp_path / "checkpoint"
 
     def read(resume, **options):
         reader = Reader(loaded.model, loaded.tokenizer, Options(experiments="heads", **options))
-        return Local().read(reader, splits, checkpoint=Checkpoint(path, resume=resume, seconds=0))
+        return Local().read(reader, shards, checkpoint=Checkpoint(path, resume=resume, seconds=0))
 
     with pytest.raises(UserError, match="--long-documents cut .*; with that option and --resume the run goes on from"):
         read(False)
@@ -130,10 +130,10 @@ def small(monkeypatch):
     return 1000
 
 
-def documents(path, **options) -> tuple[list[str], Faults]:
-    faults = Faults()
-    splits = Corpus(path, **options).splits()
-    return [document.text for split in splits for document in split.read(faults)], faults
+def documents(path, **options) -> tuple[list[str], BadRecords]:
+    bad_records = BadRecords()
+    shards = Corpus(path, **options).shards()
+    return [document.text for shard in shards for document in shard.read(bad_records)], bad_records
 
 
 def test_records_that_are_too_large_are_counted_and_their_neighbors_are_read(small, tmp_path):
@@ -145,10 +145,10 @@ def test_records_that_are_too_large_are_counted_and_their_neighbors_are_read(sma
     }
     for name, text in written.items():
         (tmp_path / name).write_text(text)
-        for split_bytes in (97, 1024, None):
-            texts, faults = documents(tmp_path / name, split_bytes=split_bytes)
-            assert texts == ["before", "after", fits], (name, split_bytes)
-            assert faults.counts == {"larger than 8 MB": 1}
+        for shard_bytes in (97, 1024, None):
+            texts, bad_records = documents(tmp_path / name, shard_bytes=shard_bytes)
+            assert texts == ["before", "after", fits], (name, shard_bytes)
+            assert bad_records.counts == {"larger than 8 MB": 1}
     table = pyarrow.table({"text": ["before", large, "after", fits]})
     pyarrow.parquet.write_table(table, tmp_path / "d.parquet")
     assert documents(tmp_path / "d.parquet")[0] == ["before", "after", fits]
@@ -163,10 +163,10 @@ def test_a_row_of_csv_that_is_too_large_ends_its_table(small, tmp_path):
         text = io.StringIO()
         csv.writer(text).writerows([["text"], ["before"], [field], ["after"]])
         (tmp_path / "a.csv").write_text(text.getvalue())
-        texts, faults = documents(tmp_path / "a.csv")
+        texts, bad_records = documents(tmp_path / "a.csv")
         assert texts == ["before"]
-        assert faults.counts == {tables.HUGE: 1}
-        assert faults.first[0].place == "a.csv:3"
+        assert bad_records.counts == {tables.HUGE: 1}
+        assert bad_records.first[0].place == "a.csv:3"
 
 
 def test_a_bomb_of_one_line_is_one_sentence(tmp_path, capsys):

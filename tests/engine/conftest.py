@@ -1,7 +1,7 @@
 """The same text for all engines, what this process finds in it, and clusters that end with their test."""
 
 import pytest
-from clusters import MINILM, QUICK, SPLIT_BYTES, Processes, write_text
+from clusters import MINILM, QUICK, SHARD_BYTES, Processes, write_text
 
 from massieu.corpus import Corpus
 from massieu.engine import Dask
@@ -16,7 +16,7 @@ def text(tmp_path_factory):
 @pytest.fixture(scope="session")
 def alone(text):
     """What this process finds in the heads."""
-    return inspect_model(MINILM, Corpus(text, split_bytes=SPLIT_BYTES), experiments="heads", **QUICK).to_dict()
+    return inspect_model(MINILM, Corpus(text, shard_bytes=SHARD_BYTES), experiments="heads", **QUICK).to_dict()
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from clusters import Processes, pieces_done, wait_until, write_text
 from massieu import assets, cli
 from massieu.checks import UserError
 from massieu.corpus import Corpus
+from massieu.corpus.shards import group_shards, text_shards
 from massieu.engine import Checkpoint, CheckpointWarning, Local, Origin, checkpoints
 from massieu.engine.workers import Failure, Parcel, Recipe, merge_parcels, read_stretch
 from massieu.inspection import inspect_model
@@ -23,7 +24,6 @@ from massieu.inspection.heads import HeadStatistics
 from massieu.inspection.options import Options
 from massieu.inspection.partial_result import merge_parts
 from massieu.inspection.reader import NotObservable, Reader
-from massieu.inspection.splits import grouped, text_splits
 from massieu.models.loading import load
 
 TEXTS = [f"Some years ago, never mind how long precisely, {i} whales." for i in range(40)]
@@ -54,7 +54,7 @@ class Stopping:
 
 
 def test_a_run_that_was_broken_off_goes_on_and_counts_each_document_once(reader, tmp_path):
-    splits = list(text_splits(TEXTS, 4))
+    splits = list(text_shards(TEXTS, 4))
     path = tmp_path / "new" / "checkpoint"
     with pytest.raises(Stop):
         Local().read(Stopping(reader, 6), splits, checkpoint=Checkpoint(path, seconds=0))
@@ -68,21 +68,21 @@ def test_a_run_that_was_broken_off_goes_on_and_counts_each_document_once(reader,
 
 
 def test_an_interrupt_keeps_what_was_read_and_says_so(reader, tmp_path):
-    splits, path = list(text_splits(TEXTS, 4)), tmp_path / "checkpoint"
+    splits, path = list(text_shards(TEXTS, 4)), tmp_path / "checkpoint"
     with pytest.raises(KeyboardInterrupt, match=f"what was read is in {path}; the same command with --resume goes on"):
         Local().read(Stopping(reader, 3, KeyboardInterrupt), splits, checkpoint=Checkpoint(path, seconds=1e9))
     assert pieces_done(path) == 3
 
 
 def test_before_the_first_checkpoint_resuming_begins_at_the_beginning(reader, tmp_path):
-    found = Local().read(reader, list(text_splits(TEXTS, 4)), checkpoint=Checkpoint(tmp_path / "none", resume=True))
+    found = Local().read(reader, list(text_shards(TEXTS, 4)), checkpoint=Checkpoint(tmp_path / "none", resume=True))
     assert found.counts.documents == len(TEXTS)
     assert list(tmp_path.iterdir()) == []  # a short run writes none
 
 
 def broken_off(reader, path):
     with pytest.raises(Stop):
-        Local().read(Stopping(reader, 2), list(text_splits(TEXTS, 4)), checkpoint=Checkpoint(path, seconds=0))
+        Local().read(Stopping(reader, 2), list(text_shards(TEXTS, 4)), checkpoint=Checkpoint(path, seconds=0))
     return path
 
 
@@ -91,7 +91,7 @@ def test_a_checkpoint_of_the_same_run_is_not_written_over(reader, tmp_path):
     with pytest.raises(
         ValueError, match="says how far an unfinished run of the same has come; go on from it with --res"
     ):
-        Local().read(reader, list(text_splits(TEXTS, 4)), checkpoint=Checkpoint(path))
+        Local().read(reader, list(text_shards(TEXTS, 4)), checkpoint=Checkpoint(path))
 
 
 def test_a_checkpoint_of_another_run_is_refused_and_stays(reader, tmp_path):
@@ -99,11 +99,11 @@ def test_a_checkpoint_of_another_run_is_refused_and_stays(reader, tmp_path):
     before = path.read_bytes()
     other = Reader(reader.model, reader.tokenizer, Options(experiments="heads", rows=8))
     with pytest.raises(ValueError, match="was made by another run: the option rows is 32 in one and 8 in the other"):
-        Local().read(other, list(text_splits(TEXTS, 4)), checkpoint=Checkpoint(path, resume=True))
+        Local().read(other, list(text_shards(TEXTS, 4)), checkpoint=Checkpoint(path, resume=True))
     with pytest.raises(ValueError, match="was made for another text"):
-        Local().read(reader, list(text_splits(TEXTS[1:], 4)), checkpoint=Checkpoint(path, resume=True))
+        Local().read(reader, list(text_shards(TEXTS[1:], 4)), checkpoint=Checkpoint(path, resume=True))
     with pytest.raises(ValueError, match="must not be there yet, got a file that is no checkpoint of this run; remove"):
-        Local().read(other, list(text_splits(TEXTS, 4)), checkpoint=Checkpoint(path))
+        Local().read(other, list(text_shards(TEXTS, 4)), checkpoint=Checkpoint(path))
     assert path.read_bytes() == before
 
 
@@ -132,7 +132,7 @@ def full(monkeypatch) -> None:
 
 
 def test_a_full_disk_is_told_once_and_the_run_goes_on(reader, tmp_path, monkeypatch):
-    splits, path = list(text_splits(TEXTS, 4)), tmp_path / "folder" / "checkpoint"
+    splits, path = list(text_shards(TEXTS, 4)), tmp_path / "folder" / "checkpoint"
     full(monkeypatch)
     said = "checkpoint cannot be written .*No space left on device.*; make room there, .*; the run goes on without it"
     with pytest.warns(CheckpointWarning, match=said) as caught:
@@ -146,7 +146,7 @@ def test_an_interrupt_on_a_full_disk_says_that_nothing_was_kept(reader, tmp_path
     with pytest.raises(KeyboardInterrupt, match="checkpoint cannot be written .*No space left on device") as caught:
         Local().read(
             Stopping(reader, 2, KeyboardInterrupt),
-            list(text_splits(TEXTS, 4)),
+            list(text_shards(TEXTS, 4)),
             checkpoint=Checkpoint(tmp_path / "checkpoint"),
         )
     assert "--resume" not in str(caught.value)
@@ -175,7 +175,7 @@ def test_an_interrupt_after_the_reading_names_the_checkpoint(reader, tmp_path):
 
     kept = Checkpoint(tmp_path / "checkpoint", seconds=0)
     assert said(kept) == ""
-    Local().read(reader, list(text_splits(TEXTS, 4)), checkpoint=kept)
+    Local().read(reader, list(text_shards(TEXTS, 4)), checkpoint=kept)
     assert "--resume goes on from it" in said(kept)
     assert said(Checkpoint(kept.path, resume=True)) == said(kept)
     assert said(Checkpoint(kept.path)) == ""  # of whom it is nobody knows yet
@@ -183,7 +183,7 @@ def test_an_interrupt_after_the_reading_names_the_checkpoint(reader, tmp_path):
 
 def test_to_resume_may_be_said_beside_a_checkpoint(tmp_path):
     kept = Checkpoint(tmp_path / "checkpoint", seconds=0)
-    corpus = Corpus.from_texts(TEXTS, split_bytes=100)
+    corpus = Corpus.from_texts(TEXTS, shard_bytes=100)
     inspect_model(texts=corpus, experiments="heads", checkpoint=kept)
     found = inspect_model(texts=corpus, experiments="heads", checkpoint=kept, resume=True)
     assert found.facts["text"]["documents"] == len(TEXTS)
@@ -196,7 +196,7 @@ def test_a_text_that_was_written_again_is_another_text(reader, tmp_path):
     os.utime(text, (1, 1))
 
     def splits():
-        return grouped(Corpus(text, split_bytes=300).splits(), 300)
+        return group_shards(Corpus(text, shard_bytes=300).shards(), 300)
 
     with pytest.raises(Stop):
         Local().read(Stopping(reader, 2), splits(), checkpoint=Checkpoint(path, seconds=0))
@@ -212,7 +212,7 @@ def test_a_text_that_was_written_again_is_another_text(reader, tmp_path):
 @pytest.mark.parametrize(("seconds", "said"), [(0, True), (1e9, False)])
 @pytest.mark.parametrize("kind", [UserError, NotObservable])
 def test_an_error_names_the_checkpoint_that_was_written_before_it(kind, seconds, said, reader, tmp_path):
-    splits, path = list(text_splits(TEXTS, 4)), tmp_path / "checkpoint"
+    splits, path = list(text_shards(TEXTS, 4)), tmp_path / "checkpoint"
     with pytest.raises(kind, match="^line 7 is none") as caught:
         Local().read(Stopping(reader, 3, kind("line 7 is none")), splits, checkpoint=Checkpoint(path, seconds=seconds))
     end = f"; what was read is in {path}; the same command with --resume goes on from it"
@@ -255,18 +255,18 @@ def test_resume_without_a_place_is_refused(capsys):
 
 def test_a_finished_run_leaves_no_checkpoint(tmp_path):
     path = tmp_path / "checkpoint"
-    corpus = Corpus.from_texts(TEXTS, split_bytes=100)
+    corpus = Corpus.from_texts(TEXTS, shard_bytes=100)
     inspect_model(texts=corpus, experiments="heads", checkpoint=path)
     assert not path.exists()
     kept = Checkpoint(path, seconds=0)
     inspect_model(texts=corpus, experiments="heads", checkpoint=kept)
-    assert pieces_done(path) == len(corpus.splits())  # who made it removes it
+    assert pieces_done(path) == len(corpus.shards())  # who made it removes it
     kept.remove()
     assert not path.exists()
 
 
 def test_parcels_hold_parts_and_merge(reader):
-    splits = list(enumerate(text_splits(TEXTS, 10)))
+    splits = list(enumerate(text_shards(TEXTS, 10)))
     recipe = Recipe("run", Origin(None), reader.options, reader.identity, many=True)
     first, second = read_stretch(recipe, splits[:2]), read_stretch(recipe, splits[2:])
     assert isinstance(first, Parcel)
@@ -321,7 +321,7 @@ def test_an_interrupt_or_a_termination_ends_everything_and_keeps_a_checkpoint(en
 def test_an_interrupt_in_the_middle_of_a_merge_leaves_the_checkpoint_before_it(reader, tmp_path, monkeypatch):
     path, splits, merge, calls = (
         broken_off(reader, tmp_path / "a"),
-        list(text_splits(TEXTS, 4)),
+        list(text_shards(TEXTS, 4)),
         HeadStatistics.merge,
         [],
     )
@@ -342,7 +342,7 @@ def test_an_interrupt_in_the_middle_of_a_merge_leaves_the_checkpoint_before_it(r
 
 
 def test_two_runs_do_not_share_a_checkpoint(reader, tmp_path):
-    splits, path = list(text_splits(TEXTS, 4)), tmp_path / "checkpoint"
+    splits, path = list(text_shards(TEXTS, 4)), tmp_path / "checkpoint"
     other = Reader(reader.model, reader.tokenizer, Options(experiments="heads", rows=8))
 
     class Slow(Stopping):
@@ -371,5 +371,5 @@ def test_two_runs_do_not_share_a_checkpoint(reader, tmp_path):
 def test_a_kill_while_it_is_written_leaves_one_file_that_the_next_takes(reader, tmp_path, monkeypatch):
     path = broken_off(reader, tmp_path / "checkpoint")
     (tmp_path / ".checkpoint.part").write_bytes(b"half of a checkpoi")
-    Local().read(reader, list(text_splits(TEXTS, 4)), checkpoint=Checkpoint(path, resume=True))
+    Local().read(reader, list(text_shards(TEXTS, 4)), checkpoint=Checkpoint(path, resume=True))
     assert [each.name for each in tmp_path.iterdir()] == ["checkpoint"]

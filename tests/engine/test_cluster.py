@@ -7,7 +7,7 @@ import time
 
 import pandas
 import pytest
-from clusters import DOCUMENTS, MINILM, QUICK, SPLIT_BYTES, pieces_done, wait_until
+from clusters import DOCUMENTS, MINILM, QUICK, SHARD_BYTES, pieces_done, wait_until
 
 from massieu.corpus import Corpus
 from massieu.engine import Dask
@@ -40,7 +40,7 @@ def ended(driver):
 
 
 def test_two_workers_find_what_this_process_finds(cluster, text):
-    corpus = Corpus(text, split_bytes=SPLIT_BYTES)
+    corpus = Corpus(text, shard_bytes=SHARD_BYTES)
     with Dask(scheduler_file=cluster[0]) as engine:
         found = inspect_model(MINILM, corpus, engine=engine, **QUICK)
     assert_same(found.to_dict(), inspect_model(MINILM, corpus, **QUICK).to_dict(), ("heads", "layers", "experiments"))
@@ -52,7 +52,7 @@ def test_a_worker_that_is_killed_changes_nothing(cluster, processes, text, alone
     driver = processes.driver(text, checkpoint, "--heads-only", "--engine", "dask", "--scheduler-file", str(file))
     wait_until(checkpoint.exists)
     workers[0].send_signal(signal.SIGKILL)
-    assert pieces_done(checkpoint) < len(Corpus(text, split_bytes=SPLIT_BYTES).splits()) // 2
+    assert pieces_done(checkpoint) < len(Corpus(text, shard_bytes=SHARD_BYTES).shards()) // 2
     assert_same(ended(driver), alone)
     assert workers[1].poll() is None
     assert not checkpoint.exists()
@@ -67,7 +67,7 @@ def test_a_killed_worker_that_its_nanny_starts_again_changes_nothing(text, alone
             os.kill(killed[0], signal.SIGKILL)
 
     with Dask(workers=2) as engine:
-        corpus = Corpus(text, split_bytes=SPLIT_BYTES)
+        corpus = Corpus(text, shard_bytes=SHARD_BYTES)
         found = inspect_model(MINILM, corpus, experiments="heads", engine=engine, progress=kill, **QUICK)
     assert killed
     assert_same(found.to_dict(), alone)
@@ -81,7 +81,7 @@ def test_a_driver_that_is_killed_goes_on_where_it_was(cluster, processes, text, 
     first.send_signal(signal.SIGKILL)
     first.wait()
     before = pieces_done(checkpoint)
-    assert 0 < before < len(Corpus(text, split_bytes=SPLIT_BYTES).splits())
+    assert 0 < before < len(Corpus(text, shard_bytes=SHARD_BYTES).shards())
     assert_same(ended(processes.driver(text, checkpoint, *options, "--resume")), alone)
     assert not checkpoint.exists()
 
@@ -102,7 +102,7 @@ def test_a_lost_scheduler_is_one_sentence_and_a_new_one_goes_on(cluster, process
     assert sentence.endswith(
         f" is lost; what was read is in {checkpoint}; the same command with --resume goes on from it"
     )
-    assert 0 < pieces_done(checkpoint) < len(Corpus(text, split_bytes=SPLIT_BYTES).splits())
+    assert 0 < pieces_done(checkpoint) < len(Corpus(text, shard_bytes=SHARD_BYTES).shards())
     other = tmp_path / "other.json"
     processes.scheduler(other)
     processes.worker(other)

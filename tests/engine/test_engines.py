@@ -20,6 +20,7 @@ from massieu import assets, cli
 from massieu.checks import pip_install
 from massieu.corpus import Corpus
 from massieu.corpus.passages import TooLong
+from massieu.corpus.shards import Shard, text_shards
 from massieu.engine import Dask, LostCluster, Origin, driving, engine_named
 from massieu.engine import cluster as clusters
 from massieu.engine import worker_roster as attendance
@@ -27,7 +28,6 @@ from massieu.engine.workers import Failure, Recipe, read_stretch
 from massieu.inspection import NotObservable, inspect_model
 from massieu.inspection.options import Options
 from massieu.inspection.reader import Reader
-from massieu.inspection.splits import TextSplit, text_splits
 from massieu.models.loading import load
 
 TEXTS = [f"Some years ago, never mind how long precisely, {i} whales." for i in range(100)]
@@ -71,7 +71,7 @@ def test_texts_in_memory_and_a_corpus_give_the_same_on_a_cluster(engine, tmp_pat
     file.write_text("\n\n".join(TEXTS), encoding="utf-8")
     told = []
     one = inspect_model(texts=TEXTS, engine=engine, experiments="heads", progress=lambda *what: told.append(what))
-    other = inspect_model(texts=Corpus(file, split_bytes=500), engine=engine, experiments="heads")
+    other = inspect_model(texts=Corpus(file, shard_bytes=500), engine=engine, experiments="heads")
     assert one.facts["text"]["sha256"] == other.facts["text"]["sha256"]
     assert one.heads.entropy.to_numpy() == pytest.approx(other.heads.entropy.to_numpy(), rel=1e-6)
     assert ("reading", len(TEXTS), len(TEXTS)) in told
@@ -89,7 +89,7 @@ def test_a_worker_with_another_model_is_refused_with_one_sentence(engine, embedd
         r"^the worker tcp://127\.0\.0\.1:\d+ must have the model of the process that asks it, but the model differs"
     )
     with pytest.raises(ValueError, match=sentence):
-        engine.read(embedded, list(text_splits(TEXTS, 10)), origin=other)
+        engine.read(embedded, list(text_shards(TEXTS, 10)), origin=other)
 
 
 def test_what_is_wrong_with_a_text_is_said_as_in_this_process(engine, tmp_path):
@@ -98,7 +98,7 @@ def test_what_is_wrong_with_a_text_is_said_as_in_this_process(engine, tmp_path):
     said = []
     for where in (None, engine):
         with pytest.raises(ValueError) as error:
-            inspect_model(texts=Corpus(file, strict=True, split_bytes=20), engine=where, experiments="heads")
+            inspect_model(texts=Corpus(file, strict=True, shard_bytes=20), engine=where, experiments="heads")
         said.append(str(error.value))
     assert said[0] == said[1]
     assert "line 2" in said[0]
@@ -123,7 +123,7 @@ def test_workers_hold_nothing_that_the_driver_has_taken(engine, embedded, monkey
 
     gc.disable()  # which would find it, late
     try:
-        engine.read(embedded, list(text_splits(TEXTS, 5)), origin=Origin(None), progress=progress)
+        engine.read(embedded, list(text_shards(TEXTS, 5)), origin=Origin(None), progress=progress)
     finally:
         gc.enable()
     assert len(held) >= 20
@@ -139,7 +139,7 @@ class Heavy:
         self.weight = os.urandom(12_000_000)
 
     def read(self, faults=None):
-        return TextSplit(("Call me Ishmael.",)).read(faults)
+        return Shard.of_texts(("Call me Ishmael.",)).read(faults)
 
 
 def test_large_texts_travel_without_a_warning(engine, embedded):  # which would be an error
@@ -321,7 +321,7 @@ def test_a_worker_that_hangs_changes_nothing(processes, tmp_path, embedded):
     with Dask(scheduler_file=file) as engine:
         engine.client.wait_for_workers(2)
         hanging.send_signal(signal.SIGSTOP)
-        found = engine.read(embedded, list(text_splits(TEXTS, 10)), origin=Origin(None))
+        found = engine.read(embedded, list(text_shards(TEXTS, 10)), origin=Origin(None))
         assert list(engine.map(len, ["a", "bc"])) == [1, 2]
     assert found.counts.documents == len(TEXTS)
 
@@ -337,7 +337,7 @@ def test_workers_that_all_hang_are_one_sentence(processes, tmp_path, embedded, m
         with pytest.raises(
             LostCluster, match="no worker of the scheduler at tcp.* has answered for 1 s; nothing was kept"
         ):
-            engine.read(embedded, list(text_splits(TEXTS, 10)), origin=Origin(None))
+            engine.read(embedded, list(text_shards(TEXTS, 10)), origin=Origin(None))
 
 
 def test_a_sweep_that_is_left_begins_no_cluster(monkeypatch):
@@ -404,6 +404,6 @@ def test_a_cluster_treats_long_documents_as_one_process_does(engine):
 
 def test_a_long_document_that_a_worker_meets_is_told_as_one(embedded):
     recipe = Recipe("run", Origin(str(assets.MODEL)), embedded.options, embedded.identity, False)
-    failure = read_stretch(recipe, [(0, TextSplit((TEXTS[0] * 40,)))])
+    failure = read_stretch(recipe, [(0, Shard.of_texts((TEXTS[0] * 40,)))])
     assert isinstance(failure, Failure)
     assert failure.kind is TooLong

@@ -17,12 +17,12 @@ from massieu import assets
 from massieu.checks import NotObservable
 from massieu.cli import main
 from massieu.corpus.passages import given_batches
+from massieu.corpus.shards import text_shards
 from massieu.inspection import inspect_model
 from massieu.inspection.heads import HeadStatistics
 from massieu.inspection.partial_files import part_from_bytes, part_to_bytes
 from massieu.inspection.partial_result import merge_parts
 from massieu.inspection.reader import ANY_TEXT, Reader
-from massieu.inspection.splits import text_splits
 from massieu.inspection.tables import finish
 from massieu.models.loading import load
 from massieu.taps import tap
@@ -129,7 +129,7 @@ def test_an_intact_model_has_no_broken_rows_no_note_and_no_finding(loaded):
 
 def test_broken_rows_survive_merging_and_files(loaded, broken, found):
     reader = Reader(broken, loaded.tokenizer)
-    parts = [part_from_bytes(part_to_bytes(reader.read(split))) for split in text_splits(TEXTS, 3)]
+    parts = [part_from_bytes(part_to_bytes(reader.read(split))) for split in text_shards(TEXTS, 3)]
     merged = finish(merge_parts(parts), broken)
     assert merged.heads.broken_rows.tolist() == found.heads.broken_rows.tolist()
     assert merged.layers.tokens.tolist() == found.layers.tokens.tolist()

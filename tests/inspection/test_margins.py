@@ -198,7 +198,7 @@ def test_bad_requests_get_a_sentence(options, sentence):
 
 
 def test_a_model_without_attention_gets_a_sentence():
-    with pytest.raises(ValueError, match="the model must have attention that can be listened to, but none was heard"):
+    with pytest.raises(ValueError, match="the model must have attention that can be observed"):
         margin_report(torch.nn.Linear(DIM, DIM).double(), inputs=[{"input": vectors()}])
 
 

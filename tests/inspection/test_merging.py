@@ -14,7 +14,7 @@ from taps.families import build
 
 from massieu import assets, cli
 from massieu.accumulators.moments import Moments
-from massieu.corpus.document_counts import Counts
+from massieu.corpus.document_counts import DocumentCounts
 from massieu.inspection import inspect_model
 from massieu.inspection.merging import _note, _overlap, merge_runs
 from massieu.inspection.partial_files import load_part, save_part
@@ -162,7 +162,7 @@ def test_notes_on_loading_reach_merged_runs(tmp_path):
 
 
 def counted(numbers):
-    counts = Counts()
+    counts = DocumentCounts()
     counts.add(hashlib.sha256(str(number).encode()).hexdigest() for number in numbers)
     return counts
 

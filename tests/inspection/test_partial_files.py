@@ -20,7 +20,8 @@ from taps.families import build
 from massieu import assets
 from massieu.accumulators.serialization import FIELDS, Unpackable, pack, unpack
 from massieu.checks import UserError
-from massieu.corpus import Fault, Faults
+from massieu.corpus import BadRecord, BadRecords
+from massieu.corpus.shards import Shard
 from massieu.inspection import inspect_model
 from massieu.inspection import partial_files as files
 from massieu.inspection.partial_files import (
@@ -33,7 +34,6 @@ from massieu.inspection.partial_files import (
 )
 from massieu.inspection.partial_result import SCHEMA, Part
 from massieu.inspection.reader import Reader
-from massieu.inspection.splits import TextSplit
 from massieu.inspection.tables import finish
 from massieu.models.loading import load
 
@@ -43,7 +43,7 @@ TEXTS = tuple(text[:200] for text in assets.documents()[:3])
 @pytest.fixture(scope="module")
 def part() -> Part:
     loaded = load(str(assets.MODEL))
-    return Reader(loaded.model, loaded.tokenizer, name="embedded").read(TextSplit(TEXTS))
+    return Reader(loaded.model, loaded.tokenizer, name="embedded").read(Shard.of_texts(TEXTS))
 
 
 def assert_same(first: Part, second: Part) -> None:
@@ -68,7 +68,7 @@ def test_a_part_is_read_as_it_was_written(part, tmp_path):
 
 def test_a_part_of_few_tokens_is_written_although_its_moments_share_their_rows(tmp_path):
     loaded = load(str(assets.MODEL))
-    few = Reader(loaded.model, loaded.tokenizer).read(TextSplit(("Call me Ishmael.", "Some years ago")))
+    few = Reader(loaded.model, loaded.tokenizer).read(Shard.of_texts(("Call me Ishmael.", "Some years ago")))
     assert_same(load_part(save_part(few, tmp_path / "part.safetensors")), few)
 
 
@@ -104,7 +104,7 @@ def test_nothing_of_a_part_is_forgotten(part):
             assert value is None or isinstance(value, (bool, int, float, str, torch.Tensor)), kind
 
     look(part)
-    look(Faults({"not JSON": 1}, [Fault("a", 0, "a:1", "not JSON", "a sentence")]))
+    look(BadRecords({"not JSON": 1}, [BadRecord("a", 0, "a:1", "not JSON", "a sentence")]))
     assert seen == {*FIELDS}
 
 
@@ -277,7 +277,7 @@ def option(packed, tensors):
 
 def count(name: str, value):
     def change(packed, tensors):
-        packed["counts"]["Counts"][name] = value
+        packed["counts"]["DocumentCounts"][name] = value
 
     return change
 
@@ -354,9 +354,9 @@ def test_splits_that_a_corpus_does_not_have_cannot_be_done(part, tmp_path):
     [
         (("counts",), {"list": []}, r"is damaged \(counts is not as expected\)"),
         (("counts",), None, r"is damaged \(counts is not as expected\)"),
-        (("counts", "Counts", "documents"), "many", r"is damaged \(counts.documents is not as expected\)"),
-        (("counts", "Counts"), [1], "is damaged"),
-        (("layers",), {"Faults": {"counts": {"dict": []}, "first": {"list": []}}}, r"is damaged \(layers is not"),
+        (("counts", "DocumentCounts", "documents"), "many", r"is damaged \(counts.documents is not as expected\)"),
+        (("counts", "DocumentCounts"), [1], "is damaged"),
+        (("layers",), {"BadRecords": {"counts": {"dict": []}, "first": {"list": []}}}, r"is damaged \(layers is not"),
         (("identity", "Identity", "options"), 7, r"is damaged \(options is not as expected\)"),
         (("sources",), {"list": []}, r"is damaged \(sources is not as expected\)"),
     ],

@@ -17,13 +17,13 @@ from massieu import assets
 from massieu.accumulators.serialization import pack
 from massieu.checks import UserError
 from massieu.corpus import Corpus
+from massieu.corpus.shards import Shard, group_shards, text_shards
 from massieu.inspection.heads import LayerOfHeads
 from massieu.inspection.options import Options
 from massieu.inspection.partial_files import part_from_bytes, part_to_bytes
 from massieu.inspection.partial_result import SCHEMA, Part, merge_parts
 from massieu.inspection.reader import Reader, read_split
 from massieu.inspection.run import inspect_model
-from massieu.inspection.splits import TextSplit, grouped, text_splits
 from massieu.inspection.tables import finish
 from massieu.models.loading import load
 
@@ -44,7 +44,7 @@ def reader() -> Reader:
 
 @functools.cache
 def pieces(size: int = 1) -> list[Part]:
-    return [reader().read(split) for split in text_splits(TEXTS, size)]
+    return [reader().read(split) for split in text_shards(TEXTS, size)]
 
 
 def figures(part: Part) -> dict[str, float]:
@@ -128,10 +128,10 @@ def heads_reader() -> Reader:
 @given(st.data())
 def test_any_cut_of_a_corpus_merged_by_any_tree_counts_each_document_once(folder, data):
     size, together = data.draw(st.integers(3, 120)), data.draw(st.integers(1, 200))
-    cut = grouped(Corpus(folder, split_bytes=size).splits(), together)
+    cut = group_shards(Corpus(folder, shard_bytes=size).shards(), together)
     parts = [heads_reader().read(piece) for piece in cut]
     found = merged(data.draw(trees(range(len(parts)))), parts)
-    whole = heads_reader().read(TextSplit(tuple(f"whale {number % 5} is white" for number in range(12))))
+    whole = heads_reader().read(Shard.of_texts(tuple(f"whale {number % 5} is white" for number in range(12))))
     assert found.counts == whole.counts
     assert found.counts.documents == 12
     assert found.faults.counts == {"not JSON": 1}
@@ -142,7 +142,7 @@ def test_any_cut_of_a_corpus_merged_by_any_tree_counts_each_document_once(folder
 
 
 def test_the_parts_of_pieces_are_the_part_of_the_whole():
-    whole = reader().read(TextSplit(TEXTS))
+    whole = reader().read(Shard.of_texts(TEXTS))
     for size in (1, 4):
         assert_same(merge_parts(pieces(size)), whole)
     # The control: a part that is missing is seen.
@@ -163,7 +163,7 @@ def test_merging_leaves_parts_as_they_are_and_reading_again_changes_nothing():
         pack(part, "part", now)
         assert all(torch.equal(x.nan_to_num(7), own[name].nan_to_num(7)) for name, x in now.items())
     again, once = {}, {}
-    pack(read_split(loaded().model, loaded().tokenizer, TextSplit(TEXTS[:1])), "part", again)
+    pack(read_split(loaded().model, loaded().tokenizer, Shard.of_texts(TEXTS[:1])), "part", again)
     pack(pieces()[0], "part", once)
     assert all(torch.equal(x.nan_to_num(7), once[name].nan_to_num(7)) for name, x in again.items())
 
@@ -185,7 +185,7 @@ def test_tables_of_merged_parts_are_those_of_an_inspection():
 def test_few_documents_have_errors_by_passage_until_there_are_enough():
     options = Options(max_length=32, experiments="heads")
     short = Reader(loaded().model, loaded().tokenizer, options)
-    parts = [short.read(split) for split in text_splits(TEXTS, 4)]  # 4, 4 and 2 documents
+    parts = [short.read(split) for split in text_shards(TEXTS, 4)]  # 4, 4 and 2 documents
     few = merge_parts([parts[0], Part.empty(short.identity), parts[2]])
     assert few.by_passage
     assert few.heads.layers[("decoder", 0)].by_passage.documents == few.counts.passages > few.counts.documents == 6
@@ -200,7 +200,7 @@ def test_few_documents_have_errors_by_passage_until_there_are_enough():
 
 
 def test_a_text_that_is_known_to_be_long_needs_nothing_by_passage():
-    part = reader().read(TextSplit(TEXTS[:2]), many=True)
+    part = reader().read(Shard.of_texts(TEXTS[:2]), many=True)
     assert not part.by_passage
     assert not merge_parts([pieces()[5], part]).by_passage
     assert_same(merge_parts([part, *pieces()[2:]]), merge_parts(pieces()))
@@ -233,7 +233,7 @@ def test_parts_of_other_numbers_of_heads_are_refused():
 
 def test_parts_may_come_from_folders_of_other_names_and_batches_of_other_sizes():
     other = Reader(loaded().model, loaded().tokenizer, Options(batch_size=3, padding="left"), name="elsewhere")
-    assert merge_parts([pieces()[0], other.read(TextSplit(TEXTS[1:2]))]).counts.documents == 2
+    assert merge_parts([pieces()[0], other.read(Shard.of_texts(TEXTS[1:2]))]).counts.documents == 2
 
 
 def test_nothing_cannot_be_merged():
@@ -254,7 +254,7 @@ def test_texts_come_one_by_one_and_no_further_than_needed():
             asked.append(number)
             yield TEXTS[number % 10][:40]
 
-    splits = text_splits(documents(), 10)
+    splits = text_shards(documents(), 10)
     reader().read(next(splits))
     assert len(asked) == 10
     found = inspect_model(loaded().model, documents(), tokenizer=loaded().tokenizer, experiments="heads")
@@ -300,7 +300,7 @@ def test_what_cannot_be_read_is_carried_by_the_part(tmp_path):
     path = tmp_path / "some.jsonl"
     path.write_text("".join(f"{json.dumps(text)}\n" for text in TEXTS[:3]) + "oops\n")
     found = inspect_model(
-        loaded().model, Corpus([path], split_bytes=400), tokenizer=loaded().tokenizer, experiments="heads"
+        loaded().model, Corpus([path], shard_bytes=400), tokenizer=loaded().tokenizer, experiments="heads"
     )
     assert found.facts["text"]["documents"] == 3
     assert found.facts["text"]["source"] == "some.jsonl"

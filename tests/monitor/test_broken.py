@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import massieu
 from massieu.monitor import Reading, collect, entropy_floor, logit_bound, z_loss
-from massieu.taps import sources as ears
+from massieu.taps import sources
 from massieu.taps.call_statistics import call_statistics, sampled_rows
 
 WORDS = torch.randint(10, (2, 8), generator=torch.Generator().manual_seed(0))
@@ -83,7 +83,7 @@ def test_the_training_is_that_of_an_unwatched_run_and_the_figures_are_nan(make, 
     assert bits(losses) == bits(own_losses)
     assert all(bits(value) == bits(own_state[name]) for name, value in state.items())
     assert torch.equal(numbers, own_numbers)
-    assert ears._LISTENERS == []
+    assert sources._OBSERVERS == []
     assert [reading.step for reading in readings] == [0, 1, 2, 3]
     assert bool(readings[0].heads["entropy"].isfinite().all())
     if how != "large weights":

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 import massieu
-from massieu.taps import sources as ears
+from massieu.taps import sources
 
 WORDS, TOKENS = 40, 12
 
@@ -111,7 +111,7 @@ def assert_same(build, **options) -> list:
     assert torch.equal(numbers, own_numbers)
     assert python == own_python
     assert [reading.step for reading in readings] == list(range(0, 4, options.get("every", 1)))
-    assert ears._LISTENERS == []
+    assert sources._OBSERVERS == []
     assert torch._C._len_torch_function_stack() == 0
     return readings
 

@@ -17,7 +17,7 @@ from torch import nn
 
 import massieu
 from massieu.monitor import Place, Reading, open_sink, read_log
-from massieu.taps import sources as ears
+from massieu.taps import sources
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = torch.randint(10, (2, 8), generator=torch.Generator().manual_seed(0))
@@ -38,7 +38,7 @@ def train(model, batches, change=lambda model, step: None, **options):
             model(batch).square().sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-    assert ears._LISTENERS == []
+    assert sources._OBSERVERS == []
     assert torch._C._len_torch_function_stack() == 0
     return watched
 

@@ -21,7 +21,7 @@ from massieu.checks import UserError
 from massieu.inspection import NotObservable
 from massieu.models.head_weights import head_weights
 from massieu.monitor import Reading, steps
-from massieu.taps import sources as ears
+from massieu.taps import sources
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "watch.md").read_text(encoding="utf-8")
@@ -318,7 +318,7 @@ def test_a_model_that_is_checkpointed_as_a_whole_is_not_read_in_its_second_run(r
     with massieu.watch(model, every=1) as watched:
         for _ in range(3):
             torch.utils.checkpoint.checkpoint(model, tokens, use_reentrant=reentrant).square().mean().backward()
-            assert ears._LISTENERS == []
+            assert sources._OBSERVERS == []
             optimizer.step()
     # The first run of the older kind has no gradients: to a watch of this module it looks like evaluation.
     assert [reading.step for reading in watched.readings] == ([] if reentrant else [0, 1, 2])
@@ -369,12 +369,12 @@ def test_nothing_listens_between_readings():
     hooks = lambda: sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())  # noqa: E731
     counts = []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model.blocks[0].register_forward_hook(lambda *_: counts.append((hooks(), len(ears._LISTENERS))))
+    model.blocks[0].register_forward_hook(lambda *_: counts.append((hooks(), len(sources._OBSERVERS))))
     with massieu.watch(model, every=2):
         for _ in range(3):
             model(WORDS).square().mean().backward()
             optimizer.step()
-            assert (hooks(), len(ears._LISTENERS)) == (3, 0)
+            assert (hooks(), len(sources._OBSERVERS)) == (3, 0)
     assert counts[0][1] == counts[2][1] == 1
     assert counts[1] == (3, 0)
     assert hooks() == 1
@@ -397,7 +397,7 @@ def test_hooks_are_gone_after_an_exception_inside_the_loop():
     with pytest.raises(ArithmeticError, match="a bad batch"), massieu.watch(model, every=1) as watched:
         model(WORDS)
     assert watched.readings == []
-    assert ears._LISTENERS == []
+    assert sources._OBSERVERS == []
     assert torch._C._len_torch_function_stack() == 0
     assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
     massieu.watch(model).close()
@@ -411,7 +411,7 @@ def test_a_loop_that_goes_on_after_a_bad_batch_is_read_again():
         model.fails = False
         model.eval()(WORDS)  # the pass that did not end is not completed by another
         model.train()
-        assert watched.readings == ears._LISTENERS == []
+        assert watched.readings == sources._OBSERVERS == []
         watched.step()
         model(WORDS)
     assert [reading.step for reading in watched.readings] == [1]

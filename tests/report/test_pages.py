@@ -66,7 +66,7 @@ def test_findings_notes_and_provenance_are_written_out():
         "Two of them.",
         *run["notes"],
         run["facts"]["text"]["sha256"],
-        "heard 2 of 2 attention modules",
+        "observed 2 of 2 attention modules",
         "2.13.0",
     ):
         assert words in page
@@ -101,7 +101,11 @@ def test_predictions_are_a_table_on_the_page_and_in_the_terminal():
 def test_a_missing_module_is_shown_as_a_warning():
     run = inspection(2, 2)
     assert 'class="warn"' not in render(run)
-    run["facts"]["heard"] |= {"heard": 1, "sentence": "heard 1 of 2 attention modules", "missing": ["encoder.layer.1"]}
+    run["facts"]["heard"] |= {
+        "heard": 1,
+        "sentence": "observed 1 of 2 attention modules",
+        "missing": ["encoder.layer.1"],
+    }
     assert 'class="warn"' in render(run)
     assert "Not heard: encoder.layer.1." in render(run)
 

@@ -1,4 +1,4 @@
-"""Tiny models of many families, with random weights, for everything that listens to models.
+"""Tiny models of many families, with random weights.
 
 ``build(name)`` gives a model in evaluation mode and the arguments of its forward call; ``padding`` is "none", "right" or
 "left" and matters only to families in ``PADDED``. Text has 2 x 24 tokens, of which padding takes 7 from the second.

@@ -1,4 +1,4 @@
-"""Every family is heard completely, unchanged, and with the weights that it itself computes."""
+"""Every family is observed completely, unchanged, and with its own weights."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def _without_the_fast_path():
     torch.backends.mha.set_fastpath_enabled(enabled)
 
 
-def listen(model, inputs):
+def observe(model, inputs):
     calls = []
     with torch.no_grad(), tap(model, calls.append) as found:
         result = prediction(model(**inputs))
@@ -35,13 +35,13 @@ def test_every_call_is_heard_and_nothing_changes(name, padding):
     model, inputs = build(name, padding=padding)
     with torch.no_grad():
         before = prediction(model(**inputs))
-    calls, found, result = listen(model, inputs)
+    calls, found, result = observe(model, inputs)
     assert torch.equal(result, before)
-    assert list(found.heard) == [name for name in found.expected if name in found.heard]
+    assert list(found.observed) == [name for name in found.expected if name in found.observed]
     assert found.missing == found.idle == []
     layers = 6 if name in ("t5", "bart", "marian", "whisper", "torch_transformer") else 1 if name == "multihead" else 2
     assert len(calls) == layers
-    assert set(found.bypassed) == (set(found.heard) if name in (*BYPASSING, *PLAIN[2:]) else set())
+    assert set(found.bypassed) == (set(found.observed) if name in (*BYPASSING, *PLAIN[2:]) else set())
     modules = dict(model.named_modules())
     assert all(call.module is modules.get(call.name, model) for call in calls)
     assert len({(call.stack, call.layer) for call in calls}) == layers
@@ -68,7 +68,7 @@ def test_the_weights_are_those_of_the_eager_model(name, padding):
     eager, _ = build(name, padding=padding, attn_implementation="eager")
     eager.load_state_dict(model.state_dict())
     own = own_weights(eager, inputs)
-    calls, _, _ = listen(model, inputs)
+    calls, _, _ = observe(model, inputs)
     assert compare(calls, own) == len(own) == len(calls) - (name == "swinv2")
 
 
@@ -76,14 +76,14 @@ def test_the_weights_are_those_of_the_eager_model(name, padding):
 def test_an_eager_model_is_heard_through_its_own_function(name, padding):
     model, inputs = build(name, padding=padding, attn_implementation="eager")
     own = own_weights(model, inputs)
-    calls, found, _ = listen(model, inputs)
+    calls, found, _ = observe(model, inputs)
     assert (found.bypassed == {}) == (name not in BYPASSING)
     assert compare(calls, own) == len(own) == len(calls) - (name == "swinv2")
 
 
 @pytest.mark.parametrize(("name", "padding"), CASES)
 def test_weights_times_values_are_the_output(name, padding):
-    calls, _, _ = listen(*build(name, padding=padding))
+    calls, _, _ = observe(*build(name, padding=padding))
     for call in calls:
         assert (call.output is None) == (call.query is None)
         if call.output is not None:
@@ -94,7 +94,7 @@ def test_weights_times_values_are_the_output(name, padding):
 @pytest.mark.parametrize("padding", ["right", "left"])
 @pytest.mark.parametrize("name", PADDED)
 def test_padded_queries_are_not_present(name, padding):
-    calls, _, _ = listen(*build(name, padding=padding))
+    calls, _, _ = observe(*build(name, padding=padding))
     for call in calls:
         tokens = [7, 5] if call.stack != "encoder" and TABLE[name][3] == "pairs" else [TOKENS, SHORT]
         assert call.present.sum(1).tolist() == tokens
@@ -105,7 +105,7 @@ def test_padded_queries_are_not_present(name, padding):
 @pytest.mark.parametrize("padding", ["none", "right", "left"])
 def test_masks_are_said_in_words(name, padding):
     model, inputs = build(name, padding=padding)
-    calls, _, _ = listen(model, inputs)
+    calls, _, _ = observe(model, inputs)
     for call in calls:
         assert call.causal == (call.stack == "decoder")
         assert (call.log_weight is None) if padding == "none" else (call.log_weight.shape == (BATCH, 1, 1, TOKENS))
@@ -114,13 +114,13 @@ def test_masks_are_said_in_words(name, padding):
 
 
 def test_what_is_special_arrives():
-    calls, _, _ = listen(*build("gemma2"))
+    calls, _, _ = observe(*build("gemma2"))
     assert calls[0].softcap == 2.0
-    calls, _, _ = listen(*build("gpt_oss"))
+    calls, _, _ = observe(*build("gpt_oss"))
     assert calls[0].sink.shape == (4,)
-    calls, _, _ = listen(*build("deepseek_v3"))
+    calls, _, _ = observe(*build("deepseek_v3"))
     assert (calls[0].key.shape[-1], calls[0].value.shape[-1]) == (12, 6)
-    calls, _, _ = listen(*build("llama"))
+    calls, _, _ = observe(*build("llama"))
     assert (calls[0].query.shape[1], calls[0].key.shape[1]) == (4, 2)
-    calls, _, _ = listen(*build("opt"))
+    calls, _, _ = observe(*build("opt"))
     assert calls[0].scale == 1.0

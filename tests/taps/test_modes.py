@@ -1,4 +1,4 @@
-"""Calls are heard in every way in which models run, and the model does not notice."""
+"""Calls are observed in every way in which models run, and leave the model unchanged."""
 
 import pytest
 import torch
@@ -116,7 +116,7 @@ def test_a_compiled_model(name):
         with tap(compiled, calls.append) as found:
             compiled(**inputs)
         assert found.missing == []
-        assert found.notes == ["the model is compiled; inside the tap it runs uncompiled, so that every call is heard"]
+        assert found.notes == ["the model is compiled; inside the tap it runs uncompiled: every call can be observed"]
         assert [call.layer for call in calls] == [0, 1]
         assert "_orig_mod" not in calls[0].name
         compiled(**inputs)
@@ -223,5 +223,5 @@ def test_a_part_that_did_not_run_is_said_to_be_idle():
     model, inputs = build("t5")
     with torch.no_grad(), tap(model, lambda call: None) as found:
         model.encoder(inputs["input_ids"])
-    assert found.sentence == "heard 2 of 6 attention modules; 4 did not run"
+    assert found.sentence == "observed 2 of 6 attention modules; 4 did not run"
     assert len(found.idle) == len(found.missing) == 4

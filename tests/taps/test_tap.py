@@ -89,8 +89,8 @@ def test_a_plain_model_is_heard_and_its_router_is_not(how):
     with tap(model, calls.append) as found:
         assert torch.equal(model(x), before)
     assert [call.name for call in calls] == ["0.attention", "1.attention"]
-    assert found.heard == {"0.attention": 1, "1.attention": 1}
-    assert found.sentence == "heard 2 of 2 attention modules"
+    assert found.observed == {"0.attention": 1, "1.attention": 1}
+    assert found.sentence == "observed 2 of 2 attention modules"
     assert weights(calls[0]).shape == (2, 4, 5, 5)
 
 
@@ -120,7 +120,7 @@ def test_what_is_not_understood_is_missing():
         model(torch.randn(2, 5, 16))
     assert found.missing == ["1.attention"]
     assert found.idle == []
-    assert found.sentence == "heard 1 of 2 attention modules"
+    assert found.sentence == "observed 1 of 2 attention modules"
 
 
 def test_linear_attention_is_said_to_have_no_softmax():
@@ -128,7 +128,7 @@ def test_linear_attention_is_said_to_have_no_softmax():
     with tap(model, ignore) as found:
         model(words())
     assert found.missing == []
-    assert found.sentence == "heard 1 of 2 attention modules; blocks.1.attention without softmax"
+    assert found.sentence == "observed 1 of 2 attention modules; blocks.1.attention without softmax"
 
 
 def test_lengths_tell_which_queries_are_tokens():
@@ -196,7 +196,7 @@ def test_numbers_start_again_in_every_pass():
         model(words())
         model(words())
     assert [(call.layer, call.number) for call in calls] == [(0, 0), (1, 1)] * 2
-    assert found.heard == {"blocks.0.attention": 4}
+    assert found.observed == {"blocks.0.attention": 4}
 
 
 def test_layers_keep_their_number_if_the_first_pass_leaves_some_out():
@@ -347,6 +347,6 @@ def test_plain_models_do_not_need_transformers():
         "import torch; from torch import nn; from massieu.taps import tap\n"
         "model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), 2).eval()\n"
         "with torch.no_grad(), tap(model, print) as found: model(torch.randn(2, 5, 16))\n"
-        "assert found.sentence == 'heard 2 of 2 attention modules', found"
+        "assert found.sentence == 'observed 2 of 2 attention modules', found"
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, stdout=subprocess.DEVNULL)

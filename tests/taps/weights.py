@@ -1,4 +1,4 @@
-"""Attention weights rebuilt from what was heard, in float64 and with the whole matrix; and the model's own."""
+"""Attention weights rebuilt from observed calls, in float64 and with the whole matrix; and the model's own."""
 
 from __future__ import annotations
 
