@@ -13,7 +13,7 @@ from massieu.accumulators.moments import document_hash
 from massieu.inspection.fields import Fields, probe_fields, probe_responses
 from massieu.inspection.response import Response, jackknife_error, response_r2
 from massieu.models.evaluation import moved
-from massieu.models.residual_stream import Anatomy
+from massieu.models.residual_stream import ResidualStream
 
 if TYPE_CHECKING:
     import pandas
@@ -114,7 +114,7 @@ class PassageSample:
         for passage in other.kept:
             self.keep(passage)
 
-    def probe(self, model: nn.Module, anatomy: Anatomy, *, by_passage: bool = False) -> Fields:
+    def probe(self, model: nn.Module, anatomy: ResidualStream, *, by_passage: bool = False) -> Fields:
         """Run the experiments on the passages.
 
         Args:
@@ -155,7 +155,7 @@ def _content(passage: KeptPassage) -> Tensor | dict[str, Tensor]:
 
 
 def _responses(
-    passages: Sequence[KeptPassage], model: nn.Module, anatomy: Anatomy, by_passage: bool
+    passages: Sequence[KeptPassage], model: nn.Module, anatomy: ResidualStream, by_passage: bool
 ) -> pandas.DataFrame:
     """R² of the linear response in every block, and its standard error."""
     import pandas
