@@ -15,7 +15,9 @@ from massieu.accumulators.moments import token_hash
 from massieu.geometry.jacobians import field_test
 from massieu.inspection.response import Response, linear_response
 from massieu.inspection.tokens import Tokens
-from massieu.models.residual_stream import Anatomy, Block, Place, block_input, hidden_tensors, with_input
+from massieu.models.module_calls import block_input, hidden_tensors, with_input
+from massieu.models.residual_stream import BlockCall, ResidualStream
+from massieu.models.sublayers import ModuleOutput
 from massieu.statistics import RowStatistics, attend
 from massieu.taps import AttentionCall, tap
 from massieu.taps.passes import in_this_thread
@@ -37,7 +39,7 @@ class Fields:
 def probe_fields(
     model: nn.Module,
     inputs: Mapping[str, Any],
-    anatomy: Anatomy,
+    anatomy: ResidualStream,
     content: Tensor | Mapping[str, Tensor],
     keys: Sequence[object],
 ) -> Fields:
@@ -79,7 +81,7 @@ def probe_fields(
 def probe_responses(
     model: nn.Module,
     inputs: Mapping[str, Any],
-    anatomy: Anatomy,
+    anatomy: ResidualStream,
     content: Tensor | Mapping[str, Tensor],
     key: object,
 ) -> dict[tuple[str, int], dict[str, Response]]:
@@ -117,7 +119,7 @@ def _tokens(scene: _Scene, stack: str, content: Tensor | Mapping[str, Tensor], k
 class _Scene:
     """One block in one pass: its input, what attention adds to it, and the attention call in between."""
 
-    block: Block
+    block: BlockCall
     state: Tensor
     tokens_first: bool
     attention: Tensor = field(default_factory=lambda: torch.zeros(0))
@@ -128,7 +130,7 @@ class _Scene:
 def _play(
     model: nn.Module,
     inputs: Mapping[str, Any],
-    anatomy: Anatomy,
+    anatomy: ResidualStream,
     states: Mapping[tuple[str, int], Tensor] | None,
     *,
     gradients: bool = True,
@@ -161,7 +163,7 @@ def _play(
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             if open_scenes and open_scenes[-1].block.name == name:
                 scene = open_scenes[-1]
-                place = Place(path, scene.calls.get(path, 0))
+                place = ModuleOutput(path, scene.calls.get(path, 0))
                 scene.calls[path] = place.call + 1
                 sublayer = scene.block.find("attention")
                 assert sublayer is not None

@@ -16,7 +16,9 @@ from massieu.inspection.layer_statistics import NARROW, WIDEST, LayerStatistics,
 from massieu.inspection.massive import MASSIVE, TokenFilter
 from massieu.inspection.quantities import ALL_TOKENS
 from massieu.inspection.tokens import Tokens
-from massieu.models.residual_stream import Block, Place, block_input, hidden_tensors, read_anatomy
+from massieu.models.module_calls import block_input, hidden_tensors
+from massieu.models.residual_stream import BlockCall, find_residual_stream
+from massieu.models.sublayers import ModuleOutput
 from massieu.taps.passes import in_this_thread
 
 if TYPE_CHECKING:
@@ -54,11 +56,11 @@ Row = tuple[str, int]
 class _Passage:
     """One call of a block: what was seen of its stream."""
 
-    block: Block
+    block: BlockCall
     tokens: Tokens
     tokens_first: bool
     before: Tensor
-    seen: dict[Place, Tensor] = field(default_factory=dict)
+    seen: dict[ModuleOutput, Tensor] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
 
 
@@ -66,7 +68,7 @@ class LayerObserver:
     """Statistics of every block of a model, batch by batch.
 
     Args:
-        model: any module with blocks that :func:`read_anatomy` can read.
+        model: any module with blocks that :func:`find_residual_stream` can read.
         inputs: keyword arguments of a forward pass over a few tokens, for the anatomy.
 
     Attributes:
@@ -88,7 +90,7 @@ class LayerObserver:
 
     def __init__(self, model: nn.Module, inputs: Mapping[str, Any]) -> None:
         self.model = model
-        self.anatomy = read_anatomy(model, inputs)
+        self.anatomy = find_residual_stream(model, inputs)
         self.sums = LayerSums()
         self.by_passage: LayerSums | None = None
         self.broken: set[int] = set()
@@ -268,7 +270,7 @@ class LayerObserver:
             if not self._open or self._open[-1].block.name != name:
                 return
             passage = self._open[-1]
-            place = Place(path, passage.calls.get(path, 0))
+            place = ModuleOutput(path, passage.calls.get(path, 0))
             passage.calls[path] = place.call + 1
             if place in passage.block.places:
                 found = next(hidden_tensors(output))
@@ -285,7 +287,7 @@ class LayerObserver:
 
         return hook
 
-    def _add(self, block: Block, found: Mapping[str, States]) -> None:
+    def _add(self, block: BlockCall, found: Mapping[str, States]) -> None:
         """Add what was seen of a block, by stack: its own and that of cross-attention."""
         counted = self._filters[block.stack]
         counted.look(x for states in found.values() for x in states.streams)
@@ -330,7 +332,7 @@ def _states(passage: _Passage, output: Tensor) -> dict[str, States]:
     return found
 
 
-def _norm(block: Block, kind: str) -> tuple[Place | None, Literal["sum", "input"]]:
+def _norm(block: BlockCall, kind: str) -> tuple[ModuleOutput | None, Literal["sum", "input"]]:
     """The norm that reads the sum after attention; in a parallel block, the one that reads its input."""
     index = [sublayer.kind for sublayer in block.sublayers].index(kind)  # type: ignore[arg-type]
     own, following = block.sublayers[index], block.sublayers[index + 1 :]
@@ -353,5 +355,5 @@ def _rows(x: Tensor, tokens: Tokens, tokens_first: bool, name: str) -> Tensor:
     return rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
 
 
-def _label(block: Block) -> str:
+def _label(block: BlockCall) -> str:
     return block.name if not block.number else f"{block.name}#{block.number}"

@@ -14,7 +14,7 @@ from massieu.accumulators.serialization import stored
 from massieu.inspection.fields import Fields, probe_fields, probe_responses
 from massieu.inspection.response import Response, jackknife_error, response_r2
 from massieu.models.evaluation import moved
-from massieu.models.residual_stream import Anatomy
+from massieu.models.residual_stream import ResidualStream
 
 if TYPE_CHECKING:
     import pandas
@@ -117,7 +117,7 @@ class PassageSample:
         for passage in other.kept:
             self.keep(passage)
 
-    def probe(self, model: nn.Module, anatomy: Anatomy, *, by_passage: bool = False) -> Fields:
+    def probe(self, model: nn.Module, anatomy: ResidualStream, *, by_passage: bool = False) -> Fields:
         """Run the experiments on the passages.
 
         Args:
@@ -158,7 +158,7 @@ def _content(passage: KeptPassage) -> Tensor | dict[str, Tensor]:
 
 
 def _responses(
-    passages: Sequence[KeptPassage], model: nn.Module, anatomy: Anatomy, by_passage: bool
+    passages: Sequence[KeptPassage], model: nn.Module, anatomy: ResidualStream, by_passage: bool
 ) -> pandas.DataFrame:
     """R² of the linear response in every block, and its standard error."""
     import pandas

@@ -1,16 +1,17 @@
-r"""The weights of every attention head of any model that a tap can observe, found by differentiation.
+r"""Weights of every attention head of any model that a tap can observe, found by differentiation.
 
-What a head reads and writes is linear in ordinary attention, so its weights are derivatives: of the queries, keys and
-values that the tap captures by the tokens that the attention module received, and of what the module writes by what its
-attention function returned. Fused, interleaved, grouped or pre-scaled projections are then all the same.
+Queries, keys and values are linear in the tokens of ordinary attention, and its output is linear in that of the heads,
+so the weights are derivatives: of the queries, keys and values in an attention call by the tokens that the attention
+module received, and of the output of the module by the output of its attention function. This finds fused, interleaved,
+grouped and pre-scaled projections alike, at the price of several runs and a backward pass for each layer:
+:mod:`massieu.models.projections` finds fewer projections in a forward pass that runs anyway, as in training.
 """
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -18,16 +19,24 @@ from torch import Tensor, nn
 
 from massieu import geometry
 from massieu.geometry import LowRank
-from massieu.taps import AttentionCall, tap
-from massieu.taps.passes import in_this_thread
+from massieu.models.module_runs import (
+    ModuleRun,
+    RunningModule,
+    at_rest,
+    observe_calls,
+    run_module,
+    seeded,
+    short_inputs,
+)
+from massieu.taps import AttentionCall
 
-__all__ = ["HeadWeights", "head_weights", "each_layer"]
+__all__ = ["HeadWeights", "each_layer", "head_weights"]
 
 CHUNK = 2**22
-"""How many entries a block of rows of a Jacobian may have while it is computed."""
+"""Entries of a block of rows of a Jacobian at most."""
 
 LEVELS = 3
-"""How many modules, from the attention module outwards, may hold the projections of its heads."""
+"""Number of modules, from the attention module outwards, that may hold the projections of its heads."""
 
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 0.1}
 """Largest relative difference between two derivatives that counts as rounding."""
@@ -36,13 +45,13 @@ NOT_OBSERVED = "only scores were observed in this attention, not queries and key
 POSITIONS = "queries and keys are turned by position: the query-key map is the one at relative position zero"
 SOFTCAP = "scores are capped by tanh: the query-key map gives them before the cap"
 CROSS = "queries and keys read different streams: the query-key map has no symmetric part and no whitened test"
-NO_OUTPUT = "the map from the heads to the stream was not found: what the heads write cannot be told"
+NO_OUTPUT = "the map from the heads to the stream was not found: the output weights are unknown"
 BARE_OUTPUT = "no linear map follows the heads before the next nonlinearity: their outputs are taken as they are"
 
 
 @dataclass(frozen=True)
 class HeadWeights:
-    r"""The maps of the heads of one attention call, as :math:`W_Q, W_K, W_V` and :math:`W_O` of ``nn.Linear``.
+    r"""Weights of the heads of one attention call, as :math:`W_Q, W_K, W_V` and :math:`W_O` of ``nn.Linear``.
 
     Attributes:
         stack: as in :class:`~massieu.taps.AttentionCall`, and so are ``layer`` and ``name``.
@@ -54,8 +63,8 @@ class HeadWeights:
         output: shape ``(heads, dim, value_dim)``: into the residual stream, before any norm or scaling of the branch.
         exact: whether queries, keys, values and output are affine; if not, the weights are derivatives at one token.
         same_input: whether queries and keys read the same tokens (False in cross attention).
-        note: sentences about what does not hold here, or None.
-        input_module: path of the module whose argument ``input_argument`` is what the queries read.
+        note: sentences about exceptions, or None.
+        input_module: path of the module whose argument ``input_argument`` holds the tokens of the queries.
     """
 
     stack: str
@@ -89,7 +98,7 @@ class HeadWeights:
 
 
 def head_weights(model: nn.Module, inputs: Mapping[str, Any] | Tensor) -> list[HeadWeights]:
-    """The weights of every attention call of a model, in the order of the calls.
+    """Return the weights of every attention call of a model, in the order of the calls.
 
     Args:
         model: any module whose attention a tap can observe; nothing in it is changed.
@@ -108,141 +117,24 @@ def head_weights(model: nn.Module, inputs: Mapping[str, Any] | Tensor) -> list[H
 
 
 def each_layer(model: nn.Module, inputs: Mapping[str, Any] | Tensor) -> Iterator[HeadWeights]:
-    """As :func:`head_weights`, one call after the other, so that the weights of one layer are held at a time."""
-    # A compiled model is run as it was written: inside a graph no call can be observed.
+    """Yield the weights of :func:`head_weights` one call after the other, to hold one layer at a time."""
+    # A compiled model runs uncompiled: inside a graph no call can be observed.
     model = getattr(model, "_orig_mod", model)
-    with _at_rest(model):
-        observed = _observe(model, _cut(inputs))
+    with at_rest(model):
+        observed = observe_calls(model, short_inputs(inputs))
     seen: dict[str, HeadWeights] = {}
     last = {call.name: at for at, (call, _) in enumerate(observed)}
     for at, (call, frames) in enumerate(observed):
         if call.name not in seen:
-            with _at_rest(model):
+            with at_rest(model):
                 seen[call.name] = _find(call, frames)
         # One module that is called for many layers (ALBERT) has the same weights in all of them.
         found = seen[call.name] if last[call.name] > at else seen.pop(call.name)
         yield replace(found, stack=call.stack, layer=call.layer)
 
 
-class _Frame(NamedTuple):
-    """A module that is running, with what it was called with."""
-
-    name: str
-    module: nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    def tensors(self) -> dict[int | str, Tensor]:
-        """The floating-point arguments by their place; nested ones, such as rotary tables, are no tokens."""
-        arguments: dict[Any, Any] = {**dict(enumerate(self.args)), **self.kwargs}
-        tensors = {place: x for place, x in arguments.items() if isinstance(x, Tensor) and x.dim() > 1}
-        return {place: x for place, x in tensors.items() if x.is_floating_point()}
-
-    def run(self, changed: Mapping[int | str, Tensor]) -> None:
-        # A cache would be extended by every run, and hand out keys that do not depend on these tokens.
-        args = [changed.get(place, None if _is_cache(x) else x) for place, x in enumerate(self.args)]
-        self.module(*args, **{name: changed.get(name, None if _is_cache(x) else x) for name, x in self.kwargs.items()})
-
-
-def _is_cache(x: object) -> bool:
-    return hasattr(x, "get_seq_length") and hasattr(x, "update")
-
-
-def _observe(model: nn.Module, inputs: Mapping[str, Any] | Tensor) -> list[tuple[AttentionCall, tuple[_Frame, ...]]]:
-    """Every attention call of one pass, with the modules that were running, the outermost first."""
-    running: list[_Frame] = []
-    observed: list[tuple[AttentionCall, tuple[_Frame, ...]]] = []
-    with contextlib.ExitStack() as hooks:
-        for name, module in model.named_modules():
-
-            def enter(module: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
-                running.append(_Frame(name, module, args, kwargs))
-
-            def leave(*_: Any) -> None:
-                running.pop()
-
-            hooks.callback(module.register_forward_pre_hook(in_this_thread(enter), with_kwargs=True).remove)
-            hooks.callback(module.register_forward_hook(in_this_thread(leave), always_call=True).remove)
-        with torch.no_grad(), tap(model, lambda call: observed.append((call, tuple(running))), this_thread=True):
-            model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
-    return observed
-
-
-@dataclass
-class _Run:
-    """One run of a module with leaves of autograd for its tokens and for what its attention function returned."""
-
-    tokens: dict[int | str, Tensor]
-    call: AttentionCall | None = None
-    heads: Tensor | None = None
-    outputs: list[Tensor] = field(default_factory=list)
-
-    def parts(self, token: int) -> list[Tensor]:
-        """Query, key and value of a token, ``(heads, head_dim)``."""
-        assert self.call is not None
-        return [x[0, :, token] for x in (self.call.query, self.call.key, self.call.value) if x is not None]
-
-
-def _run(frame: _Frame, target: nn.Module, tokens: Mapping[int | str, Tensor], noise: float) -> _Run:
-    """Run a module with other tokens, and its heads moved by some noise; keep what depends on either."""
-    # One leaf per tensor: queries and keys that read the same tokens must show it.
-    leaves = {id(x): x.detach().clone().requires_grad_() for x in tokens.values()}
-    run = _Run({place: leaves[id(x)] for place, x in tokens.items()})
-
-    def receive(call: AttentionCall) -> None:
-        if call.module is not target or run.call is not None:
-            return
-        with torch.enable_grad():
-            query, key, value = (None if x is None else _in_graph(x) for x in (call.query, call.key, call.value))
-            run.call = replace(call, query=query, key=key, value=value)
-            if call.output is not None:
-                run.heads = noise * torch.randn(call.output.shape, generator=_seeded()).to(call.output)
-                _add(call.output, run.heads.requires_grad_())
-
-    def keep(_: nn.Module, __: Any, result: Any) -> None:
-        if run.call is not None:
-            tensors = result if isinstance(result, (tuple, list)) else (result,)
-            run.outputs.extend(x for x in tensors if isinstance(x, Tensor) and x.requires_grad)
-
-    with contextlib.ExitStack() as stack:
-        for module in frame.module.modules():
-            stack.callback(module.register_forward_hook(in_this_thread(keep)).remove)
-        stack.enter_context(torch.enable_grad())
-        stack.enter_context(tap(frame.module, receive, this_thread=True))
-        frame.run(run.tokens)
-    return run
-
-
-def _in_graph(x: Tensor) -> Tensor:
-    """The same entries as part of the graph: a tap hands out views that were made without gradients."""
-    base = x._base
-    if x.grad_fn is not None or base is None or not base.requires_grad:
-        return x
-    views = (base, base.transpose(1, 2)) if base.dim() > 2 else (base,)
-    return next(
-        (view for view in views if _coincide(view, x)), base.as_strided(x.shape, x.stride(), x.storage_offset())
-    )
-
-
-def _add(output: Tensor, heads: Tensor) -> None:
-    """Let what the attention function returned depend on one more term."""
-    # In place: the model goes on with this tensor or one that shares its entries. It is a run of our own that changes.
-    base = output if output._base is None else output._base
-    if _coincide(base, output):
-        base.add_(heads)
-    elif base.dim() == 4 and _coincide(base.transpose(1, 2), output):
-        base.add_(heads.transpose(1, 2))
-    else:
-        _in_graph(output).add_(heads)
-
-
-def _coincide(first: Tensor, second: Tensor) -> bool:
-    places = ((x.shape, x.stride(), x.storage_offset()) for x in (first, second))
-    return next(places) == next(places)
-
-
-def _find(call: AttentionCall, frames: Sequence[_Frame]) -> HeadWeights:
-    """The weights behind one attention call, from the closest of the running modules that shows them."""
+def _find(call: AttentionCall, frames: Sequence[RunningModule]) -> HeadWeights:
+    """Weights of one attention call, from the innermost of the running modules that holds them."""
     heads = next(x.shape[1] for x in (call.query, call.scores, call.output) if x is not None)
     found = HeadWeights(call.stack, call.layer, call.name, heads, call.scale)
     if call.query is None or call.key is None or call.value is None:
@@ -250,7 +142,7 @@ def _find(call: AttentionCall, frames: Sequence[_Frame]) -> HeadWeights:
     own = next((at for at, frame in enumerate(frames) if frame.module is call.module), len(frames) - 1)
     inner, outer = _climb([frame for frame in reversed(frames[: own + 1]) if frame.tensors()][:LEVELS], call.module)
     if inner is None:
-        return replace(found, note=f"{call.name} could not be run alone: its weights cannot be told")
+        return replace(found, note=f"{call.name} could not be run alone: its weights are unknown")
     notes = [inner.remark, POSITIONS if inner.turned else None, SOFTCAP if call.softcap else None]
     notes += [None if inner.same_input else CROSS, NO_OUTPUT if outer is None else outer.output_remark]
     query, key, value = inner.weights()
@@ -269,8 +161,8 @@ def _find(call: AttentionCall, frames: Sequence[_Frame]) -> HeadWeights:
     )
 
 
-def _climb(levels: Sequence[_Frame], target: nn.Module) -> tuple[_Trial | None, _Trial | None]:
-    """From the attention module outwards, the first that shows how heads read and how they write."""
+def _climb(levels: Sequence[RunningModule], target: nn.Module) -> tuple[_Trial | None, _Trial | None]:
+    """Trials of the first module, from the attention module outwards, with input projections and with an output map."""
     inner = outer = first = None
     for level in levels:
         trial = _try(level, target)
@@ -285,9 +177,9 @@ def _climb(levels: Sequence[_Frame], target: nn.Module) -> tuple[_Trial | None, 
 
 
 class _Read(NamedTuple):
-    """How one of query, key and value of a token follows from the arguments of a module.
+    """Dependence of the query, key or value of a token on the arguments of a module.
 
-    ``row`` is the derivative of a fixed random combination of its entries, by the token it reads most.
+    ``row`` is the derivative of a fixed random combination of its entries by the token with the largest derivative.
     """
 
     place: int | str
@@ -297,19 +189,12 @@ class _Read(NamedTuple):
     rearranges: bool
 
 
-class _Write(NamedTuple):
-    """How an output of a module follows from the heads, by the same combination of the entries of one token."""
-
-    row: Tensor
-    rearranges: bool
-
-
 @dataclass(frozen=True)
 class _Trial:
-    """What runs of one module with several tokens have shown."""
+    """Results of the runs of one module with several tokens."""
 
-    frame: _Frame
-    run: _Run
+    frame: RunningModule
+    run: ModuleRun
     reads: tuple[_Read, ...]
     remark: str | None
     turned: bool
@@ -323,7 +208,7 @@ class _Trial:
 
     @property
     def only_rearranges(self) -> bool:
-        """Whether the module was given queries, keys and values: then the projections lie in one around it."""
+        """Whether the arguments of the module are queries, keys and values: the projections are outside of it."""
         return all(read.rearranges for read in self.reads)
 
     def weights(self) -> list[Tensor]:
@@ -345,13 +230,13 @@ class _Trial:
         return _jacobian(rows, self.run.heads, (slice(None), 0, slice(None), 0)).transpose(0, 1)
 
 
-def _try(frame: _Frame, target: nn.Module) -> _Trial | None:
-    """Run a module with the tokens it had, with equal ones, with others and with other heads, and compare."""
+def _try(frame: RunningModule, target: nn.Module) -> _Trial | None:
+    """Run a module with its tokens, with equal ones, with others and with other heads, and compare."""
     given = frame.tensors()
 
-    def run(change: Any, places: Iterable[int | str] = (), noise: float = 0.0) -> _Run:
+    def run(change: Any, places: Iterable[int | str] = (), noise: float = 0.0) -> ModuleRun:
         changed = {id(given[place]): change(given[place]) for place in places}
-        return _run(frame, target, {place: changed.get(id(x), x) for place, x in given.items()}, noise)
+        return run_module(frame, target, {place: changed.get(id(x), x) for place, x in given.items()}, noise)
 
     try:
         first = run(None)
@@ -361,7 +246,7 @@ def _try(frame: _Frame, target: nn.Module) -> _Trial | None:
         places = {read.place for read in reads}
         # With equal tokens, derivatives at two of them differ only if positions matter.
         equal = run(lambda x: x[(0,) * (x.dim() - 1)].expand_as(x), places)
-        other = run(lambda x: x + x.square().mean().sqrt() * torch.randn(x.shape, generator=_seeded()).to(x), places)
+        other = run(lambda x: x + x.square().mean().sqrt() * torch.randn(x.shape, generator=seeded()).to(x), places)
         moved = run(lambda x: x[(0,) * (x.dim() - 1)].expand_as(x), places, noise=1.0)
         here, there, last = _reads(equal, 0), _reads(other, 0), _reads(equal, -1)
         if here is None or there is None or last is None:
@@ -380,13 +265,13 @@ def _try(frame: _Frame, target: nn.Module) -> _Trial | None:
     )
 
 
-def _reads(run: _Run, token: int) -> tuple[_Read, ...] | None:
-    """How query, key and value of a token come about; None if one of them does not depend on any argument."""
+def _reads(run: ModuleRun, token: int) -> tuple[_Read, ...] | None:
+    """Dependence of query, key and value of a token on the arguments; None if one of them depends on none."""
     if run.call is None:
         return None
     found = []
     for part in run.parts(token):
-        seed = torch.randn(part.shape, generator=_seeded()).to(part)
+        seed = torch.randn(part.shape, generator=seeded()).to(part)
         leaves = {id(leaf): (place, leaf) for place, leaf in reversed(run.tokens.items())}
         places, tokens = zip(*reversed(leaves.values()), strict=True)
         slopes = torch.autograd.grad(part, tokens, seed, retain_graph=True, allow_unused=True)
@@ -406,7 +291,7 @@ def _reads(run: _Run, token: int) -> tuple[_Read, ...] | None:
 
 
 def _remark(here: Sequence[_Read], there: Sequence[_Read]) -> str | None:
-    """A sentence if query, key or value are not affine in their token."""
+    """Sentence about queries, keys or values that are not affine in their token."""
     names = ("queries", "keys", "values")
     bent = [name for name, a, b in zip(names, here, there, strict=True) if not _agree(a.row, b.row)]
     if bent:
@@ -419,8 +304,8 @@ def _remark(here: Sequence[_Read], there: Sequence[_Read]) -> str | None:
     return None
 
 
-def _writes(equal: _Run, other: _Run, moved: _Run) -> tuple[int | None, str | None]:
-    """Which output is the first after a map of the heads, and a sentence if that map is not linear."""
+def _writes(equal: ModuleRun, other: ModuleRun, moved: ModuleRun) -> tuple[int | None, str | None]:
+    """Number of the first output after a map of the heads, and a sentence if that map is not linear."""
     bare = None
     for at, output in enumerate(equal.outputs):
         write = _write(equal, output)
@@ -429,38 +314,39 @@ def _writes(equal: _Run, other: _Run, moved: _Run) -> tuple[int | None, str | No
         again = [_write(run, run.outputs[at]) for run in (moved, other)]
         if any(each is None for each in again):
             continue
-        by_heads, by_tokens = (each is not None and _agree(write.row, each.row) for each in again)
+        by_heads, by_tokens = (each is not None and _agree(write[0], each[0]) for each in again)
         if not by_heads:
             return bare, BARE_OUTPUT
-        if not write.rearranges:
+        if not write[1]:
             gated = "the output map depends on the token (a gate?): its weights are derivatives at one token"
             return at, None if by_tokens else gated
         bare = at
     return None, None
 
 
-def _write(run: _Run, output: Tensor) -> _Write | None:
+def _write(run: ModuleRun, output: Tensor) -> tuple[Tensor, bool] | None:
+    """Derivative of a random combination of an output's entries by the heads, and whether it is a rearrangement."""
     rows = _first_token(output)
     if run.heads is None or rows.shape[0] not in {leaf.shape[-1] for leaf in run.tokens.values()}:
         return None
-    seed = torch.randn(rows.shape, generator=_seeded()).to(rows)
+    seed = torch.randn(rows.shape, generator=seeded()).to(rows)
     (slope,) = torch.autograd.grad(rows, run.heads, seed, retain_graph=True, allow_unused=True)
     if slope is None:
         return None
-    return _Write(slope[0, :, 0], _rearranges(seed, slope[0, :, 0]))
+    return slope[0, :, 0], _rearranges(seed, slope[0, :, 0])
 
 
 def _first_token(output: Tensor) -> Tensor:
     return output[(0,) * (output.dim() - 1)] if output.dim() else output[None]
 
 
-def _shortened(run: Any, equal: _Run, reads: Sequence[_Read]) -> _Run:
-    """The run with one token instead of many, if the module takes it and nothing changes; else the run itself."""
+def _shortened(run: Any, equal: ModuleRun, reads: Sequence[_Read]) -> ModuleRun:
+    """A run with one token instead of many, if the module takes it and nothing changes; else the run itself."""
     places = {read.place for read in reads}
     if max(equal.tokens[place].shape[:-1].numel() for place in places) == 1:
         return equal
     try:
-        short: _Run = run(lambda x: x[(slice(1),) * (x.dim() - 1)], places)
+        short: ModuleRun = run(lambda x: x[(slice(1),) * (x.dim() - 1)], places)
         same = _reads(short, 0)
         tensors = () if short.call is None else (short.call.query, short.call.key, short.call.output)
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, NotImplementedError):
@@ -471,7 +357,7 @@ def _shortened(run: Any, equal: _Run, reads: Sequence[_Read]) -> _Run:
 
 
 def _jacobian(rows: Tensor, leaf: Tensor, pick: tuple[Any, ...]) -> Tensor:
-    """Derivatives of all entries of ``rows`` by the picked part of a leaf, ``(entries, ...)``, some rows at a time."""
+    """Derivatives of all entries of ``rows`` by the picked part of a leaf, ``(entries, ...)``, in blocks of rows."""
     flat = rows.flatten()
     count = flat.shape[0]
     step = max(1, CHUNK // max(leaf.numel(), count))
@@ -485,10 +371,10 @@ def _jacobian(rows: Tensor, leaf: Tensor, pick: tuple[Any, ...]) -> Tensor:
 
 def _pull_back(flat: Tensor, leaf: Tensor, seeds: Tensor) -> Tensor:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # some operations are slow in a batch of derivatives, and say so
+        warnings.simplefilter("ignore")  # some operations warn that they are slow in a batch of derivatives
         try:
             return torch.autograd.grad(flat, leaf, seeds, retain_graph=True, is_grads_batched=True)[0]
-        except RuntimeError:  # and some are not possible
+        except RuntimeError:  # and some fail in one
             return torch.stack([torch.autograd.grad(flat, leaf, seed, retain_graph=True)[0] for seed in seeds])
 
 
@@ -498,7 +384,7 @@ def _agree(first: Tensor, second: Tensor) -> bool:
 
 
 def _rearranges(before: Tensor, after: Tensor) -> bool:
-    """Whether the entries are the same up to order, sign and one factor: then no projection has been met."""
+    """Return whether the entries are the same up to order, sign and one factor, as without a projection between."""
     ordered = [x.flatten().float().abs().sort(descending=True).values for x in (before, after)]
     width = min(x.shape[0] for x in ordered)
     if ordered[1][width:].any() or not ordered[1].any():
@@ -506,33 +392,6 @@ def _rearranges(before: Tensor, after: Tensor) -> bool:
     one, two = (x[:width] / torch.linalg.vector_norm(x[:width]) for x in ordered)
     # Copies are exact, and the sorted entries of any two large random vectors are not far from each other.
     return bool(torch.linalg.vector_norm(one - two) <= torch.finfo(before.dtype).eps + 1e-5)
-
-
-def _cut(inputs: Mapping[str, Any] | Tensor) -> Mapping[str, Any] | Tensor:
-    """One text of two tokens, none of them padding; whatever has no tokens keeps all but its batch."""
-    if isinstance(inputs, Tensor):
-        return inputs[:1, :2] if inputs.dim() == 2 and not inputs.is_floating_point() else inputs[:1]
-    # Arguments that are one tensor stay one: that is how self-attention shows.
-    cut: dict[int, Any] = {id(x): _cut(x) for x in inputs.values() if isinstance(x, Tensor) and x.dim()}
-    found = {name: cut.get(id(x), x) for name, x in inputs.items()}
-    return {name: torch.ones_like(x) if name.endswith("attention_mask") else x for name, x in found.items()}
-
-
-@contextlib.contextmanager
-def _at_rest(model: nn.Module) -> Iterator[None]:
-    """Without dropout, compilation or inference mode."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        with torch.inference_mode(False), torch.compiler.set_stance("force_eager"):
-            yield
-    finally:
-        for module in training:
-            module.training = True
-
-
-def _seeded() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from massieu.models.module_calls import hidden_tensors
 from massieu.models.projections import Seen, is_projection, score_sizes
-from massieu.models.residual_stream import hidden_tensors
 from massieu.monitor.messages import cause
 from massieu.monitor.reading import Place
 from massieu.monitor.sums import Tally, add_call, add_tokens, present_rows

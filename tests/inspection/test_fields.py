@@ -7,7 +7,7 @@ import massieu
 from massieu.inspection.fields import probe_fields
 from massieu.inspection.response import linear_response
 from massieu.inspection.sampled_passages import PassageSample
-from massieu.models.residual_stream import read_anatomy
+from massieu.models.residual_stream import find_residual_stream
 from massieu.taps import tap
 
 pytest.importorskip("pandas")
@@ -76,7 +76,7 @@ def probed(tied, tokens=30):
     torch.manual_seed(0)
     model = Stack(tied).eval()
     x = torch.randn(1, tokens, 12, dtype=torch.float64)
-    anatomy = read_anatomy(model, {"x": x})
+    anatomy = find_residual_stream(model, {"x": x})
     content = torch.ones(1, tokens, dtype=torch.bool)
     return model, x, probe_fields(model, {"x": x}, anatomy, content, ["a"]).table.set_index("layer")
 
@@ -131,7 +131,7 @@ def responses(model, x, documents, **options):
     for call in calls:
         error = (call.output - linear_response(call, call.key)).square().sum((0, 2, 3))
         r2.append(1 - error / (call.output - call.output.mean((0, 2), keepdim=True)).square().sum((0, 2, 3)))
-    return sample.probe(model, read_anatomy(model, {"x": x[:1]}), **options).table.set_index("layer"), r2
+    return sample.probe(model, find_residual_stream(model, {"x": x[:1]}), **options).table.set_index("layer"), r2
 
 
 def test_the_linear_response_is_judged_on_the_tokens_of_all_passages():
@@ -172,7 +172,7 @@ def test_a_passage_of_two_documents_has_the_same_document_in_any_order():
 )
 def test_every_kind_of_model_can_be_probed(name):
     model, inputs = build(name, padding="right") if name not in ("massieu", "torch_encoder") else build(name)
-    anatomy = read_anatomy(model, inputs)
+    anatomy = find_residual_stream(model, inputs)
     encoder = inputs.get("attention_mask", torch.ones(2, 24)).bool()
     content = {"encoder": encoder, "decoder": inputs["decoder_attention_mask"].bool() if name == "t5" else encoder}
     fields = probe_fields(model, inputs, anatomy, content, ["a", "b"])
@@ -191,7 +191,9 @@ def test_every_kind_of_model_can_be_probed(name):
 )
 def test_a_block_without_the_tests_says_why(name, reason):
     model, inputs = build(name)
-    fields = probe_fields(model, inputs, read_anatomy(model, inputs), torch.ones(2, 24, dtype=torch.bool), ["a", "b"])
+    fields = probe_fields(
+        model, inputs, find_residual_stream(model, inputs), torch.ones(2, 24, dtype=torch.bool), ["a", "b"]
+    )
     assert len(fields.table) == 0
     assert all(reason in note for note in fields.notes)
     assert len(fields.notes) == 2
@@ -200,7 +202,7 @@ def test_a_block_without_the_tests_says_why(name, reason):
 def test_the_sample_is_the_same_for_any_batches_and_padding():
     model, inputs = build("bert", padding="right")
     mask = inputs["attention_mask"]
-    anatomy = read_anatomy(model, inputs)
+    anatomy = find_residual_stream(model, inputs)
     one, two = PassageSample(2), PassageSample(2)
     one.offer(inputs, {"encoder": mask.bool()}, ["a", "b"])
     for row, key in ((1, "b"), (0, "a")):
@@ -219,7 +221,7 @@ def test_a_model_without_masks_counts_all_tokens():
     sample.offer(inputs, {}, ["b", "a"])
     sample.offer(inputs, {}, ["c", "d"])
     assert len(sample.keys) == 1
-    assert len(sample.probe(model, read_anatomy(model, inputs)).table) == 2
+    assert len(sample.probe(model, find_residual_stream(model, inputs)).table) == 2
 
 
 def test_long_passages_are_cut():
@@ -228,4 +230,4 @@ def test_long_passages_are_cut():
     sample.offer({"inputs": torch.randint(9, (2, 300))}, torch.ones(2, 300, dtype=torch.bool), ["a", "b"])
     (passage,) = sample._kept.values()
     assert passage.inputs["inputs"].shape == passage.content[""].shape == (1, 128)
-    assert len(sample.probe(model, read_anatomy(model, passage.inputs)).table) == 1
+    assert len(sample.probe(model, find_residual_stream(model, passage.inputs)).table) == 1

@@ -12,7 +12,7 @@ from massieu.inspection.layer_statistics import LayerStatistics, States
 from massieu.inspection.layers import COLUMNS, LayerObserver
 from massieu.inspection.tokens import Tokens
 from massieu.models.head_weights import HeadWeights
-from massieu.models.residual_stream import hidden_tensors
+from massieu.models.module_calls import hidden_tensors
 
 pandas = pytest.importorskip("pandas")
 SENTENCES = (

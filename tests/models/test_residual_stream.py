@@ -4,7 +4,8 @@ from taps.families import NAMES, build
 from torch import nn
 from torch.testing import assert_close
 
-from massieu.models.residual_stream import block_input, hidden_tensors, read_anatomy
+from massieu.models.module_calls import block_input, hidden_tensors
+from massieu.models.residual_stream import find_residual_stream
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # DeBERTa, when it is imported
 
@@ -26,7 +27,7 @@ BLOCKLESS = {"multihead"}
 
 
 def rebuild(model, inputs, blocks):
-    """Output of each call of a block, and what its anatomy says that it is."""
+    """Output of each call of a block, and the output rebuilt from its sublayers."""
     modules = dict(model.named_modules())
     pairs, hooks, numbers, seen, start = [], [], {}, {}, {}
 
@@ -71,15 +72,15 @@ def rebuild(model, inputs, blocks):
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in BLOCKLESS])
 def test_the_blocks_of_every_family_are_the_sums_of_their_updates(name):
     model, inputs = build(name)
-    anatomy = read_anatomy(model, inputs)
-    assert anatomy.notes == ()
-    pairs = rebuild(model, inputs, anatomy.blocks)
-    assert len(pairs) == len(anatomy.blocks) >= 2
+    stream = find_residual_stream(model, inputs)
+    assert stream.notes == ()
+    pairs = rebuild(model, inputs, stream.blocks)
+    assert len(pairs) == len(stream.blocks) >= 2
     for rebuilt, output in pairs:
         assert_close(rebuilt, output, rtol=1e-5, atol=1e-5)
-    for block in anatomy.blocks:
+    for block in stream.blocks:
         kinds = [sublayer.kind for sublayer in block.sublayers]
-        crosses = block.stack == "decoder" and {other.stack for other in anatomy.blocks} == {"encoder", "decoder"}
+        crosses = block.stack == "decoder" and {other.stack for other in stream.blocks} == {"encoder", "decoder"}
         assert kinds == (["attention", "cross", "mlp"] if crosses else ["attention", "mlp"])
         assert block.parallel == (name in PARALLEL)
         assert all((sublayer.stream_norm is not None) == (name in POST_NORM) for sublayer in block.sublayers)
@@ -88,14 +89,14 @@ def test_the_blocks_of_every_family_are_the_sums_of_their_updates(name):
 
 def test_layers_are_numbered_as_the_calls_of_one_shared_block():
     model, inputs = build("albert")
-    blocks = read_anatomy(model, inputs).blocks
+    blocks = find_residual_stream(model, inputs).blocks
     assert [(block.number, block.layer, block.stack) for block in blocks] == [(0, 0, "encoder"), (1, 1, "encoder")]
     assert len({block.name for block in blocks}) == 1
 
 
 def test_stacks_of_an_encoder_decoder_are_kept_apart():
     model, inputs = build("t5")
-    blocks = read_anatomy(model, inputs).blocks
+    blocks = find_residual_stream(model, inputs).blocks
     assert [(block.stack, block.layer) for block in blocks] == [
         ("encoder", 0),
         ("encoder", 1),
@@ -116,15 +117,15 @@ def test_a_residual_multiplier_is_found():
         residual_multiplier=0.22,
     )
     model = transformers.GraniteModel(config).eval()
-    for block in read_anatomy(model, {"input_ids": torch.arange(3, 27).view(2, 12)}).blocks:
+    for block in find_residual_stream(model, {"input_ids": torch.arange(3, 27).view(2, 12)}).blocks:
         assert [round(sublayer.factor, 6) for sublayer in block.sublayers] == [0.22, 0.22]
 
 
 @pytest.mark.parametrize("name", ["bert", "llama", "gpt_neox"])
 def test_blocks_are_read_in_half_precision(name):
     model, inputs = build(name)
-    expected = read_anatomy(model, inputs)
-    assert read_anatomy(model.bfloat16(), inputs).blocks == expected.blocks
+    expected = find_residual_stream(model, inputs)
+    assert find_residual_stream(model.bfloat16(), inputs).blocks == expected.blocks
 
 
 class Odd(nn.Module):
@@ -142,15 +143,15 @@ def test_a_block_that_is_not_a_sum_is_reported_and_left_empty():
     torch.manual_seed(0)
     model = nn.Sequential(Odd(), Odd()).eval()
     model.forward = lambda x: nn.Sequential.forward(model, x)
-    anatomy = read_anatomy(model, {"x": torch.randn(2, 5, 8)})
-    assert [block.sublayers for block in anatomy.blocks] == [(), ()]
-    assert anatomy.notes[0] == (
+    stream = find_residual_stream(model, {"x": torch.randn(2, 5, 8)})
+    assert [block.sublayers for block in stream.blocks] == [(), ()]
+    assert stream.notes[0] == (
         "block 0 could not be read: no output of a module was found again as a summand of the stream; its columns are empty"
     )
 
 
 def test_a_model_without_blocks_says_so():
     model, inputs = build("multihead")
-    assert read_anatomy(model, inputs).notes == (
+    assert find_residual_stream(model, inputs).notes == (
         "no block was found: a block is an element of a ModuleList that contains an attention module",
     )

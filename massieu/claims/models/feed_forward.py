@@ -19,7 +19,7 @@ from massieu.claims.sources import OURS, PAPER
 from massieu.geometry.jacobians import FieldTest, field_test
 from massieu.inspection.layer_statistics import LayerStatistics, States
 from massieu.inspection.tokens import Tokens
-from massieu.models.residual_stream import read_anatomy
+from massieu.models.residual_stream import find_residual_stream
 
 LEFT = 0.1  # of a variance: a map that leaves less is close
 
@@ -172,7 +172,7 @@ def hopfield_layer(trial: Trial) -> Evidence:
 def fully_connected(model: torch.nn.Module, tokens: Tensor, generator: torch.Generator) -> list[FieldTest]:
     """Tests of the Jacobians of every fully connected layer that reads a norm, from that norm's output."""
     places = []
-    for block in read_anatomy(model, {"input_ids": tokens[:1]}).blocks:
+    for block in find_residual_stream(model, {"input_ids": tokens[:1]}).blocks:
         attention, mlp = block.find("attention"), block.find("mlp")
         entry = mlp and (mlp.entry or (attention and attention.stream_norm))
         if mlp and entry and block.number == entry.call == mlp.update.call == 0:

@@ -18,7 +18,7 @@ from massieu.claims.models.states import reader, through
 from massieu.claims.registry import claim
 from massieu.claims.sources import SLIDES
 from massieu.models.head_weights import head_weights
-from massieu.models.residual_stream import read_anatomy
+from massieu.models.residual_stream import find_residual_stream
 from massieu.taps import AttentionCall, tap
 from massieu.taps.call_statistics import scores_at
 
@@ -224,7 +224,7 @@ class ResidualSum(NamedTuple):
 def residual_sums(model: nn.Module, tokens: Tensor) -> Iterator[ResidualSum]:
     """Streams and heads of every block in which a norm reads the stream behind attention."""
     norms = {}
-    for block in read_anatomy(model, {"input_ids": tokens[:1]}).blocks:
+    for block in find_residual_stream(model, {"input_ids": tokens[:1]}).blocks:
         attention, feed_forward = block.find("attention"), block.find("mlp")
         entry = None if feed_forward is None else feed_forward.entry
         place = None if attention is None else attention.stream_norm or entry

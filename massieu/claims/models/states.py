@@ -17,7 +17,8 @@ from massieu.claims.models.trained import BAND, out_of_band, over_band
 from massieu.claims.registry import claim
 from massieu.claims.sources import OURS, PAPER
 from massieu.models.loading import load
-from massieu.models.residual_stream import block_input, hidden_tensors, read_anatomy, with_input
+from massieu.models.module_calls import block_input, hidden_tensors, with_input
+from massieu.models.residual_stream import find_residual_stream
 
 LENGTH = 64  # tokens of a passage
 OFF_CENTER = 0.05  # twice the length of the mean of as many independent tokens of mean zero, 1 / sqrt(24 · 64)
@@ -124,7 +125,7 @@ def reader(name: str | None) -> tuple[nn.Module, Tensor]:
 @torch.no_grad()
 def hidden_states(model: nn.Module, tokens: Tensor, first: Tensor | None = None) -> list[Tensor]:
     """The states between the layers, each ``(tokens, dim)``; with ``first`` in the place of what the first one gets."""
-    block = dict(model.named_modules())[read_anatomy(model, {"input_ids": tokens[:1]}).blocks[0].name]
+    block = dict(model.named_modules())[find_residual_stream(model, {"input_ids": tokens[:1]}).blocks[0].name]
 
     def replace(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         stream = block_input(args, kwargs)
