@@ -19,7 +19,7 @@ CORPUS = "c" * 64
 def attack(seed: int, count: int) -> Iterator[str | None]:
     """Flip one bit of a part or of a checkpoint, and read it."""
     from massieu.corpus.shards import Shard
-    from massieu.inspection.partial_files import load_checkpoint, load_part, save_checkpoint, save_part
+    from massieu.inspection.partial_files import load_checkpoint, load_partial, save_checkpoint, save_partial
     from massieu.inspection.reader import Reader
     from massieu.models.loading import load
 
@@ -27,12 +27,12 @@ def attack(seed: int, count: int) -> Iterator[str | None]:
         folder = Path(name)
         loaded = load(str(make_model(folder / "model")))
         texts = make_text(folder / "text", "flips").read_text().replace('"', "").splitlines()
-        part = Reader(loaded.model, loaded.tokenizer).read(Shard.of_texts(tuple(texts)))
-        save_part(part, folder / "part")
-        save_checkpoint(folder / "checkpoint", part, {0, 1, 4}, CORPUS)
+        partial = Reader(loaded.model, loaded.tokenizer).read(Shard.of_texts(tuple(texts)))
+        save_partial(partial, folder / "part")
+        save_checkpoint(folder / "checkpoint", partial, {0, 1, 4}, CORPUS)
         readers: dict[str, Callable[[Path], object]] = {
-            "part": load_part,
-            "checkpoint": lambda path: load_checkpoint(path, part.identity, CORPUS),
+            "part": load_partial,
+            "checkpoint": lambda path: load_checkpoint(path, partial.identity, CORPUS),
         }
         for which, read in readers.items():
             read(folder / which)  # the control

@@ -89,7 +89,7 @@ ENVIRONMENTS: tuple[dict[str, str], ...] = (
 )
 PROMISED = {
     "inspect": ("report.html", "inspection.json", "heads.csv"),
-    "merge": ("report.html", "inspection.json", "part.safetensors"),
+    "merge": ("report.html", "inspection.json", "partial.safetensors"),
     "compare": ("comparison.html",),
     "learn": ("learned.html", "learned.json", "history.csv"),
     "verify": ("claims.html",),
@@ -277,7 +277,7 @@ def _promise_broken(
     if "--out" in arguments and command in PROMISED:
         folder = Path(_last(arguments, "--out")).expanduser()
         missing = [name for name in PROMISED[command] if not (folder / name).is_file()]
-        missing = [name for name in missing if name != "part.safetensors" or "--no-part" not in arguments]
+        missing = [name for name in missing if name != "partial.safetensors" or "--no-partial" not in arguments]
         if missing:
             return f"exit code {ended.code}, but {folder} holds no {', '.join(missing)}"
     if "--html" in arguments and not Path(_last(arguments, "--html")).expanduser().is_file():
@@ -441,8 +441,8 @@ def _write_runs(root: Path) -> None:
     for name, content in contents.items():
         (root / name).mkdir()
         (root / name / "inspection.json").write_text(content)
-    part = (root / "there" / "part.safetensors").read_bytes()
-    (root / "run-part" / "part.safetensors").write_bytes(part[: len(part) // 2])
+    part = (root / "there" / "partial.safetensors").read_bytes()
+    (root / "run-part" / "partial.safetensors").write_bytes(part[: len(part) // 2])
 
 
 def _move_in(furniture: Path, home: Path) -> None:

@@ -117,13 +117,13 @@ def _tables(out: Path) -> Any:
     """All that a published run says, from its two files; None if there is none."""
     from massieu.checks import UserError
     from massieu.inspection import read_inspection
-    from massieu.inspection.partial_files import load_part
+    from massieu.inspection.partial_files import load_partial
 
     try:
         found = read_inspection(out).to_dict()
     except UserError as error:
         return None if "cannot be read" in str(error) else str(error)
-    if load_part(out).heads.table().to_dict("list")["rows"] != [row["rows"] for row in found["heads"]]:
+    if load_partial(out).heads.table().to_dict("list")["rows"] != [row["rows"] for row in found["heads"]]:
         return "the tables of one run beside the sums of another"
     for name in ("seconds", "peak_memory_mb", "options"):
         found["facts"].pop(name)
@@ -172,7 +172,7 @@ def _inspect(folder: Path, text: str, out: Path, end: End | None) -> None:
 
     command = ["inspect", str(folder / "model"), "--text", str(folder / f"{text}.jsonl"), "--out", str(out)]
     command += ["--checkpoint", str(folder / "checkpoint"), "--checkpoint-every", "0", "--resume"]
-    command += ["--split-bytes", "600", "--part", "-q"]
+    command += ["--split-bytes", "600", "--partial", "-q"]
     # Drawing takes most of the time, so that it is left out.
     with patch.object(os, "replace", counted), patch.object(figures, "save_figures", _stub_figures):
         code = massieu.cli.main(command)

@@ -50,7 +50,7 @@ def attack(seed: int, count: int) -> Iterator[str | None]:
         model = load(str(make_model(folder / "model"))).model
         for text in ("first", "second"):
             _inspect(folder, text)
-        sound = folder / "first" / "part.safetensors"
+        sound = folder / "first" / "partial.safetensors"
         expected = _merged(sound, folder / "second", model)
         for number in range(count):
             case = f"{seed}-{number}"
@@ -219,9 +219,9 @@ def _kind(content: Content, chance: random.Random) -> str:
 
 def _field(content: Content, chance: random.Random) -> str:
     """Remove, rename or add a key of the header."""
-    part = content.header["part"]
-    place = chance.choice([place for place in _places(part) if isinstance(_at(part, place), dict)])
-    owner = _at(part, place)
+    partial = content.header["part"]
+    place = chance.choice([place for place in _places(partial) if isinstance(_at(partial, place), dict)])
+    owner = _at(partial, place)
     name, way = chance.choice([*owner]), chance.choice(["removed", "renamed", "added"])
     value = owner.pop(name) if way != "added" else 0
     if way != "removed":

@@ -89,8 +89,8 @@ def cost(experiments: Literal["heads", "default"], words: int) -> Row:
     """Of one piece on one thread, with the options that a user has by default."""
     from massieu.corpus.shards import Shard
     from massieu.inspection.options import Options
-    from massieu.inspection.partial_files import part_from_bytes, part_to_bytes
-    from massieu.inspection.partial_result import merge_parts
+    from massieu.inspection.partial_files import partial_from_bytes, partial_to_bytes
+    from massieu.inspection.partial_result import merge_partials
     from massieu.inspection.reader import Reader
     from massieu.models.loading import load
 
@@ -99,14 +99,14 @@ def cost(experiments: Literal["heads", "default"], words: int) -> Row:
     piece = Shard.of_texts(tuple(texts(PIECE, (words, words))))
     with torch_threads(1):
         reader.read(Shard.of_texts(piece.texts[:2]))  # looks at the model
-        taken, part = timed(lambda: reader.read(piece, many=True))
-        packing, data = timed(lambda: part_to_bytes(part))
-        merging, merged = timed(lambda: merge_parts(part_from_bytes(data) for _ in range(8)))
+        taken, partial = timed(lambda: reader.read(piece, has_enough_documents=True))
+        packing, data = timed(lambda: partial_to_bytes(partial))
+        merging, merged = timed(lambda: merge_partials(partial_from_bytes(data) for _ in range(8)))
     assert merged.counts.documents == 8 * PIECE
     return {
         "case": f"{experiments}, {words} words",
-        "tokens": part.counts.tokens,
-        "tokens/s": part.counts.tokens / taken,
+        "tokens": partial.counts.tokens,
+        "tokens/s": partial.counts.tokens / taken,
         "part MB": len(data) / 1e6,
         "packing ms": packing * 1e3,
         "merging ms": merging / 8 * 1e3,

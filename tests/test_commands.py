@@ -51,11 +51,11 @@ def test_out_writes_all_files_and_says_where(tmp_path, capsys):
     names = {path.name for path in (tmp_path / "report").iterdir()}
     assert names >= {"report.html", "inspection.json", "heads.parquet", "heads.csv", "layers.parquet", "figures"}
     assert "</html>" in (tmp_path / "report" / "report.html").read_text()
-    assert "part.safetensors" in names
+    assert "partial.safetensors" in names
     table = (ROOT / "docs" / "inspection.md").read_text(encoding="utf-8").split("## What is written")[1]
     assert [name for name in sorted(names) if f"`{name}{'/' * (name == 'figures')}`" not in table] == []
-    assert cli.main(["inspect", "-q", "--no-part", "--out", str(tmp_path / "report"), *FAST]) == 0
-    assert "part.safetensors" not in {path.name for path in (tmp_path / "report").iterdir()}
+    assert cli.main(["inspect", "-q", "--no-partial", "--out", str(tmp_path / "report"), *FAST]) == 0
+    assert "partial.safetensors" not in {path.name for path in (tmp_path / "report").iterdir()}
 
 
 def test_a_text_file_and_a_package_can_be_named(tmp_path, capsys):

@@ -25,10 +25,10 @@ def heads_document() -> str:
 
 
 def test_a_run_without_its_part_cannot_be_merged_and_says_how_it_could(tmp_path, capsys):
-    assert cli.main(["inspect", "-q", "--no-part", "--out", str(tmp_path / "report"), *FAST]) == 0
+    assert cli.main(["inspect", "-q", "--no-partial", "--out", str(tmp_path / "report"), *FAST]) == 0
     capsys.readouterr()
     assert cli.main(["merge", str(tmp_path / "report"), str(tmp_path / "report")]) == 2
-    assert re.search("report holds a run without the part that merge .* --part\n$", capsys.readouterr().err)
+    assert re.search("report holds a run without the part that merge .* --partial\n$", capsys.readouterr().err)
 
 
 def test_a_large_part_is_written_when_it_is_asked_for(tmp_path, capsys, monkeypatch):
@@ -36,10 +36,10 @@ def test_a_large_part_is_written_when_it_is_asked_for(tmp_path, capsys, monkeypa
     command = ["inspect", "--out", str(tmp_path), *FAST]
     assert cli.main(command) == 0
     err = capsys.readouterr().err
-    assert "no part.safetensors was written, it would exceed 32 MB; massieu merge needs it: --part" in err
-    assert not (tmp_path / "part.safetensors").exists()
-    assert cli.main([*command, "--part"]) == 0
-    assert (tmp_path / "part.safetensors").stat().st_size > 1000
+    assert "no partial.safetensors was written, it would exceed 32 MB; massieu merge needs it: --partial" in err
+    assert not (tmp_path / "partial.safetensors").exists()
+    assert cli.main([*command, "--partial"]) == 0
+    assert (tmp_path / "partial.safetensors").stat().st_size > 1000
     err = capsys.readouterr().err
     assert "no part" not in err
     assert re.search(rf"^replaces the report of [-0-9]+ on embedded in {re.escape(str(tmp_path))}/$", err, re.M)
@@ -81,7 +81,7 @@ def changed(document, path, value):
         (("facts", "model"), None, "facts.model"),
         (("facts", "model", "name"), None, "facts.model.name"),
         (("facts", "text", "tokens"), "many", "facts.text.tokens"),
-        (("facts", "heard"), [], "facts.heard"),
+        (("facts", "coverage"), [], "facts.coverage"),
         (("facts", "text", "sha256"), [], "facts.text.sha256"),
         (("facts", "text", "max_length"), None, "facts.text.max_length"),
         (("facts", "model", "hidden"), "wide", "facts.model.hidden"),

@@ -158,7 +158,7 @@ def verify(
     claims = all_claims() if claims is None else list(claims)
     prints = None
     if engine is not None and model is not None:
-        from massieu.engine import Origin
+        from massieu.models.origin import Origin
 
         model = Origin.of(model, {}).name  # a folder by its whole path: others work elsewhere
         prints = _prints(model) if any(claim.on_model for claim in claims) else None

@@ -26,7 +26,7 @@ def add(command: Command) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what is installed, and what would be heard of a model."""
+    """Print what is installed, and the attention calls that are observed in a model."""
     import numpy
     import torch
 
@@ -44,11 +44,11 @@ def run(options: argparse.Namespace) -> int:
     code = 0
     if options.model:
         need("transformers")
-        from massieu.inspection.coverage import what_is_heard
+        from massieu.inspection.observable_calls import observable_calls
 
-        heard = what_is_heard(options.model, **loading(options))
-        facts |= heard
-        code = 3 if heard["missing"] or not heard["modules"] else 0
+        found = observable_calls(options.model, **loading(options))
+        facts |= found
+        code = 3 if found["missing"] or not found["modules"] else 0
     if options.json:
         print(json.dumps(facts))
     else:

@@ -98,14 +98,14 @@ def add(command: Command) -> None:
     results.add_argument(
         "--out", type=path, metavar="DIR", help="write report.html, tables, JSON and figures there (default: nowhere)"
     )
-    part = results.add_mutually_exclusive_group()
-    part.add_argument(
-        "--part",
+    partial = results.add_mutually_exclusive_group()
+    partial.add_argument(
+        "--partial",
         action="store_true",
         default=None,
         help="write the sums that massieu merge needs, whatever their size (default: up to 32 MB)",
     )
-    part.add_argument("--no-part", dest="part", action="store_false", help="do not write these sums")
+    partial.add_argument("--no-partial", dest="part", action="store_false", help="do not write these sums")
     results.add_argument(
         "--fail-on",
         action="append",
@@ -156,11 +156,19 @@ def run(options: argparse.Namespace) -> int:
         )
     crossed = thresholds.crossings(found, conditions)
     with mentioned():
-        report = found.save(options.out, part=options.part) if options.out else None
+        report = found.save(options.out, partial=options.partial) if options.out else None
     if checkpoint is not None:
         checkpoint.remove()
-    if report is not None and options.part is None and not options.quiet and not (report.parent / result.PART).exists():
-        print("no part.safetensors was written, it would exceed 32 MB; massieu merge needs it: --part", file=sys.stderr)
+    if (
+        report is not None
+        and options.partial is None
+        and not options.quiet
+        and not (report.parent / result.PARTIAL).exists()
+    ):
+        print(
+            "no partial.safetensors was written, it would exceed 32 MB; massieu merge needs it: --partial",
+            file=sys.stderr,
+        )
     if options.json:
         print(json.dumps(found.to_dict(), allow_nan=False))
     elif not options.quiet:

@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
         result.check_writable(Path(options.out))
         tell_replaced(Path(options.out), "inspection", quiet=options.quiet)
     found = merging.merge_runs(options.runs, model=options.model, **loading(options))
-    report = found.save(options.out, part=True) if options.out else None
+    report = found.save(options.out, partial=True) if options.out else None
     if options.json:
         print(json.dumps(found.to_dict(), allow_nan=False))
         return 0

@@ -2,6 +2,7 @@
 
 from massieu.corpus.bad_records import BadRecord, BadRecords
 from massieu.corpus.corpus import Corpus
-from massieu.corpus.shards import Document, RecordFilter, Shard
+from massieu.corpus.document_counts import DocumentCounts
+from massieu.corpus.shards import Document, Readable, RecordFilter, Shard
 
-__all__ = ["Corpus", "Document", "BadRecord", "BadRecords", "Shard", "RecordFilter"]
+__all__ = ["BadRecord", "BadRecords", "Corpus", "Document", "DocumentCounts", "Readable", "RecordFilter", "Shard"]

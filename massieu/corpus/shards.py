@@ -7,7 +7,7 @@ import hashlib
 import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from massieu.checks import UserError
 from massieu.corpus.bad_records import BadRecord, BadRecords, RecordError
@@ -192,6 +192,21 @@ class Shard:
         where = f"the line at {record.label}" if record.label.startswith("byte ") else record.label
         sentence = f"{self.name} {error.expected}, and {where} {error.got}; {error.remedy}"
         return BadRecord(self.name, record.position, self._place(record), error.reason, sentence)
+
+
+class Readable(Protocol):
+    """A range of a text that can be read alone, such as a :class:`Shard` or a :class:`ShardGroup`."""
+
+    @property
+    def key(self) -> str:
+        """Hash of everything that decides about the documents."""
+
+    @property
+    def version(self) -> str:
+        """Mark of the content of a file; empty if there is none."""
+
+    def read(self, bad_records: BadRecords | None = None) -> Iterator[Document]:
+        """Read the documents in order."""
 
 
 @dataclass(frozen=True)

@@ -1,30 +1,37 @@
-"""How far a run has come: what was read, which pieces of the text that was, and a file that says both."""
+"""Checkpoints of a fold: its partial result so far, with the numbers of the shards in it, in one file."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 import os
 import time
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from massieu.checks import UserError
+from massieu.checks import UserError, check_number
+from massieu.corpus import Readable
 from massieu.corpus.passages import TooLong
-from massieu.corpus.shards import Shard, ShardGroup
-from massieu.inspection.partial_files import draft_of, load_checkpoint, save_checkpoint
-from massieu.inspection.partial_result import Identity, Part
 
-__all__ = ["Checkpoint", "CheckpointWarning", "Ledger"]
+if TYPE_CHECKING:
+    from massieu.engine.fold import PartialResult, Task
+
+__all__ = ["Checkpoint", "CheckpointWarning", "Ledger", "draft_of"]
 
 Stamp = tuple[int, int, int]
+MOST_SHARDS = 1 << 31
+
+
+def draft_of(path: Path) -> Path:
+    """Path of a file while it is written; a kill leaves at most this file, which the next write replaces."""
+    return path.with_name(f".{path.name}.part")
 
 
 class CheckpointWarning(UserWarning):
-    """A checkpoint could not be written, and the run goes on."""
+    """A checkpoint could not be written; the run goes on without it."""
 
 
 class NotWritten(UserError):  # noqa: N818  # a state of the disk
@@ -33,7 +40,7 @@ class NotWritten(UserError):  # noqa: N818  # a state of the disk
 
 @dataclass
 class Checkpoint:
-    """Where to write how far a run has come.
+    """File that says how far a run has come.
 
     Attributes:
         path: the file; its folder is made when there is something to write.
@@ -47,9 +54,7 @@ class Checkpoint:
     _own: Stamp | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seconds < math.inf:
-            got = self.seconds
-            raise UserError(f"seconds between checkpoints must be finite and not negative, got {got}; 30 is usual")
+        check_number(self.seconds, "seconds", least=0, remedy="30 seconds between checkpoints are usual")
         if self.path.is_dir():
             raise UserError(f"a checkpoint must be a file, got the folder {self.path}; name a file in it")
         above = next(folder for folder in self.path.absolute().parents if folder.exists())
@@ -58,7 +63,7 @@ class Checkpoint:
 
     @property
     def remedy(self) -> str:
-        """What to do with it after the run was broken off, as the end of a sentence; empty if it is not there."""
+        """End of a sentence on going on after an interruption; empty if there is no file."""
         before = self.resume and self._own is None and self.path.exists()  # it has not been opened yet
         if not before and not self._is_own:
             return ""
@@ -66,22 +71,22 @@ class Checkpoint:
 
     @contextlib.contextmanager
     def mentioned(self) -> Iterator[None]:
-        """Inside, an interrupt says that the file is there, if it is."""
+        """Context in which an interrupt mentions the file, if there is one."""
         try:
             yield
         except KeyboardInterrupt as interrupt:
             interrupt.args = interrupt.args or ((self.remedy,) if self.remedy else ())
             raise
 
-    def load(self, identity: Identity, corpus: str, splits: int) -> tuple[Part, set[int]]:
-        """How far the run had come that wrote the file, which belongs to this one from now on."""
+    def load(self, task: Task, corpus: str, shards: int) -> tuple[Any, set[int]]:
+        """Partial result and numbers of the shards in the file, which belongs to this run from now on."""
         own = _stamp(self.path)
-        found = load_checkpoint(self.path, identity, corpus, splits)
+        found = task.load(self.path, corpus, shards)
         self._own = own
         return found
 
-    def save(self, part: Part, done: Collection[int], corpus: str) -> None:
-        """Write the file; one sentence if it cannot be written, or if another run has."""
+    def save(self, task: Task, partial: PartialResult, done: Collection[int], corpus: str) -> None:
+        """Write the file; an error if it cannot be written, or if another run has written it."""
         from safetensors import SafetensorError
 
         if self.path.exists() and not self._is_own:
@@ -91,60 +96,51 @@ class Checkpoint:
             )
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            save_checkpoint(self.path, part, done, corpus)
+            task.save(self.path, partial, done, corpus)
             self._own = _stamp(self.path)
         except (OSError, SafetensorError) as error:
             text = f"the checkpoint {self.path} cannot be written ({' '.join(str(error).split())})"
             raise NotWritten(f"{text}; make room there, or name a file elsewhere with --checkpoint") from None
 
     def remove(self) -> None:
-        """Remove the file, if this run wrote it: nobody goes on from a run that is finished."""
+        """Remove the file if this run wrote it: a finished run needs none."""
         if self._is_own:
             self.path.unlink(missing_ok=True)
             draft_of(self.path).unlink(missing_ok=True)
 
     @property
     def _is_own(self) -> bool:
-        """Whether the file is there and as this run left it."""
+        """True if the file exists as this run left it."""
         return self._own is not None and self._own == _stamp(self.path)
 
 
 class Ledger:
-    """What was read so far, as one part, with the numbers of its pieces; each counts once.
+    """Partial result of the shards read so far, with their numbers; each counts once.
 
     Args:
-        identity: of the run.
-        splits: all pieces of the text; with a checkpoint they must be a sequence, whose order gives them numbers.
-        checkpoint: where to write it; None for nowhere.
-
-    Example:
-        >>> from massieu.corpus.shards import text_shards
-        >>> ledger = Ledger(Identity("a" * 64, None, {"rows": 32}), list(text_shards(["Call", "me"], size=1)))
-        >>> ledger.add(Part.empty(ledger.part.identity), [0])
-        >>> [number for number, split in ledger.waiting()]
-        [1]
+        task: reads a shard.
+        shards: all shards of the text; with a checkpoint a sequence, whose order gives them numbers.
+        checkpoint: file to write; None for none.
     """
 
-    def __init__(
-        self, identity: Identity, splits: Iterable[Shard | ShardGroup], checkpoint: Checkpoint | None = None
-    ) -> None:
-        self.splits, self.checkpoint = splits, checkpoint
-        self.part, self.done = Part.empty(identity), set[int]()
-        self._saved, self._last = 0, time.monotonic()  # pieces that are in the file, and since when
-        self._whole = True  # the part is that of the pieces which are done
+    def __init__(self, task: Task, shards: Iterable[Readable], checkpoint: Checkpoint | None = None) -> None:
+        self.task, self.shards, self.checkpoint = task, shards, checkpoint
+        self.partial, self.done = task.empty(), set[int]()
+        self._saved, self._last = 0, time.monotonic()  # shards in the file, and the time it was written
+        self._whole = True  # the partial result is that of the shards in done
         self._warned = False
         if checkpoint is None:
             return
-        if not isinstance(splits, Sequence):
+        if not isinstance(shards, Sequence):
             raise UserError(
                 "a checkpoint needs a text that can be read again, got one that comes one by one;"
                 " pass a list of strings or a Corpus"
             )
-        self._corpus = _fingerprint(splits)
+        self._corpus = _fingerprint(shards)
         if not checkpoint.path.exists():
             return
         if checkpoint.resume:
-            self.part, self.done = checkpoint.load(identity, self._corpus, len(splits))
+            self.partial, self.done = checkpoint.load(task, self._corpus, len(shards))
             self._saved = len(self.done)
         elif self._is_ours(checkpoint.path):
             raise UserError(
@@ -157,36 +153,36 @@ class Ledger:
                 " remove it, or name another file with --checkpoint"
             )
 
-    def share(self, documents: int) -> float | None:
-        """About which share of the text so many documents are; None if nobody knows."""
-        if not isinstance(self.splits, Sequence) or not self.part.counts.documents:
+    def fraction(self, documents: int) -> float | None:
+        """Estimated fraction of the text that these documents are; None if unknown."""
+        if not isinstance(self.shards, Sequence) or not self.partial.counts.documents:
             return None
-        expected = self.part.counts.documents / len(self.done) * len(self.splits)
-        return min(1.0, documents / expected)
+        expected = self.partial.counts.documents / len(self.done) * len(self.shards)
+        return float(min(1.0, documents / expected))
 
     @property
     def remedy(self) -> str:
-        """What to do after the run was broken off, as the end of a sentence."""
+        """End of a sentence on going on after the run was broken off."""
         if self.checkpoint is None:
             return "nothing was kept; next time --out DIR or --checkpoint FILE keeps what was read"
         return self.checkpoint.remedy if self._saved else "nothing was written"
 
-    def waiting(self) -> Iterator[tuple[int, Shard | ShardGroup]]:
-        """The pieces that were not read when this was called, with their numbers."""
+    def waiting(self) -> Iterator[tuple[int, Readable]]:
+        """Shards that are unread at the time of the call, with their numbers."""
         before = set(self.done)
-        return ((number, split) for number, split in enumerate(self.splits) if number not in before)
+        return ((number, shard) for number, shard in enumerate(self.shards) if number not in before)
 
-    def add(self, part: Part, numbers: Iterable[int]) -> None:
-        """Add what some pieces gave, and write the file if it is time."""
+    def add(self, partial: PartialResult, numbers: Iterable[int]) -> None:
+        """Merge the partial result of some shards, and write the file if it is time."""
         self._whole = False  # an interrupt may come in between
-        self.part.merge(part)
+        self.partial.merge(partial)
         self.done.update(numbers)
         self._whole = True
         if self.checkpoint is not None and time.monotonic() - self._last >= self.checkpoint.seconds:
             self.keep()
 
     def keep(self) -> None:
-        """Write the file as :meth:`save` does; on a full disk the run goes on, with one warning."""
+        """Write the file; on a full disk the run goes on, with one warning."""
         try:
             self.save()
         except NotWritten as error:
@@ -196,16 +192,16 @@ class Ledger:
                 warnings.warn(f"{error}; the run goes on without it", CheckpointWarning, stacklevel=3)
 
     def save(self) -> None:
-        """Write the file, if there is one and something is new."""
+        """Write the file if there is one and a shard is new."""
         if self.checkpoint is not None and self._whole and len(self.done) > self._saved:
-            self.checkpoint.save(self.part, self.done, self._corpus)
+            self.checkpoint.save(self.task, self.partial, self.done, self._corpus)
             self._saved, self._last = len(self.done), time.monotonic()
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Inside, an interrupt writes the file first and says so; at the end it is complete if it was begun.
+        """Context in which an interrupt writes the file and mentions it; other errors mention the file if there is one.
 
-        Other errors say where the file is that was written before them.
+        At the end the file holds all shards if any was written.
         """
         try:
             yield
@@ -228,14 +224,14 @@ class Ledger:
 
     def _is_ours(self, path: Path) -> bool:
         try:
-            load_checkpoint(path, self.part.identity, self._corpus)
-        except ValueError:  # of another run, or no checkpoint: nobody goes on from it
+            self.task.load(path, self._corpus, MOST_SHARDS)
+        except UserError:  # of another run, or no checkpoint at all
             return False
         return True
 
 
 def _stamp(path: Path) -> Stamp | None:
-    """What tells this file from another that was written to its place; None if there is none."""
+    """Identity of a file, different for another one written to its place; None if there is none."""
     try:
         found = path.stat()
     except OSError:
@@ -243,9 +239,9 @@ def _stamp(path: Path) -> Stamp | None:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def _fingerprint(splits: Sequence[Shard | ShardGroup]) -> str:
-    """A hash of all pieces in their order, and of when their files were written."""
+def _fingerprint(shards: Sequence[Readable]) -> str:
+    """Hash of all shards in their order, and of the versions of their files."""
     digest = hashlib.sha256()
-    for split in splits:
-        digest.update(f"{split.key} {split.version}".encode())
+    for shard in shards:
+        digest.update(f"{shard.key} {shard.version}".encode())
     return digest.hexdigest()

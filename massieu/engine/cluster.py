@@ -1,4 +1,4 @@
-"""The engine of a Dask cluster: workers read and merge, the driver keeps one part and says how far it is."""
+"""Engine of a Dask cluster: workers read and merge, the driver keeps one partial result and reports progress."""
 
 from __future__ import annotations
 
@@ -19,15 +19,12 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from massieu.checks import UserError, pip_install
-from massieu.corpus.shards import Shard, ShardGroup
+from massieu.checks import UserError, check_count, pip_install
+from massieu.corpus import Readable
 from massieu.engine.checkpoints import Checkpoint, Ledger
 from massieu.engine.driving import PULSE, Drive
-from massieu.engine.engines import Origin, Progress
-from massieu.engine.worker_roster import Attendance, LostCluster, ended_workers
-from massieu.engine.workers import Recipe
-from massieu.inspection.partial_result import Part
-from massieu.inspection.reader import Reader
+from massieu.engine.fold import Progress, Task
+from massieu.engine.worker_roster import LostCluster, WorkerRoster, ended_workers
 from massieu.kernels.threads import torch_threads
 
 if TYPE_CHECKING:
@@ -45,17 +42,17 @@ GUARD = "worker processes import the file that starts them: put what it does und
 
 
 class Dask:
-    """Reads on the workers of a Dask cluster: one that is there already, or processes of this machine.
+    """Reads on the workers of a Dask cluster: a running one, or processes of this machine.
 
-    Every worker loads the model once and reads with as many threads as the worker has; what pieces of the text give
-    is merged on the workers, by a tree, and the driver merges about one part for every checkpoint. A worker that is
-    lost costs what it was reading and nothing else. Servers that are started here listen on loopback only.
+    Every worker loads the model once and reads with as many threads as the worker has. Partial results are merged on
+    the workers, by a tree, and the driver merges about one for every checkpoint. A lost worker costs the shards that
+    it was reading and nothing else. Servers that are started here listen on loopback only.
 
     Args:
         address: of a scheduler, or a ``distributed.Client``; None for a cluster of this machine's own processes.
         scheduler_file: what ``dask scheduler --scheduler-file`` wrote, instead of an address.
         workers: processes of a cluster that is started here, one thread each; None for one per core.
-        announce: called with a sentence that says where the dashboard is.
+        announce: called with a sentence that names the address of the dashboard.
 
     Example:
         >>> with Dask(workers=1) as engine:  # doctest: +SKIP
@@ -76,8 +73,8 @@ class Dask:
             raise UserError("a cluster has an address or a scheduler file, got both; choose one")
         if workers is not None and (address is not None or scheduler_file is not None):
             raise UserError("workers are for a cluster that is started here, and this one is there; leave them out")
-        if workers is not None and (not isinstance(workers, int) or workers < 1):
-            raise UserError(f"workers must be a positive whole number, got {workers!r}; leave it out for one per core")
+        if workers is not None:
+            check_count(workers, "workers", remedy="leave it out for one per core")
         if scheduler_file is not None:
             address = _address_in(Path(scheduler_file))
         self._address, self._workers = address, workers
@@ -85,32 +82,24 @@ class Dask:
         self._client: Client | None = None
         self._open = contextlib.ExitStack()
 
-    def read(
+    def fold(
         self,
-        reader: Reader,
-        splits: Iterable[Shard | ShardGroup],
+        task: Task,
+        shards: Iterable[Readable],
         *,
-        many: bool = False,
-        origin: Origin | None = None,
         checkpoint: Checkpoint | None = None,
         progress: Progress | None = None,
-    ) -> Part:
-        """What all pieces give together; see :class:`~massieu.engine.Engine`."""
-        if origin is None:
-            raise UserError(
-                "the engine dask needs a model that its workers can load by name, got one in memory or with a tokenizer"
-                " of its own; save both to a folder and pass its name"
-            )
-        ledger = Ledger(reader.identity, splits, checkpoint)
-        recipe = Recipe(os.urandom(4).hex(), origin, reader.options, reader.identity, many)
+    ) -> Any:
+        """Partial result of all shards; see :class:`~massieu.engine.Engine`."""
+        remote, ledger = task.remote(), Ledger(task, shards, checkpoint)
         with ledger.kept(), torch_threads(1):  # the others are for the workers, if they are here
-            Drive(self.client, recipe, ledger, progress).run()
-        return ledger.part
+            Drive(self.client, remote, ledger, progress).run()
+        return ledger.partial
 
     def map(
         self, function: Callable[[Any], Any], given: Iterable[Any], /, *, lost: Callable[[Any], Any] | None = None
     ) -> Iterator[Any]:
-        """The function of each, in the order given, each on some worker; see :class:`~massieu.engine.Engine`.
+        """Values of a function, each on some worker, in the order given; see :class:`~massieu.engine.Engine`.
 
         Futures rather than joblib's backend for Dask: that one waits for ever for a task that ends its workers, and
         computes in the driver if the cluster has a single thread.
@@ -123,16 +112,16 @@ class Dask:
         from distributed import KilledWorker, wait
 
         client = self.client  # a generator may outlive the engine
-        attendance = Attendance(client)
+        roster = WorkerRoster(client)
         given, waiting = list(given), collections.deque[Any]()
         try:
-            with attendance.talking():
-                attendance.gather()
+            with roster.talking():
+                roster.gather()
                 waiting.extend(client.map(function, given, pure=False))
             while waiting:
                 error = None
-                with attendance.talking():
-                    attendance.look()
+                with roster.talking():
+                    roster.look()
                     with client.as_current(), contextlib.suppress(TimeoutError):
                         wait(waiting[0], timeout=PULSE)
                     if waiting[0].status == "pending":
@@ -152,13 +141,13 @@ class Dask:
         except KilledWorker as error:
             raise LostCluster(f"a task {ended_workers(error)}") from None
         finally:
-            attendance.close()
+            roster.close()
             if waiting and client.status == "running":
                 client.cancel(list(waiting))
 
     @property
     def client(self) -> Client:
-        """The connection to the scheduler, made when it is first asked for."""
+        """Connection to the scheduler, made on first use."""
         if self._client is None:
             self._client = self._connected()
             if self._announce is not None and (link := self._client.dashboard_link):
@@ -167,7 +156,7 @@ class Dask:
         return self._client
 
     def close(self) -> None:
-        """Leave the cluster, and end it if it was started here."""
+        """Disconnect from the cluster, and end it if it was started here."""
         self._client = None
         self._open.close()
 
@@ -201,7 +190,7 @@ class Dask:
         return client
 
     def _started(self) -> Client:
-        """A cluster of processes of this machine."""
+        """Start a cluster of processes of this machine."""
         import dask
         from distributed import Client, LocalCluster
 
@@ -227,7 +216,7 @@ class Dask:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Processes that begin inside never hear an interrupt, which is for the driver; it hears one only at the end."""
+    """Context in which new processes ignore interrupts for good, and this one postpones them to the end."""
     main, known = threading.current_thread() is threading.main_thread(), signal.getsignal(signal.SIGINT) is not None
     if not main or not known or not hasattr(signal, "pthread_sigmask"):
         yield
@@ -246,7 +235,7 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _address_in(file: Path) -> str:
-    """The address that a scheduler has written into a file."""
+    """Return the address that a scheduler has written into a file."""
     try:
         found = json.loads(file.read_bytes())
     except FileNotFoundError:
@@ -259,7 +248,7 @@ def _address_in(file: Path) -> str:
 
 
 def _check_address(address: Any) -> None:
-    """One sentence unless a scheduler answers there; a client waits for ever for anything else that listens."""
+    """Raise unless a scheduler answers at the address; a client would wait for ever for any other server."""
     from distributed.comm.addressing import get_address_host_port, resolve_address
 
     try:
@@ -280,7 +269,7 @@ def _check_address(address: Any) -> None:
 
 
 async def _kind(address: Any) -> str:
-    """What listens at an address."""
+    """Kind of the server at an address."""
     from distributed.comm.core import connect
     from distributed.core import send_recv
     from distributed.security import Security
@@ -294,7 +283,7 @@ async def _kind(address: Any) -> str:
 
 
 def _hush(stack: contextlib.ExitStack) -> None:
-    """Without the library's own words about what we say in a sentence, as long as the stack is open."""
+    """Silence the loggers of Dask until the stack is closed: our errors say the same in one sentence."""
     names = [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "distributed"]
     for logger in map(logging.getLogger, names):  # each of them has a level of its own
         stack.callback(logger.setLevel, logger.level)

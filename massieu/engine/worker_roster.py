@@ -1,4 +1,4 @@
-"""Who is there: workers of a cluster that can run this library, and what to say when nobody is."""
+"""Roster of the workers of a cluster that can run this library."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from massieu.checks import UserError
 if TYPE_CHECKING:
     from distributed import Client, KilledWorker
 
-__all__ = ["Attendance", "LostCluster", "ended_workers"]
+__all__ = ["WorkerRoster", "LostCluster", "ended_workers"]
 
-ROUND = 5.0  # seconds between two looks at who is there
+ROUND = 5.0  # seconds between two looks at the workers
 GLANCE = 0.2  # the same while answers are expected
 ANSWER = 30.0  # seconds for an answer of the scheduler
 ABSENCE = 60.0  # seconds without any worker
@@ -31,28 +31,28 @@ class LostCluster(UserError):  # noqa: N818  # a state of the cluster
     exit_code = 4
 
 
-class Attendance:
+class WorkerRoster:
     """The workers of a cluster.
 
     Attributes:
         client: the connection to its scheduler.
-        workers: addresses of those that were there at the last look and have said that they can run this library.
-        silent: of those that have not answered yet. One may still be loading it; if it hangs, the scheduler drops it
-            and gives its tasks to others after a while, its ``worker-ttl``.
+        workers: addresses of those that were present at the last look and have answered that they can run this library.
+        silent: addresses of those that have not answered yet. One may still be loading the library; if it hangs,
+            the scheduler gives its tasks to others after its ``worker-ttl``.
     """
 
     def __init__(self, client: Client) -> None:
         self.client, self.workers, self.silent = client, frozenset[str](), frozenset[str]()
         self._answers: dict[str, Future[Any]] = {}
-        self._looked, self._seen, self._heard = -math.inf, time.monotonic(), time.monotonic()
+        self._looked, self._seen, self._answered = -math.inf, time.monotonic(), time.monotonic()
 
     @property
     def address(self) -> str:
-        """Of the scheduler."""
+        """Address of the scheduler."""
         return str(getattr(self.client.scheduler, "address", "an unknown address"))
 
     def gather(self) -> None:
-        """Wait until somebody is there, and a little longer for those who have not answered; raises as :meth:`look`."""
+        """Wait for a worker, and a little longer for those that have not answered; raises as :meth:`look`."""
         end = math.inf
         while not self.workers or (self.silent and time.monotonic() < end):
             self.look()
@@ -62,10 +62,10 @@ class Attendance:
                 time.sleep(GLANCE)
 
     def look(self) -> None:
-        """See who is there, if the last look was some time ago.
+        """Update the roster if the last look was some time ago.
 
         Raises:
-            LostCluster: there has been no worker for too long.
+            LostCluster: no worker was present for too long.
             ValueError: a worker cannot run this library.
         """
         now = time.monotonic()
@@ -82,19 +82,19 @@ class Attendance:
         self.workers = frozenset(worker for worker in found if self._has_answered(worker))
         self.silent = found - self.workers
         if self.workers:
-            self._heard = now
-        elif found and now - self._heard > LOADING:
+            self._answered = now
+        elif found and now - self._answered > LOADING:
             raise LostCluster(f"no worker of the scheduler at {self.address} has answered for {LOADING:.0f} s")
 
     def close(self) -> None:
-        """Wait for nobody any more."""
+        """Cancel outstanding questions."""
         for answer in self._answers.values():
             answer.cancel()
         self._answers.clear()
 
     @contextlib.contextmanager
     def talking(self) -> Iterator[None]:
-        """Inside, a connection that is lost is one sentence."""
+        """Context in which a lost connection is an error for the user."""
         from distributed.client import ClosedClientError
 
         try:
@@ -103,7 +103,7 @@ class Attendance:
             raise LostCluster(f"the scheduler at {self.address} is lost") from None
 
     def _ask(self, found: frozenset[str]) -> None:
-        """A worker that cannot open a task ends itself, so everyone is asked before the first; nobody is waited for."""
+        """Ask every new worker for its version before its first task: one that cannot open a task would end."""
         for worker in [worker for worker in self._answers if worker not in found]:
             self._answers.pop(worker).cancel()
         loop: Any = self.client.loop
@@ -116,7 +116,7 @@ class Attendance:
         if not answer.done():
             return False
         said = None if answer.cancelled() or answer.exception() else answer.result().get(worker)
-        if not isinstance(said, str):  # it was lost meanwhile, and is asked again if it is still there
+        if not isinstance(said, str):  # lost meanwhile; it is asked again if it is still there
             del self._answers[worker]
             return False
         own = sys.modules["massieu"].__version__
@@ -129,13 +129,13 @@ class Attendance:
 
 
 def ended_workers(error: KilledWorker) -> str:
-    """What became of the workers that took a task, as a part of a sentence."""
+    """Part of a sentence on the workers that a task has ended."""
     count, last = error.allowed_failures + 1, error.last_worker.address
     return f"has ended {count} worker{'s' if count > 1 else ''}, the last at {last}; is memory short?"
 
 
 def _question() -> Callable[[], str]:
-    """Which version of this library a worker has; inside, so that it travels by value."""
+    """Return a function that gives the version of this library; it is local, so that it travels by value."""
 
     def version() -> str:
         import importlib

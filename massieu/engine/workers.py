@@ -1,6 +1,6 @@
-"""What the workers of a cluster do: read pieces of a text, and merge what others have read.
+"""Tasks of the workers of a cluster: read shards, and merge partial results of other workers.
 
-Both are pure. Whatever goes wrong in them travels as a value, so that the user hears the sentence that was said there.
+Both are pure. An error inside travels as a value, so that the user reads the sentence that it carried there.
 """
 
 from __future__ import annotations
@@ -17,53 +17,28 @@ from typing import Any
 
 import torch
 
-from massieu.checks import NotObservable, UserError
-from massieu.corpus.passages import TooLong
-from massieu.corpus.shards import Shard, ShardGroup
-from massieu.engine.engines import Origin
-from massieu.inspection.options import Options
-from massieu.inspection.partial_files import part_from_bytes, part_to_bytes
-from massieu.inspection.partial_result import Identity, Part
-from massieu.inspection.reader import Reader
+from massieu.checks import UserError
+from massieu.corpus import Readable
+from massieu.engine.fold import PartialResult, RemoteTask
 
-__all__ = ["Failure", "Parcel", "Recipe", "TOPIC", "merge_parcels", "read_stretch"]
+__all__ = ["Failure", "Packed", "TOPIC", "merge_packed", "read_shards"]
 
 TOPIC = "massieu"
-"""Under which workers tell the driver how far they are."""
+"""Topic of the messages in which workers report their progress to the driver."""
 
-OFTEN = 1.0  # seconds between two times that a worker tells it
+BETWEEN = 1.0  # seconds between two such messages
 
 _alone = threading.Lock()
-_loaded: dict[str, Reader] = {}
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What a worker must know to read.
-
-    Attributes:
-        run: a name of the run.
-        origin: how to load the model.
-        options: how to read.
-        identity: what the driver's own model and options amount to; a worker with others is refused.
-        many: as in :meth:`~massieu.inspection.reader.Reader.read`.
-    """
-
-    run: str
-    origin: Origin
-    options: Options
-    identity: Identity
-    many: bool
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong on a worker.
+    """Error on a worker.
 
     Attributes:
-        kind: the class of an error that is told in one sentence; None for any other, which is a defect.
-        sentence: what it said.
-        trace: where it came from.
+        kind: class of an error for the user; None for any other, which is a defect.
+        sentence: its message.
+        trace: its traceback.
     """
 
     kind: type[UserError] | None
@@ -72,119 +47,99 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Parcel:
-    """A part on its way between processes: the bytes of a file, so that opening it runs no code.
+class Packed:
+    """Partial result on its way between processes: the bytes of a file, so that opening it runs no code.
 
     Attributes:
+        kind: class of the partial result.
         data: the file.
-        seconds: how long reading took.
-
-    Example:
-        >>> part = Part.empty(Identity("a" * 64, None, {"rows": 32}))
-        >>> Parcel.of(part, 0.0).open().identity == part.identity
-        True
+        seconds: time that reading took.
     """
 
+    kind: type[PartialResult]
     data: bytes | memoryview
     seconds: float
 
     @classmethod
-    def of(cls, part: Part, seconds: float) -> Parcel:
-        """Pack a part."""
-        return cls(part_to_bytes(part), seconds)
+    def of(cls, partial: PartialResult, seconds: float) -> Packed:
+        """Pack a partial result."""
+        return cls(type(partial), partial.to_bytes(), seconds)
 
-    def open(self) -> Part:
-        """The part."""
-        return part_from_bytes(bytes(self.data))
+    def open(self) -> PartialResult:
+        """Unpack the partial result."""
+        return self.kind.from_bytes(bytes(self.data))
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Beside the pickle, where Dask sends it without making copies."""
-        return Parcel, (pickle.PickleBuffer(self.data) if protocol >= 5 else bytes(self.data), self.seconds)
+        """Put the data beside the pickle, where Dask sends it without copies."""
+        data = pickle.PickleBuffer(self.data) if protocol >= 5 else bytes(self.data)
+        return Packed, (self.kind, data, self.seconds)
 
     def __sizeof__(self) -> int:  # the scheduler moves what is small
         return len(self.data)
 
 
-def read_stretch(recipe: Recipe, stretch: Sequence[tuple[int, Shard | ShardGroup]]) -> Parcel | Failure:
-    """What some pieces of the text give, read one after the other.
+def read_shards(run: str, remote: RemoteTask, stretch: Sequence[tuple[int, Readable]]) -> Packed | Failure:
+    """Read shards one after the other and merge their partial results.
 
     Args:
-        recipe: the model, and how it reads.
-        stretch: the pieces with their numbers.
+        run: name of the run, for messages to its driver.
+        remote: the task.
+        stretch: shards with their numbers.
     """
     try:
-        # Listening to attention is for one at a time; a worker of several threads gives all of them to the model.
+        # One thread at a time taps attention; a worker of several threads gives all of them to the model.
         with _alone:
             begin = time.perf_counter()
             if (worker := _worker()) is not None:
                 torch.set_num_threads(worker.state.nthreads)
-            reader = _reader(recipe)
-            merged = Part.empty(reader.identity)
-            for number, split in stretch:
-                merged.merge(reader.read(split, many=recipe.many, progress=_teller(recipe.run, number)))
-        return Parcel.of(merged, time.perf_counter() - begin)
+            task = remote.open(worker.address if worker else "here")
+            merged = task.empty()
+            for number, shard in stretch:
+                merged.merge(task.read(shard, progress=_reporter(run, number)))
+        return Packed.of(merged, time.perf_counter() - begin)
     except Exception as error:
-        kind = next((kind for kind in (TooLong, NotObservable, UserError) if isinstance(error, kind)), None)
+        kind = type(error) if isinstance(error, UserError) else None
         return Failure(kind, str(error), traceback.format_exc())
     finally:
-        _give_back()
+        _release_memory()
 
 
-def merge_parcels(parcels: Sequence[Parcel | Failure]) -> Parcel | Failure:
-    """One parcel of several; if something went wrong in one of them, that."""
+def merge_packed(results: Sequence[Packed | Failure]) -> Packed | Failure:
+    """Merge partial results into one; the first failure among them is the result if there is one."""
     good = []
-    for parcel in parcels:
-        if isinstance(parcel, Failure):
-            return parcel
-        good.append(parcel)
+    for result in results:
+        if isinstance(result, Failure):
+            return result
+        good.append(result)
     try:
-        merged = good[0].open()  # nobody else has it, so that others may be added to it
-        for parcel in good[1:]:
-            merged.merge(parcel.open())
-        return Parcel.of(merged, sum(parcel.seconds for parcel in good))
+        merged = good[0].open()
+        for result in good[1:]:
+            merged.merge(result.open())
+        return Packed.of(merged, sum(result.seconds for result in good))
     finally:
-        _give_back()
+        _release_memory()
 
 
-def _give_back() -> None:
-    """Memory that a task had goes back to the system at its end, so that what tasks before it left does not pile up."""
+def _release_memory() -> None:
+    """Return the memory of a task to the system at its end, so that leftovers of many tasks do not pile up."""
     with contextlib.suppress(OSError, AttributeError):  # another system, which has its own way
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
-def _reader(recipe: Recipe) -> Reader:
-    """The model of this process, loaded once."""
-    key = repr((recipe.origin, recipe.options, recipe.identity.model))  # a folder may hold another model by now
-    if key not in _loaded:
-        _loaded.clear()  # a worker has memory for one
-        loaded = recipe.origin.load()
-        name, revision = recipe.identity.name, recipe.identity.revision
-        _loaded[key] = Reader(loaded.model, loaded.tokenizer, recipe.options, name=name, revision=revision)
-    reader = _loaded[key]
-    difference = recipe.identity.difference(reader.identity)
-    if difference is not None:
-        worker = _worker()
-        raise UserError(
-            f"the worker {worker.address if worker else 'here'} must have the model of the process that asks it,"
-            f" but {difference}; give all machines the same files and the same versions"
-        )
-    return reader
-
-
-def _teller(run: str, number: int) -> Callable[[int, int], None]:
-    """Tells the driver now and then how much of a piece was read."""
+def _reporter(run: str, number: int) -> Callable[[int, int], None]:
+    """Return a function that reports the progress of a shard to the driver now and then."""
     worker, last = _worker(), [time.monotonic()]
 
-    def tell(documents: int, tokens: int) -> None:
-        if worker is not None and time.monotonic() - last[0] >= OFTEN:
+    def report(documents: int, tokens: int) -> None:
+        if worker is not None and time.monotonic() - last[0] >= BETWEEN:
             last[0] = time.monotonic()
             worker.log_event(TOPIC, [run, number, documents, tokens])
 
-    return tell
+    return report
 
 
 def _worker() -> Any | None:
-    """The worker that runs this; None if it is called by hand."""
+    """The Dask worker that runs this; None outside of one."""
     from distributed import get_worker
 
     try:

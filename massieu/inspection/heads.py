@@ -165,7 +165,7 @@ class HeadStatistics:
     def merge(self, other: HeadStatistics) -> None:
         """Add what was found on other documents; the other stays as it is."""
         if not other.by_passage:
-            self.forget_passages()
+            self.drop_passages()
         for key, theirs in other.layers.items():
             self.layers.setdefault(key, LayerOfHeads.of(theirs.name, theirs.heads, self.by_passage)).merge(theirs)
 
@@ -174,7 +174,7 @@ class HeadStatistics:
         for layer in self.layers.values():
             layer.means.close()
 
-    def forget_passages(self) -> None:
+    def drop_passages(self) -> None:
         """Drop what only standard errors by passage need."""
         self.by_passage = False
         for layer in self.layers.values():

@@ -17,7 +17,7 @@ from massieu.inspection.massive import MASSIVE, TokenFilter
 from massieu.inspection.quantities import ALL_TOKENS
 from massieu.inspection.tokens import Tokens
 from massieu.models.module_calls import block_input, hidden_tensors
-from massieu.models.residual_stream import BlockCall, find_residual_stream
+from massieu.models.residual_stream import BlockCall, ResidualStream, find_residual_stream
 from massieu.models.sublayers import ModuleOutput
 from massieu.taps.passes import in_this_thread
 
@@ -88,9 +88,9 @@ class LayerObserver:
         [48, 48]
     """
 
-    def __init__(self, model: nn.Module, inputs: Mapping[str, Any]) -> None:
+    def __init__(self, model: nn.Module, inputs: Mapping[str, Any], stream: ResidualStream | None = None) -> None:
         self.model = model
-        self.anatomy = find_residual_stream(model, inputs)
+        self.stream = find_residual_stream(model, inputs) if stream is None else stream
         self.sums = LayerSums()
         self.by_passage: LayerSums | None = None
         self.broken: set[int] = set()
@@ -105,13 +105,13 @@ class LayerObserver:
 
     @property
     def statistics(self) -> dict[Row, LayerStatistics]:
-        """What was seen of each block."""
+        """Statistics of each block."""
         return self.sums.statistics
 
     @property
     def notes(self) -> list[str]:
         """Sentences about what could not be measured, and how."""
-        notes = [*self.anatomy.notes, *sorted(self.sums.notes)]
+        notes = [*self.stream.notes, *sorted(self.sums.notes)]
         found = self.statistics.values()
         wide = {statistics.dim for statistics in found if statistics.dim > WIDEST}
         for dim in sorted(wide):
@@ -136,7 +136,7 @@ class LayerObserver:
                 f"up to {broken} tokens of a layer, from {stack} layer {layer} on, are not finite: they are left out of"
                 " the layers table, and passages with such tokens out of the experiments with derivatives"
             )
-        if any(block.parallel for block in self.anatomy.blocks):
+        if any(block.parallel for block in self.stream.blocks):
             notes.append("attention and MLP are parallel in this model: both are measured from the block's input")
         return notes
 
@@ -170,20 +170,20 @@ class LayerObserver:
             documents: what identifies the document of each row: it decides about the halves for fitting and testing
                 and about standard errors. None if each row is one.
         """
-        stacks = {block.stack for block in self.anatomy.blocks}
+        stacks = {block.stack for block in self.stream.blocks}
         self._content = content if isinstance(content, Mapping) else dict.fromkeys(stacks, content)
         self._present = present if isinstance(present, Mapping) else dict.fromkeys(stacks, present)
         self._keys, self._documents = keys, documents
         self._open, self._numbers, self._tokens, self._filters, self.broken = [], {}, {}, {}, set()
         modules = dict(self.model.named_modules())
         watched: dict[tuple[str, str], None] = {
-            (block.name, place.path): None for block in self.anatomy.blocks for place in block.places
+            (block.name, place.path): None for block in self.stream.blocks for place in block.places
         }
         with ExitStack() as stack:
             for name, path in watched:
                 hook = modules[f"{name}.{path}"].register_forward_hook(in_this_thread(self._see(name, path)))
                 stack.callback(hook.remove)
-            for name in dict.fromkeys(block.name for block in self.anatomy.blocks if block.sublayers):
+            for name in dict.fromkeys(block.name for block in self.stream.blocks if block.sublayers):
                 enter = modules[name].register_forward_pre_hook(in_this_thread(self._enter(name)), with_kwargs=True)
                 leave = modules[name].register_forward_hook(in_this_thread(self._leave(name)))
                 stack.callback(enter.remove)
@@ -214,7 +214,7 @@ class LayerObserver:
         import pandas
 
         rows = []
-        for block in self.anatomy.blocks:
+        for block in self.stream.blocks:
             stacks = [block.stack] + (["cross"] if block.find("cross") else [])
             for stack in stacks:
                 statistics = self.statistics.get((stack, block.layer))
@@ -247,7 +247,7 @@ class LayerObserver:
         return self._tokens[stack]
 
     def _enter(self, name: str) -> Any:
-        blocks = [block for block in self.anatomy.blocks if block.name == name]
+        blocks = [block for block in self.stream.blocks if block.name == name]
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             number = self._numbers.get(name, 0)

@@ -12,10 +12,10 @@ from torch import nn
 from massieu import assets
 from massieu.checks import UserError, visible
 from massieu.corpus.document_counts import DocumentCounts, Overlap
-from massieu.inspection.partial_files import load_part
-from massieu.inspection.partial_result import Identity, Part
+from massieu.inspection.partial_files import load_partial
+from massieu.inspection.partial_result import Identity, PartialResult
 from massieu.inspection.result import Inspection
-from massieu.inspection.tables import finish
+from massieu.inspection.tables import build_inspection
 from massieu.models.loading import DTYPES, load
 
 __all__ = ["merge_runs"]
@@ -31,8 +31,8 @@ def merge_runs(runs: Sequence[str | Path], *, model: nn.Module | str | None = No
     geometry of the weights need the model: it is loaded again, and must be the same to the last bit of its weights.
 
     Args:
-        runs: folders that ``massieu inspect --out`` wrote, or their ``part.safetensors``.
-        model: the model, or a name of it; None for the embedded model. Another one that only the runs name is not
+        runs: folders that ``massieu inspect --out`` wrote, or their ``partial.safetensors``.
+        model: the model, or a name of it; None for the embedded model. A model that only the runs name is not
             loaded.
         **loading: as in :func:`massieu.models.loading.load`.
 
@@ -43,35 +43,35 @@ def merge_runs(runs: Sequence[str | Path], *, model: nn.Module | str | None = No
     begin = time.perf_counter()
     if len(runs) < 2:
         raise UserError(f"merge needs at least two runs, got {len(runs)}; name another folder")
-    merged: Part | None = None
+    merged: PartialResult | None = None
     seen: list[tuple[str | Path, DocumentCounts]] = []
     identities: list[Identity] = []
     overlaps: list[Overlap] = []
     for run in runs:
-        part = load_part(run)
-        merged = Part.empty(part.identity) if merged is None else merged
-        difference = merged.difference(part)
+        partial = load_partial(run)
+        merged = PartialResult.empty(partial.identity) if merged is None else merged
+        difference = merged.difference(partial)
         if difference is not None:
             raise UserError(
                 f"runs must come from one model that reads in one way, but in {runs[0]} and {run} {difference};"
                 " merge those that agree"
             )
         for other, counts in seen:
-            overlaps.append(_overlap(other, counts, run, part.counts))
-        seen.append((run, part.counts))
-        identities.append(part.identity)
-        _add(merged, part, run)
+            overlaps.append(_overlap(other, counts, run, partial.counts))
+        seen.append((run, partial.counts))
+        identities.append(partial.identity)
+        _add(merged, partial, run)
     assert merged is not None
     own, notes = _loaded(identities, model, loading)
-    found = finish(merged, own)
+    found = build_inspection(merged, own)
     found.notes = [*notes, *found.notes, _note(len(runs), overlaps)]
     found.facts |= {"runs": len(runs), "seconds": time.perf_counter() - begin}
     return found
 
 
-def _add(merged: Part, part: Part, run: str | Path) -> None:
+def _add(merged: PartialResult, partial: PartialResult, run: str | Path) -> None:
     try:
-        merged.merge(part)
+        merged.merge(partial)
     except (AttributeError, LookupError, RuntimeError, TypeError) as error:
         raise UserError(
             f"the sums of {run} do not fit those of the runs before it ({' '.join(str(error).split())[:80]});"
@@ -80,7 +80,7 @@ def _add(merged: Part, part: Part, run: str | Path) -> None:
 
 
 def _overlap(one: str | Path, first: DocumentCounts, other: str | Path, second: DocumentCounts) -> Overlap:
-    """What two runs have in common; refused if they have read the same text."""
+    """Documents that two runs share; an error if both have read the same text."""
     found = first.shared(second)
     share = 1.0 if first.digest == second.digest else found.share if found.known else 0.0
     if share >= SAME:
@@ -92,7 +92,7 @@ def _overlap(one: str | Path, first: DocumentCounts, other: str | Path, second: 
 
 
 def _note(runs: int, overlaps: Sequence[Overlap]) -> str:
-    """What is known about documents that count twice."""
+    """Sentence on documents that count twice."""
     known, few = [each for each in overlaps if each.known], [each for each in overlaps if not each.known]
     sampled = [each.compared for each in known if not each.whole]
     how = f", by {min(sampled):,} or more documents that could be compared" if sampled else ""

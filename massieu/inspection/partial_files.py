@@ -1,6 +1,6 @@
-"""Parts and checkpoints as files: named tensors and a JSON header in the safetensors format, written whole or not.
+"""Files of partial results and checkpoints: named tensors and a JSON header in the safetensors format.
 
-Each file carries a digest of its tensors and its header, which every reader compares.
+They are written atomically. Each carries a digest of its tensors and its header, which every reader compares.
 """
 
 from __future__ import annotations
@@ -18,61 +18,67 @@ from torch import Tensor
 
 from massieu.accumulators.serialization import pack, unpack
 from massieu.checks import UserError
-from massieu.inspection.partial_result import SCHEMA, Identity, Part
-from massieu.inspection.result import PART, PART_BYTES
-from massieu.inspection.validation import Unsound, check_part, is_finite
+from massieu.engine.checkpoints import draft_of
+from massieu.inspection.partial_result import SCHEMA, Identity, PartialResult
+from massieu.inspection.result import PARTIAL, PARTIAL_BYTES
+from massieu.inspection.validation import Unsound, check_partial, is_finite
 from massieu.outputs.folders import is_listed, verified
 
-__all__ = ["load_checkpoint", "load_part", "part_from_bytes", "part_to_bytes", "save_checkpoint", "save_part"]
+__all__ = [
+    "load_checkpoint",
+    "load_partial",
+    "partial_from_bytes",
+    "partial_to_bytes",
+    "save_checkpoint",
+    "save_partial",
+]
 
 DONE = "checkpoint.done"
-MOST_SPLITS = 1 << 31
+MOST_SHARDS = 1 << 31
 UNREADABLE = (LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError, MemoryError)
-"""Whatever a header with other values than ours can raise."""
+"""Errors that a header with damaged values can raise."""
 
 
-def save_part(part: Part, path: str | Path, *, most: float = math.inf) -> Path | None:
-    """Write a part into one file; a reader finds the old file or the new one, never half of one.
+def save_partial(partial: PartialResult, path: str | Path, *, most: float = math.inf) -> Path | None:
+    """Write a partial result atomically into one file; None instead of its path if it exceeds ``most`` bytes.
 
-    With ``most``, a part of more bytes is not written, and None comes back.
-
-    The metadata of the safetensors file has two entries: ``massieu``, JSON with ``schema``, ``finite`` and ``part``,
-    and ``digest``, which :func:`digest_of` computes.
+    The metadata of the safetensors file has two entries: ``massieu``, JSON with ``schema``, ``finite`` and
+    ``partial``, and ``digest``, which :func:`digest_of` computes.
     """
     tensors: dict[str, Tensor] = {}
-    metadata = _metadata(part, {}, tensors)
+    metadata = _metadata(partial, {}, tensors)
     size = sum(map(len, metadata.values())) + sum(x.nbytes for x in tensors.values())
     return _write(Path(path), metadata, tensors) if size <= most else None
 
 
-def load_part(path: str | Path) -> Part:
-    """Read a part from its file, or from the folder of an inspection."""
+def load_partial(path: str | Path) -> PartialResult:
+    """Read a partial result from its file, or from the folder of an inspection."""
     place = verified(_file(path))
     without = not place.exists() and (place.parent / "inspection.json").exists()
-    if place.name == PART and (without or is_listed(place) is False):
+    if place.name == PARTIAL and (without or is_listed(place) is False):
         raise UserError(
-            f"{place.parent} holds a run without the part that merge needs, which is written up to"
-            f" {PART_BYTES >> 20} MB; inspect again with --part"
+            f"{place.parent} holds a run without the partial result that merge needs, which is written up to"
+            f" {PARTIAL_BYTES >> 20} MB; inspect again with --partial"
         )
-    part, header, _ = _load(place)
+    partial, header, _ = _load(place)
     if "corpus" in header:
         raise UserError(
-            f"{place} must be the part of a finished run, and it is the checkpoint of an unfinished one;"
+            f"{place} must be the partial result of a finished run, and it is the checkpoint of an unfinished one;"
             " finish it with --resume"
         )
-    return part
+    return partial
 
 
-def part_to_bytes(part: Part) -> bytes:
-    """What :func:`save_part` would write, to be sent elsewhere; a part that is pickled travels like this."""
+def partial_to_bytes(partial: PartialResult) -> bytes:
+    """Content of the file of a partial result, to be sent to another process."""
     from safetensors.torch import save
 
     tensors: dict[str, Tensor] = {}
-    return save(tensors, metadata=_metadata(part, {}, tensors))
+    return save(tensors, metadata=_metadata(partial, {}, tensors))
 
 
-def part_from_bytes(data: bytes) -> Part:
-    """A part from what :func:`part_to_bytes` gave."""
+def partial_from_bytes(data: bytes) -> PartialResult:
+    """Inverse of :func:`partial_to_bytes`."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -80,8 +86,8 @@ def part_from_bytes(data: bytes) -> Part:
         length = int.from_bytes(data[:8], "little")  # the format begins with the size of its JSON
         metadata, tensors = json.loads(data[8 : 8 + length])["__metadata__"], load(data)
     except (*UNREADABLE, SafetensorError) as error:
-        raise UserError(f"the part is damaged ({_short(error)}); send it again") from None
-    return _part(metadata, tensors, "the part")[0]
+        raise UserError(f"the partial result is damaged ({_short(error)}); send it again") from None
+    return _partial(metadata, tensors, "the partial result")[0]
 
 
 def digest_of(header: str, tensors: Mapping[str, Tensor]) -> str:
@@ -100,39 +106,41 @@ def digest_of(header: str, tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def save_checkpoint(path: str | Path, part: Part, done: Collection[int], corpus: str) -> Path:
-    """Write how far a run has come, at once: what was read, and which splits it was.
+def save_checkpoint(path: str | Path, partial: PartialResult, done: Collection[int], corpus: str) -> Path:
+    """Write a checkpoint atomically.
 
     Args:
         path: the file.
-        part: what these splits gave.
-        done: the numbers of the splits.
-        corpus: fingerprint of the corpus, so that the numbers mean the same splits when they are read again.
+        partial: merged result of the shards that are done.
+        done: numbers of these shards.
+        corpus: fingerprint of all shards, so that the numbers mean the same ones later.
     """
     numbers = torch.tensor(sorted(done), dtype=torch.int64)
-    # Stretches instead of numbers: a run of a million splits has few gaps.
+    # Ranges instead of numbers: a run of a million shards has few gaps.
     begins = torch.cat([numbers[:1], numbers[1:][numbers.diff() > 1]])
     ends = torch.cat([numbers[:-1][numbers.diff() > 1], numbers[-1:]]) + 1
     tensors = {DONE: torch.stack([begins, ends], 1)}
-    return _write(Path(path), _metadata(part, {"corpus": corpus}, tensors), tensors)
+    return _write(Path(path), _metadata(partial, {"corpus": corpus}, tensors), tensors)
 
 
 def load_checkpoint(
-    path: str | Path, identity: Identity, corpus: str, splits: int = MOST_SPLITS
-) -> tuple[Part, set[int]]:
-    """How far a run had come: what it had read, and the numbers of the splits.
+    path: str | Path, identity: Identity, corpus: str, shards: int = MOST_SHARDS
+) -> tuple[PartialResult, set[int]]:
+    """Read a checkpoint: the merged result of the shards that are done, and their numbers.
 
     Args:
         path: the file.
         identity: of the run that goes on; another model or other options are refused.
-        corpus: fingerprint of the corpus that it reads; another one is refused.
-        splits: number of splits of the corpus.
+        corpus: fingerprint of all shards; another one is refused.
+        shards: number of all shards.
     """
-    part, header, tensors = _load(Path(path))
+    partial, header, tensors = _load(Path(path))
     if "corpus" not in header or DONE not in tensors:
-        raise UserError(f"{path} must be the checkpoint of a run, and it is a finished part; name another file")
-    part.identity = part.identity_like(identity)
-    difference = part.identity.difference(identity)
+        raise UserError(
+            f"{path} must be the checkpoint of a run, and it is a finished partial result; name another file"
+        )
+    partial.identity = partial.identity_like(identity)
+    difference = partial.identity.difference(identity)
     if difference is not None:
         raise UserError(
             f"the checkpoint {path} was made by another run: {difference};"
@@ -144,33 +152,28 @@ def load_checkpoint(
             f" {corpus[:12]}); resume with the same files, column, sample,"
             " seed, limit, strictness and --split-bytes, or remove it to begin again"
         )
-    return part, _numbers(tensors[DONE], splits, path)
+    return partial, _numbers(tensors[DONE], shards, path)
 
 
-def _numbers(ranges: Tensor, splits: int, path: str | Path) -> set[int]:
-    """Numbers of the splits that are done, from half-open ranges in ascending order."""
+def _numbers(ranges: Tensor, shards: int, path: str | Path) -> set[int]:
+    """Numbers of the shards that are done, from half-open ranges in ascending order."""
     flat = ranges.flatten()
     sound = ranges.dtype == torch.int64 and ranges.dim() == 2 and ranges.shape[1:] == (2,)
-    inside = sound and (not len(flat) or bool((flat >= 0).all() & (flat <= splits).all() & (flat.diff() > 0).all()))
+    inside = sound and (not len(flat) or bool((flat >= 0).all() & (flat <= shards).all() & (flat.diff() > 0).all()))
     if not inside:
         raise UserError(f"{path} is damaged ({DONE} is not as expected); remove it to begin again")
     return {number for begin, end in ranges.tolist() for number in range(begin, end)}
 
 
-def draft_of(path: Path) -> Path:
-    """Where a file is written before it has its name: a kill leaves one at most, which the next write takes."""
-    return path.with_name(f".{path.name}.part")
-
-
 def _file(path: str | Path) -> Path:
     place = Path(path)
-    return place / PART if place.is_dir() else place
+    return place / PARTIAL if place.is_dir() else place
 
 
-def _metadata(part: Part, header: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, str]:
-    """The metadata of a file; the tensors of the part are put among the others."""
-    packed = pack(part, "part", tensors)
-    content = {"schema": SCHEMA, **header, "finite": is_finite(tensors), "part": packed}
+def _metadata(partial: PartialResult, header: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, str]:
+    """The metadata of a file; its tensors are put among the others."""
+    packed = pack(partial, "partial", tensors)
+    content = {"schema": SCHEMA, **header, "finite": is_finite(tensors), "partial": packed}
     text = json.dumps(content, separators=(",", ":"))
     return {"massieu": text, "digest": digest_of(text, tensors)}
 
@@ -181,7 +184,7 @@ def _write(path: Path, metadata: dict[str, str], tensors: dict[str, Tensor]) -> 
     temporary = draft_of(path)
     try:
         temporary.touch()
-        mode = temporary.stat().st_mode & 0o777  # what others may do with new files; safetensors lets nobody in
+        mode = temporary.stat().st_mode & 0o777  # usual permissions of new files; safetensors gives none to others
         save_file(tensors, temporary, metadata=metadata)
         temporary.chmod(mode)
         with open(temporary, "r+b") as written:
@@ -193,7 +196,7 @@ def _write(path: Path, metadata: dict[str, str], tensors: dict[str, Tensor]) -> 
     return path
 
 
-def _load(path: Path) -> tuple[Part, dict[str, Any], dict[str, Tensor]]:
+def _load(path: Path) -> tuple[PartialResult, dict[str, Any], dict[str, Tensor]]:
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -202,16 +205,18 @@ def _load(path: Path) -> tuple[Part, dict[str, Any], dict[str, Tensor]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
     except OSError as error:
         raise UserError(
-            f"{path} must be a part that massieu inspect --out wrote, and it cannot be read"
+            f"{path} must be a partial result that massieu inspect --out wrote, and it cannot be read"
             f" ({error.strerror or error}); name the folder of such a run"
         ) from None
     except SafetensorError as error:
         raise UserError(f"{path} is damaged ({_short(error)}); write it again") from None
-    return (*_part(metadata, tensors, path), tensors)
+    return (*_partial(metadata, tensors, path), tensors)
 
 
-def _part(metadata: dict[str, str], tensors: dict[str, Tensor], path: str | Path) -> tuple[Part, dict[str, Any]]:
-    """The part in a file and its header, once its digest and its fields were checked."""
+def _partial(
+    metadata: dict[str, str], tensors: dict[str, Tensor], path: str | Path
+) -> tuple[PartialResult, dict[str, Any]]:
+    """Partial result of a file and its header, after checks of its digest and fields."""
     text = metadata.get("massieu", "{}")
     try:
         header = json.loads(text)
@@ -220,13 +225,15 @@ def _part(metadata: dict[str, str], tensors: dict[str, Tensor], path: str | Path
     header = header if isinstance(header, dict) else {}
     if header.get("schema") != SCHEMA:
         got = str(header.get("schema"))[:40]
-        raise UserError(f"{path} must have the schema {SCHEMA}, got {got}; inspect again with this version")
+        raise UserError(
+            f"{path} must have the schema {SCHEMA}, got {got} of another version; inspect again with this one"
+        )
     if metadata.get("digest") != digest_of(text, tensors):
         raise UserError(f"{path} is damaged (its content does not have its digest); copy or write it again")
     try:
         left = {name: x for name, x in tensors.items() if name != DONE}
-        part = unpack(header["part"], left)
-        check_part(part, finite=header["finite"] is not False)
+        partial = unpack(header["partial"], left)
+        check_partial(partial, finite=header["finite"] is not False)
         if left:
             raise Unsound(f"{min(left)[:40]} belongs to nothing")
     except Unsound as error:
@@ -234,9 +241,9 @@ def _part(metadata: dict[str, str], tensors: dict[str, Tensor], path: str | Path
     except UNREADABLE as error:
         why = _short(error)
         raise UserError(f"{path} is damaged ({why} is missing or not as expected); write it again") from None
-    return part, header
+    return partial, header
 
 
 def _short(error: BaseException) -> str:
-    """What an error says, on one line."""
+    """Message of an error on one line."""
     return " ".join(str(error).split())[:120]

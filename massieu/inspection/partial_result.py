@@ -1,4 +1,4 @@
-"""What some pieces of a text gave: sums and counts that merge, whoever read the pieces, in any order."""
+"""Partial result of an inspection: sums and counts of some shards that merge, read by any process in any order."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from massieu.corpus.document_counts import DocumentCounts
 from massieu.inspection.heads import HeadStatistics
 from massieu.inspection.layer_statistics import LayerSums
 from massieu.inspection.sampled_passages import PassageSample
-from massieu.taps import Tap
+from massieu.taps.coverage import Coverage
 
-__all__ = ["FEWEST_DOCUMENTS", "Heard", "Identity", "Part", "SCHEMA", "merge_parts"]
+__all__ = ["FEWEST_DOCUMENTS", "Identity", "PartialResult", "SCHEMA", "merge_partials"]
 
-SCHEMA = "massieu.part/4"
+SCHEMA = "massieu.partial/5"
 FEWEST_DOCUMENTS = 8  # with fewer, standard errors are taken by passage
 
 
 @stored()
 @dataclass(frozen=True)
 class Identity:
-    """What parts must have in common to be merged.
+    """Model and options that partial results must share to be merged.
 
     Attributes:
         model: of :func:`~massieu.models.fingerprint.model_fingerprint`.
-        tokenizer: of :func:`~massieu.models.fingerprint.tokenizer_fingerprint`; None where there is no text.
-        options: those that figures depend on, by their names.
-        schema: what a part consists of.
-        name: what the model was called; it may differ, as do the folders of two machines.
+        tokenizer: of :func:`~massieu.models.fingerprint.tokenizer_fingerprint`; None for a model that reads tensors.
+        options: options that affect results, by name.
+        schema: of the file of a partial result.
+        name: name of the model; it may differ, as do the folders of two machines.
         revision: of the model, if it has one.
         dtype: of its weights, to load it again.
     """
@@ -45,7 +45,7 @@ class Identity:
     dtype: str | None = field(default=None, compare=False)
 
     def difference(self, other: Identity) -> str | None:
-        """In what another one differs, as the end of a sentence; None if in nothing.
+        """First difference to another identity, as the end of a sentence; None if there is none.
 
         Example:
             >>> Identity("a" * 64, None, {"rows": 32}).difference(Identity("a" * 64, None, {"rows": None}))
@@ -67,87 +67,99 @@ class Identity:
 
 @stored()
 @dataclass
-class Part:
-    """What some pieces of a text gave.
+class PartialResult:
+    """Mergeable partial result of an inspection.
 
     Attributes:
-        identity: of which model, read how.
+        identity: model and options.
         counts: documents and tokens, and a digest of the text.
-        heard: attention modules that were heard.
+        coverage: attention modules that were observed.
         heads: sums for the heads table.
-        layers: sums for the layers table; None if only heads were looked at.
-        layers_by_passage: the same with each passage as a document of its own, while there are so few documents that
-            standard errors may have to be taken by passage.
-        passages: the few on which experiments run the model again at the end.
-        faults: records of the text that could not be read.
-        sources: what the texts are called.
+        layers: sums for the layers table; None if only heads were inspected.
+        layers_by_passage: the same with each passage as a document of its own, while there are too few documents for
+            standard errors by document.
+        passages: sampled passages on which experiments run the model again at the end.
+        bad_records: records of the text that could not be read.
+        sources: names of the texts.
         versions: of massieu and torch that have read them.
     """
 
     identity: Identity
     counts: DocumentCounts
-    heard: Heard
+    coverage: Coverage
     heads: HeadStatistics
     layers: LayerSums | None
     layers_by_passage: LayerSums | None
     passages: PassageSample
-    faults: BadRecords = field(default_factory=BadRecords)
+    bad_records: BadRecords = field(default_factory=BadRecords)
     sources: set[str] = field(default_factory=set)
     versions: set[str] = field(default_factory=set)
 
     @classmethod
-    def empty(cls, identity: Identity) -> Part:
-        """A part of no text, which changes nothing where it is merged."""
+    def empty(cls, identity: Identity) -> PartialResult:
+        """Partial result of no text, the neutral element of :meth:`merge`."""
         whole = identity.options.get("experiments") == "default"
         heads = HeadStatistics(identity.options.get("rows"), by_passage=True)
         layers, others = (LayerSums(), LayerSums()) if whole else (None, None)
-        return cls(identity, DocumentCounts(), Heard(), heads, layers, others, PassageSample())
+        return cls(identity, DocumentCounts(), Coverage(), heads, layers, others, PassageSample())
 
     @property
     def by_passage(self) -> bool:
-        """Whether standard errors are taken by passage: there are too few documents, and it was kept."""
+        """True if standard errors are taken by passage, since there are too few documents."""
         return self.heads.by_passage
 
-    def forget_passages(self) -> None:
+    def drop_passages(self) -> None:
         """Take standard errors by document from now on."""
-        self.heads.forget_passages()
+        self.heads.drop_passages()
         self.layers_by_passage = None
 
     def identity_like(self, other: Identity) -> Identity:
-        """Identity of this part, with the other treatment of long documents if it has none of them."""
-        how = other.options.get("long_documents")
-        if self.counts.long or how is None:
+        """Identity of this partial result, with the other treatment of long documents if it holds none of them."""
+        treatment = other.options.get("long_documents")
+        if self.counts.long or treatment is None:
             return self.identity
-        return replace(self.identity, options={**self.identity.options, "long_documents": how})
+        return replace(self.identity, options={**self.identity.options, "long_documents": treatment})
 
-    def difference(self, other: Part) -> str | None:
-        """In what another one differs so that they cannot be merged, as the end of a sentence; None if in nothing."""
+    def difference(self, other: PartialResult) -> str | None:
+        """First difference that forbids merging, as the end of a sentence; None if there is none."""
         mine = self.identity_like(other.identity)
         return mine.difference(other.identity_like(mine))
 
+    def to_bytes(self) -> bytes:
+        """Content of its file, in which it travels between processes."""
+        from massieu.inspection.partial_files import partial_to_bytes
+
+        return partial_to_bytes(self)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> PartialResult:
+        """Inverse of :meth:`to_bytes`; runs no code from the data."""
+        from massieu.inspection.partial_files import partial_from_bytes
+
+        return partial_from_bytes(data)
+
     def __reduce__(self) -> tuple[Any, tuple[bytes]]:
-        """As the bytes of its file, which are fewer than those of a pickle, and in one piece."""
-        from massieu.inspection.partial_files import part_from_bytes, part_to_bytes
+        """Pickle as the bytes of the file, which are fewer than those of a pickle."""
+        return PartialResult.from_bytes, (self.to_bytes(),)
 
-        return part_from_bytes, (part_to_bytes(self),)
-
-    def merge(self, other: Part) -> None:
-        """Add what other pieces gave; the other part stays as it is."""
+    def merge(self, other: PartialResult) -> None:
+        """Add the partial result of other shards, which stays as it is."""
         difference = self.difference(other)
         if difference is not None:
             raise UserError(
-                f"parts must come from one model that reads in one way, but {difference}; merge those that agree"
+                "partial results must come from one model with the same options, but"
+                f" {difference}; merge those that agree"
             )
         self._check_heads(other)
         if other.counts.long:
             self.identity = self.identity_like(other.identity)
         self.counts.merge(other.counts)
-        self.heard.merge(other.heard)
+        self.coverage.merge(other.coverage)
         self.passages.merge(other.passages)
-        self.faults.merge(other.faults)
+        self.bad_records.merge(other.bad_records)
         self.sources, self.versions = self.sources | other.sources, self.versions | other.versions
         if self.counts.documents >= FEWEST_DOCUMENTS:
-            self.forget_passages()
+            self.drop_passages()
         self.heads.merge(other.heads)
         if self.layers is not None and other.layers is not None:
             self.layers.merge(other.layers)
@@ -156,84 +168,31 @@ class Part:
         elif self.layers_by_passage is not None:
             self.layers_by_passage.merge(other.layers_by_passage)
 
-    def _check_heads(self, other: Part) -> None:
+    def _check_heads(self, other: PartialResult) -> None:
         """Refuse sums of other numbers of heads, which torch would broadcast."""
         for row, layer in other.heads.layers.items():
             own = self.heads.layers.get(row, layer)
             if own.heads != layer.heads:
                 raise UserError(
-                    f"parts of one model must have the same heads, got {own.heads} and {layer.heads} in layer"
+                    f"partial results of one model must have the same heads, got {own.heads} and {layer.heads} in layer"
                     f" {row[1]} of the {row[0]}; one of them is damaged, inspect again"
                 )
 
 
-def merge_parts(parts: Iterable[Part]) -> Part:
-    """One part of several, which stay as they are; in any order and any grouping the result is the same.
+def merge_partials(partials: Iterable[PartialResult]) -> PartialResult:
+    """Merge partial results, which stay as they are; order and grouping do not matter.
 
-    DocumentCounts are the same to the last bit, sums to their rounding.
+    Counts are the same to the last bit, sums to their rounding.
 
     Args:
-        parts: at least one; they are taken one after the other, so that an iterator need not hold them all.
+        partials: at least one; an iterator need not hold them all.
     """
-    merged: Part | None = None
-    for part in parts:
+    merged: PartialResult | None = None
+    for partial in partials:
         if merged is None:
-            merged = Part.empty(part.identity)
-        merged.merge(part)
-        del part  # before the next one is there
+            merged = PartialResult.empty(partial.identity)
+        merged.merge(partial)
+        del partial  # before the next one is read
     if merged is None:
-        raise UserError("merge_parts needs at least one part, got none; read some text first")
+        raise UserError("merge_partials needs at least one partial result, got none; read some text first")
     return merged
-
-
-@stored()
-@dataclass
-class Heard:
-    """Which attention modules of the model ran and were heard.
-
-    Attributes:
-        expected: paths of the attention modules, in the order of the model.
-        heard: those that were heard.
-        ran: those that ran.
-        linear: those whose attention has no softmax.
-        notes: sentences about how the model was heard.
-    """
-
-    expected: list[str] = field(default_factory=list)
-    heard: set[str] = field(default_factory=set)
-    ran: set[str] = field(default_factory=set)
-    linear: set[str] = field(default_factory=set)
-    notes: set[str] = field(default_factory=set)
-
-    @classmethod
-    def of(cls, tap: Tap) -> Heard:
-        """What a tap heard."""
-        ran = set(tap.expected) - set(tap.idle)
-        return cls(tap.expected, set(tap.observed), ran, set(tap.linear), set(tap.notes))
-
-    def merge(self, other: Heard) -> None:
-        """Add what was heard on other texts."""
-        self.expected = [*self.expected, *(name for name in other.expected if name not in self.expected)]
-        self.heard, self.ran = self.heard | other.heard, self.ran | other.ran
-        self.linear, self.notes = self.linear | other.linear, self.notes | other.notes
-
-    @property
-    def missing(self) -> list[str]:
-        """Modules that should have a softmax and were not heard."""
-        return [name for name in self.expected if name not in self.heard and name not in self.linear]
-
-    @property
-    def idle(self) -> list[str]:
-        """Modules that did not run."""
-        return [name for name in self.expected if name not in self.ran]
-
-    @property
-    def sentence(self) -> str:
-        """How many of the attention modules were heard."""
-        sentence = f"observed {len(self.heard)} of {len(self.expected)} attention modules"
-        linear = [name for name in self.expected if name in self.linear - self.heard]
-        if linear:
-            sentence += f"; {', '.join(linear)} without softmax"
-        if self.idle:
-            sentence += f"; {len(self.idle)} did not run"
-        return sentence

@@ -15,18 +15,18 @@ from massieu.inspection.predictions import Prediction, predictions
 from massieu.inspection.quantities import QUANTITIES, describe
 from massieu.outputs.folders import check_writable, verified, written_together
 from massieu.outputs.spreadsheets import write_csv
+from massieu.report.pages import SCHEMA
 
 if TYPE_CHECKING:
     import pandas
 
-    from massieu.inspection.partial_result import Part
+    from massieu.inspection.partial_result import PartialResult
 
 __all__ = ["SCHEMA", "Inspection", "check_writable", "read_inspection", "records"]
 
-SCHEMA = "massieu.inspection/1"
-PART = "part.safetensors"
-PART_BYTES = 32 << 20
-"""A part up to this size is written without being asked for."""
+PARTIAL = "partial.safetensors"
+PARTIAL_BYTES = 32 << 20
+"""Size up to which a partial result is written by default."""
 
 NONE = type(None)
 FACTS: dict[str, dict[str, tuple[type, ...]]] = {
@@ -35,7 +35,7 @@ FACTS: dict[str, dict[str, tuple[type, ...]]] = {
         **{"sha256": (str,), "documents": (int,), "tokens": (int,), "counted_tokens": (int,)},
         **{"source": (str, NONE), "excluded": (str, NONE), "unit": (str, NONE), "max_length": (int, NONE)},
     },
-    "heard": {"sentence": (str,), "heard": (int,), "expected": (int,), "missing": (list,)},
+    "coverage": {"sentence": (str,), "observed": (int,), "expected": (int,), "missing": (list,)},
     "versions": {},
     "options": {},
 }
@@ -52,16 +52,15 @@ KEYS: dict[str, dict[str, type]] = {"heads": {"stack": str, "layer": int, "head"
 
 @dataclass
 class Inspection:
-    """What ``massieu inspect`` found in a model.
+    """Result of ``massieu inspect``: the tables of one model on one text.
 
     Attributes:
         heads: one row per head; each mean with its standard error in ``<name>_se``.
-        layers: one row per block, controls beside the figures.
+        layers: one row per block, controls beside the values.
         experiments: the tests of the theory in long form, with control and prediction.
-        facts: model, text, what was heard, versions, options.
+        facts: model, text, coverage, versions, options.
         notes: sentences on what was left out and what does not apply.
-        part: the sums behind the tables, which merge with those of other texts; None if they are not at hand, or if
-            their memory was wanted back.
+        partial: the sums behind the tables, which merge with those of other texts; None if they are not in memory.
     """
 
     heads: pandas.DataFrame
@@ -69,11 +68,11 @@ class Inspection:
     experiments: pandas.DataFrame
     facts: dict[str, Any]
     notes: list[str] = field(default_factory=list)
-    part: Part | None = field(default=None, repr=False)
+    partial: PartialResult | None = field(default=None, repr=False)
 
     @property
     def findings(self) -> list[Finding]:
-        """Sentences that a reader wants first, at most six, computed from the tables."""
+        """Most important observations, at most six, computed from the tables."""
         return findings(self.heads, self.layers, self.facts)
 
     @property
@@ -110,14 +109,14 @@ class Inspection:
         facts = {"massieu": json.dumps({"schema": SCHEMA, "facts": _plain(self.facts)})}
         pyarrow.parquet.write_table(table.replace_schema_metadata({**table.schema.metadata, **facts}), path)
 
-    def save(self, folder: str | Path, *, figures: bool = True, part: bool | None = None) -> Path:
-        """Write report, tables, JSON, figures and the part that merges into a folder; all of them or none.
+    def save(self, folder: str | Path, *, figures: bool = True, partial: bool | None = None) -> Path:
+        """Write report, tables, JSON, figures and the partial result into a folder; all of them or none.
 
         Args:
             folder: where; files of the run that was written there before are replaced or removed, other files stay.
             figures: whether to draw.
-            part: whether to write the sums that :func:`~massieu.inspection.merge_runs` needs, which can be large; None
-                writes them up to 32 MB.
+            partial: whether to write the sums that :func:`~massieu.inspection.merge_runs` needs, which can be large;
+                None writes them up to 32 MB.
 
         Returns:
             The path of the report.
@@ -134,19 +133,19 @@ class Inspection:
                 from massieu import figures as drawing
 
                 drawing.save_figures(self.to_dict(), place / "figures")
-            mergeable = part is not False and self._save_part(place, math.inf if part else PART_BYTES)
+            mergeable = partial is not False and self._save_partial(place, math.inf if partial else PARTIAL_BYTES)
         if not mergeable:  # an older one would belong to other tables
-            (Path(folder) / PART).unlink(missing_ok=True)
+            (Path(folder) / PARTIAL).unlink(missing_ok=True)
         return Path(folder) / "report.html"
 
-    def _save_part(self, place: Path, most: float) -> bool:
+    def _save_partial(self, place: Path, most: float) -> bool:
         from massieu.accumulators.serialization import Unpackable
-        from massieu.inspection.partial_files import save_part
+        from massieu.inspection.partial_files import save_partial
 
-        if self.part is None:
+        if self.partial is None:
             return False
         try:
-            return save_part(self.part, place / PART, most=most) is not None
+            return save_partial(self.partial, place / PARTIAL, most=most) is not None
         except Unpackable:  # arguments of a model can be anything
             return False
 
@@ -171,9 +170,9 @@ class Inspection:
         return draw(getattr(self, meant.table), meant, ax=ax)
 
     def summary(self) -> str:
-        """What was heard and found, as plain text."""
+        """Coverage and findings as plain text."""
         facts = self.facts
-        lines = [f"{facts['model']['name']}: {facts['heard']['sentence']}"]
+        lines = [f"{facts['model']['name']}: {facts['coverage']['sentence']}"]
         lines += [f"- {finding.title}: {finding.sentence}" for finding in self.findings]
         return "\n".join(lines)
 
@@ -213,7 +212,9 @@ def read_inspection(path: str | Path) -> Inspection:
     schema = content.get("schema") if isinstance(content, dict) else None
     if schema != SCHEMA:
         got = str(schema)[:40]
-        raise UserError(f"{file} must have the schema {SCHEMA}, got {got}; inspect again with this version")
+        raise UserError(
+            f"{file} must have the schema {SCHEMA}, got {got} of another version; inspect again with this one"
+        )
     odd = _odd_content(content)
     if odd is not None:
         raise UserError(
@@ -246,7 +247,7 @@ def _odd_content(content: dict[str, Any]) -> str | None:
 
 
 def _odd_table(name: str, rows: Any) -> str | None:
-    """What is not as expected in a table, such as ``heads.entropy``."""
+    """First column of a table with an unexpected value, such as ``heads.entropy``."""
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows) or (name == "heads" and not rows):
         return name
     for row in rows:
@@ -262,12 +263,12 @@ def _odd_table(name: str, rows: Any) -> str | None:
 
 
 def _is_class(value: Any) -> bool:
-    """Whether a cell is the name of a class, or empty."""
+    """True for the name of a class and for an empty cell."""
     return value is None or isinstance(value, str)
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a cell is a finite number, or empty."""
+    """True for a finite number and for an empty cell."""
     return value is None or (type(value) in (int, float) and abs(value) < LARGEST)
 
 

@@ -1,4 +1,4 @@
-"""From what was read to the tables of an inspection."""
+"""Tables and facts of an inspection, from its partial result and the model."""
 
 from __future__ import annotations
 
@@ -18,38 +18,42 @@ from massieu.corpus.batching import NO_TEXT, reads_shifted
 from massieu.inspection.head_geometry import head_geometry
 from massieu.inspection.layer_statistics import LayerSums
 from massieu.inspection.layers import LayerObserver
-from massieu.inspection.partial_result import FEWEST_DOCUMENTS, Part
+from massieu.inspection.partial_result import FEWEST_DOCUMENTS, PartialResult
 from massieu.inspection.reader import few_tokens
 from massieu.inspection.result import Inspection
 from massieu.models.evaluation import evaluating, moved
 from massieu.models.fingerprint import model_fingerprint
 from massieu.models.head_weights import HeadWeights, head_weights
+from massieu.models.residual_stream import ResidualStream
 from massieu.models.tokenization import check_known, share_note
 
-__all__ = ["finish"]
+__all__ = ["build_inspection"]
 
 
-def finish(part: Part, model: nn.Module, *, check: bool = True) -> Inspection:
-    """The tables and facts of an inspection, from what was read; the experiments with derivatives are run here.
+def build_inspection(
+    partial: PartialResult, model: nn.Module, *, check: bool = True, stream: ResidualStream | None = None
+) -> Inspection:
+    """Tables and facts of an inspection; the experiments with derivatives run here.
 
     Args:
-        part: what all pieces of the text gave together; it is not changed.
-        model: the model that has read them. Weights and anatomy are facts of the model, so no part carries them.
+        partial: merged result of all shards of the text; it is not changed.
+        model: the model that has read them. Weights and blocks are facts of the model, so no partial result holds them.
         check: whether to compare the model with the one that has read; False if it is known to be the same.
+        stream: residual stream of the model; None to find it.
 
     Returns:
-        The :class:`Inspection`; it carries the part.
+        The :class:`Inspection`, with the partial result.
     """
-    if check and part.identity.model != (own := model_fingerprint(model)):
+    if check and partial.identity.model != (own := model_fingerprint(model)):
         raise UserError(
-            f"the model must be the one that has read the text, {part.identity.name or 'a model'}"
-            f" ({part.identity.model[:12]}), but its configuration or its weights differ ({own[:12]});"
+            f"the model must be the one that has read the text, {partial.identity.name or 'a model'}"
+            f" ({partial.identity.model[:12]}), but its configuration or its weights differ ({own[:12]});"
             " pass the same model, in the same dtype"
         )
-    counts = part.counts
+    counts = partial.counts
     if counts.documents == counts.blank and counts.long:
         raise UserError(
-            f"no document is left: all {counts.long} with text have more than {part.identity.options['max_length']}"
+            f"no document is left: all {counts.long} with text have more than {partial.identity.options['max_length']}"
             " tokens and were skipped; pass --long-documents cut"
         )
     if counts.documents == counts.blank:
@@ -62,57 +66,59 @@ def finish(part: Part, model: nn.Module, *, check: bool = True) -> Inspection:
     check_known(counts.unknown, counts.counted, "the text")
     with evaluating(model):
         if check:
-            _check_passages(part, model)
-        found, weights = _tables(part, model)
+            _check_passages(partial, model)
+        found, weights = _tables(partial, model, stream)
     widths = {each.query.shape[1] for each in weights if each.query is not None}
     found.facts = {
-        "model": {**_model_facts(part, model), "head_width": widths.pop() if len(widths) == 1 else None},
-        "text": _text_facts(part),
-        "heard": {
-            "expected": len(part.heard.expected),
-            "heard": len(part.heard.heard),
-            "sentence": part.heard.sentence,
-            "missing": part.heard.missing,
+        "model": {**_model_facts(partial, model), "head_width": widths.pop() if len(widths) == 1 else None},
+        "text": _text_facts(partial),
+        "coverage": {
+            "expected": len(partial.coverage.expected),
+            "observed": len(partial.coverage.observed),
+            "sentence": partial.coverage.sentence,
+            "missing": partial.coverage.missing,
         },
         "versions": _versions(),
-        "options": dict(part.identity.options),
+        "options": dict(partial.identity.options),
     }
-    found.part = part
+    found.partial = partial
     return found
 
 
-def _check_passages(part: Part, model: nn.Module) -> None:
+def _check_passages(partial: PartialResult, model: nn.Module) -> None:
     """Refuse passages that the model cannot read, such as those of a damaged file with tokens that it does not have."""
-    for passage in part.passages.kept:
+    for passage in partial.passages.kept:
         try:
             with torch.no_grad():
                 model(**{name: moved(value, model) for name, value in passage.inputs.items()})
         except (IndexError, RuntimeError, TypeError, ValueError) as error:
             raise UserError(
-                f"the model must read the passages that the part keeps, and it cannot"
-                f" ({' '.join(str(error).split())[:80]}); the part is damaged, inspect again"
+                f"the model must read the passages that the partial result keeps, and it cannot"
+                f" ({' '.join(str(error).split())[:80]}); the partial result is damaged, inspect again"
             ) from None
 
 
-def _tables(part: Part, model: nn.Module) -> tuple[Inspection, list[HeadWeights]]:
+def _tables(
+    partial: PartialResult, model: nn.Module, stream: ResidualStream | None
+) -> tuple[Inspection, list[HeadWeights]]:
     import pandas
 
-    heads, weights = part.heads.table(), []
+    heads, weights = partial.heads.table(), []
     layers, experiments = pandas.DataFrame(columns=["layer"]), pandas.DataFrame(columns=["experiment"])
-    notes = [*_notes(part, model), *sorted(part.heard.notes), *part.heads.notes]
-    idle = part.heard.idle
+    notes = [*_notes(partial, model), *sorted(partial.coverage.notes), *partial.heads.notes]
+    idle = partial.coverage.idle
     if idle:
         notes.append(f"{len(idle)} attention modules did not run on this text: {', '.join(idle)}.")
-    if part.layers is not None and not part.passages.kept:
+    if partial.layers is not None and not partial.passages.kept:
         notes.append("no passage has finite tokens in every layer: the layers table and the experiments are left out")
-    elif part.layers is not None:
-        few = few_tokens(part.passages.kept[0].inputs, model)
+    elif partial.layers is not None:
+        few = few_tokens(partial.passages.kept[0].inputs, model)
         weights = head_weights(model, few)
-        observer = LayerObserver(model, few)
-        observer.sums = part.layers
-        if part.layers_by_passage is not None:
-            observer.sums = LayerSums(part.layers_by_passage.statistics, part.layers.notes)
-        fields = part.passages.probe(model, observer.anatomy, by_passage=part.by_passage)
+        observer = LayerObserver(model, few, stream)
+        observer.sums = partial.layers
+        if partial.layers_by_passage is not None:
+            observer.sums = LayerSums(partial.layers_by_passage.statistics, partial.layers.notes)
+        fields = partial.passages.probe(model, observer.stream, by_passage=partial.by_passage)
         layers = observer.table(fields.table)
         geometry = head_geometry(weights, observer.input_covariances(weights))
         figures = geometry.heads.drop(columns=["name", "idempotency", "logit_sd"])  # these are experiments only
@@ -122,36 +128,36 @@ def _tables(part: Part, model: nn.Module) -> tuple[Inspection, list[HeadWeights]
     return Inspection(heads, layers, experiments, {}, notes), weights
 
 
-def _notes(part: Part, model: nn.Module) -> list[str]:
-    """What was left out, in sentences."""
-    found = part.faults.notes()
-    if part.counts.long and part.identity.options.get("long_documents") == "skip":
-        number, most = part.counts.long, part.identity.options["max_length"]
+def _notes(partial: PartialResult, model: nn.Module) -> list[str]:
+    """Sentences on what was left out."""
+    found = partial.bad_records.notes()
+    if partial.counts.long and partial.identity.options.get("long_documents") == "skip":
+        number, most = partial.counts.long, partial.identity.options["max_length"]
         which = "1 document beyond {} tokens was" if number == 1 else f"{number:,} documents beyond {{}} tokens were"
         found.append(f"{which.format(most)} skipped.")
-    tokens, left = part.counts.tokens, part.counts.tokens - part.counts.counted
+    tokens, left = partial.counts.tokens, partial.counts.tokens - partial.counts.counted
     if left:
         found.append(
             f"Rows of special tokens are left out of every mean: {left} of {tokens} tokens. They are still attended to."
         )
-    found += share_note(part.counts.unknown, part.counts.counted)
-    if part.by_passage:
+    found += share_note(partial.counts.unknown, partial.counts.counted)
+    if partial.by_passage:
         found.append(
             f"There are fewer than {FEWEST_DOCUMENTS} documents, so standard errors treat each passage as one draw;"
             " neighboring passages resemble each other, so the errors may be too small."
         )
-    if part.identity.options["reads"] == "text" and reads_shifted(model):
+    if partial.identity.options["reads"] == "text" and reads_shifted(model):
         found.append("The decoder reads the same text as the encoder, shifted by one token.")
-    if len(part.versions) > 1:
-        found.append(f"The text was read by different versions: {'; '.join(sorted(part.versions))}.")
+    if len(partial.versions) > 1:
+        found.append(f"The text was read by different versions: {'; '.join(sorted(partial.versions))}.")
     return found
 
 
-def _text_facts(part: Part) -> dict[str, Any]:
-    options, counts = part.identity.options, part.counts
+def _text_facts(partial: PartialResult) -> dict[str, Any]:
+    options, counts = partial.identity.options, partial.counts
     text = options["reads"] == "text"
     return {
-        "source": ", ".join(sorted(part.sources)) or ("texts" if text else "tensors"),
+        "source": ", ".join(sorted(partial.sources)) or ("texts" if text else "tensors"),
         "sha256": counts.sha256,
         "documents": counts.documents,
         "passages": counts.passages,
@@ -161,13 +167,13 @@ def _text_facts(part: Part) -> dict[str, Any]:
         "excluded": "padding" if options["special_tokens"] or not text else "padding and special tokens",
         "max_length": options["max_length"],
         "long_documents": counts.long,
-        "unit": "passage" if part.by_passage else "document",
-        "bad_records": part.faults.to_dict(),
+        "unit": "passage" if partial.by_passage else "document",
+        "bad_records": partial.bad_records.to_dict(),
     }
 
 
-def _model_facts(part: Part, model: nn.Module) -> dict[str, Any]:
-    config, name = getattr(model, "config", None), part.identity.name
+def _model_facts(partial: PartialResult, model: nn.Module) -> dict[str, Any]:
+    config, name = getattr(model, "config", None), partial.identity.name
 
     def known(*names: str) -> Any:
         return next((getattr(config, each) for each in names if getattr(config, each, None) is not None), None)
@@ -181,10 +187,10 @@ def _model_facts(part: Part, model: nn.Module) -> dict[str, Any]:
         "layers": known("num_hidden_layers", "n_layer", "num_layers"),
         "heads": known("num_attention_heads", "n_head", "num_heads"),
         "hidden": known("hidden_size", "d_model", "n_embd"),
-        "dtype": part.identity.dtype,
+        "dtype": partial.identity.dtype,
         "attention": known("_attn_implementation"),
-        "revision": part.identity.revision,
-        "fingerprint": part.identity.model,
+        "revision": partial.identity.revision,
+        "fingerprint": partial.identity.model,
     }
 
 

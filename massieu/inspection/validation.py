@@ -19,10 +19,11 @@ from massieu.corpus.document_counts import MODULUS, SKETCHED, DocumentCounts
 from massieu.inspection.heads import HeadStatistics, LayerOfHeads
 from massieu.inspection.layer_statistics import LayerStatistics, LayerSums
 from massieu.inspection.massive import MassiveSums
-from massieu.inspection.partial_result import Heard, Identity, Part
+from massieu.inspection.partial_result import Identity, PartialResult
 from massieu.inspection.sampled_passages import KeptPassage, PassageSample
+from massieu.taps.coverage import Coverage
 
-__all__ = ["Unsound", "check_part", "is_finite"]
+__all__ = ["Unsound", "check_partial", "is_finite"]
 
 WIDEST = 1 << 20
 """The largest width of a residual stream that a file may claim: templates of that width are made."""
@@ -38,11 +39,11 @@ ELEMENTS: dict[tuple[type, str], type] = {
     (PassageSample, "_kept"): KeptPassage,
     (KeptPassage, "content"): Tensor,
     (DocumentCounts, "sketch"): int,
-    **{(Heard, name): str for name in FIELDS[Heard]},
+    **{(Coverage, name): str for name in FIELDS[Coverage]},
     (BadRecords, "counts"): int,
     (BadRecords, "first"): BadRecord,
-    (Part, "sources"): str,
-    (Part, "versions"): str,
+    (PartialResult, "sources"): str,
+    (PartialResult, "versions"): str,
 }
 """Kinds of the elements of containers that an empty partial result leaves open."""
 
@@ -52,7 +53,7 @@ FIXED = {(HeadStatistics, "sampled"), (PassageSample, "count"), (HashSample, "si
 NOT_NEGATIVE = {"count", "counts", "count_squared", "hashes", "keys", "empty", "broken"}
 """Tensors without negative entries, by the names of their fields."""
 
-OPTIONAL = {(Part, "layers_by_passage")}
+OPTIONAL = {(PartialResult, "layers_by_passage")}
 """Fields that an empty partial result has and another may lack."""
 
 ANY_VALUE = {*((KeptPassage, name) for name in ("key", "document", "inputs")), (Identity, "options")}
@@ -63,7 +64,7 @@ class Unsound(ValueError):  # noqa: N818  # said of the value, not a mistake in 
     """A field that no reading could have made; the message names it, as the beginning of a sentence."""
 
 
-def check_part(part: Any, *, finite: bool = True) -> None:
+def check_partial(partial: Any, *, finite: bool = True) -> None:
     """Raise :class:`Unsound` for the first field that no reading could have made.
 
     An empty partial result of the same options, and accumulators as new ones of the same size, say which dtypes,
@@ -73,23 +74,23 @@ def check_part(part: Any, *, finite: bool = True) -> None:
         part: the partial result.
         finite: whether sums must be finite: they are, unless the model gave numbers that are not.
     """
-    _expect(type(part) is Part, "it holds no part")
-    _expect(type(part.identity) is Identity, "identity is not as expected")
-    for value in (part.identity, part):
+    _expect(type(partial) is PartialResult, "it holds no partial result")
+    _expect(type(partial.identity) is Identity, "identity is not as expected")
+    for value in (partial.identity, partial):
         _check_hints(value)
-    like = Part.empty(part.identity)
-    _expect((part.layers is None) == (like.layers is None), "layers is not as expected")
-    _Check(finite).compare(part, like, "")
-    if part.identity.options.get("reads") == "text":
-        for passage in part.passages.kept:
+    like = PartialResult.empty(partial.identity)
+    _expect((partial.layers is None) == (like.layers is None), "layers is not as expected")
+    _Check(finite).compare(partial, like, "")
+    if partial.identity.options.get("reads") == "text":
+        for passage in partial.passages.kept:
             _check_words(passage)
 
 
 def is_finite(tensors: Mapping[str, Tensor]) -> bool:
-    """Whether all sums of a packed partial result are finite; extremes of nothing and passages need not be.
+    """Return True if all sums of a packed partial result are finite; extremes of no rows and passages need not be.
 
     Example:
-        >>> is_finite({"part.heads.sum": torch.ones(2), "part.heads.largest": torch.tensor(-torch.inf)})
+        >>> is_finite({"heads.sum": torch.ones(2), "heads.largest": torch.tensor(-torch.inf)})
         True
     """
     free = (".largest", ".smallest")

@@ -22,7 +22,7 @@ from massieu.report.words import WORDS
 
 __all__ = ["brief", "compare", "distinct_names", "inline_json", "page", "render"]
 
-SCHEMA = "massieu.inspection/1"
+SCHEMA = "massieu.inspection/2"
 PROSE = {"name", "formula", "explanation", "symbol", "least", "most"}
 """What the scripts of a page do not read of a quantity: the glossary has it."""
 Document = Mapping[str, Any]

@@ -14,6 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from massieu.kernels.graphs import call_eagerly
 from massieu.taps import sources
 from massieu.taps.calls import AttentionCall, Scores
+from massieu.taps.coverage import Coverage
 from massieu.taps.passes import Pass, frame, recomputes
 from massieu.taps.structure import attention_modules, is_compiled, is_encoder_decoder, is_linear, named, template
 
@@ -118,29 +119,25 @@ class Tap:
         return [*self._modules, *(name for name in self.observed if name not in self._modules)]
 
     @property
-    def linear(self) -> list[str]:
-        """Expected modules whose attention has no softmax."""
-        return [name for name, module in self._modules.items() if is_linear(module) and name not in self.observed]
+    def coverage(self) -> Coverage:
+        """Attention modules that ran and were observed so far."""
+        linear = {name for name, module in self._modules.items() if is_linear(module) and name not in self.observed}
+        return Coverage(self.expected, {*self.observed}, self._ran | {*self.observed}, linear, {*self.notes})
 
     @property
     def missing(self) -> list[str]:
         """Expected modules with softmax attention that were not observed."""
-        return [name for name in self.expected if name not in self.observed and name not in self.linear]
+        return self.coverage.missing
 
     @property
     def idle(self) -> list[str]:
         """Expected modules that did not run."""
-        return [name for name in self._modules if name not in self._ran and name not in self.observed]
+        return self.coverage.idle
 
     @property
     def sentence(self) -> str:
         """Number of attention modules observed, as a sentence."""
-        sentence = f"observed {len(self.observed)} of {len(self.expected)} attention modules"
-        if self.linear:
-            sentence += f"; {', '.join(self.linear)} without softmax"
-        if self.idle:
-            sentence += f"; {len(self.idle)} did not run"
-        return sentence
+        return self.coverage.sentence
 
     def __repr__(self) -> str:
         return f"<{self.sentence}>"

@@ -7,7 +7,7 @@ import hashlib
 import pytest
 
 from massieu.corpus.document_counts import SKETCHED, DocumentCounts
-from massieu.inspection.partial_result import Heard
+from massieu.inspection.partial_result import Coverage
 
 
 def counted(numbers) -> DocumentCounts:
@@ -63,9 +63,9 @@ def test_a_share_is_known_only_if_enough_documents_were_compared():
 
 
 def test_a_module_that_ran_anywhere_is_not_idle():
-    one = Heard(["a", "b", "c"], {"a"}, {"a"}, {"c"}, {"x"})
-    other = Heard(["a", "b", "c"], {"a", "b"}, {"a", "b", "c"}, {"c"}, {"x", "y"})
-    empty = Heard()
+    one = Coverage(["a", "b", "c"], {"a"}, {"a"}, {"c"}, {"x"})
+    other = Coverage(["a", "b", "c"], {"a", "b"}, {"a", "b", "c"}, {"c"}, {"x", "y"})
+    empty = Coverage()
     assert one.sentence == "observed 1 of 3 attention modules; c without softmax; 2 did not run"
     assert one.missing == ["b"]
     for each in (empty, other):

@@ -56,7 +56,7 @@ def test_long_documents_are_cut_at_the_window(tmp_path):
 
 def test_what_is_done_with_long_documents_belongs_to_the_result(loaded):
     ways = [Options(), Options(max_length=128), Options(long_documents="skip"), Options(128, long_documents="cut")]
-    assert [way.of_figures()["long_documents"] for way in ways] == ["error", "cut", "skip", "cut"]
+    assert [way.result_affecting()["long_documents"] for way in ways] == ["error", "cut", "skip", "cut"]
     error, skip = (Reader(loaded.model, loaded.tokenizer, way).identity for way in (ways[0], ways[2]))
     assert error.difference(skip) == "the option long_documents is error in one and skip in the other"
     with pytest.raises(UserError, match="long_documents must be one of error, cut, skip, got 'drop'"):
@@ -88,10 +88,10 @@ def test_a_run_that_met_a_long_document_goes_on_with_the_option_that_its_error_n
 
     with pytest.raises(UserError, match="--long-documents cut .*; with that option and --resume the run goes on from"):
         read(False)
-    part = read(True, long_documents="skip")
-    assert part.counts.documents == 9
-    assert part.counts.long == 1
-    assert part.identity.options["long_documents"] == "skip"
+    partial = read(True, long_documents="skip")
+    assert partial.counts.documents == 9
+    assert partial.counts.long == 1
+    assert partial.identity.options["long_documents"] == "skip"
     with pytest.raises(UserError, match="the option long_documents is skip in one and cut in the other"):
         read(True, long_documents="cut")
 

@@ -22,7 +22,7 @@ from massieu.engine.workers import Failure, Parcel, Recipe, merge_parcels, read_
 from massieu.inspection import inspect_model
 from massieu.inspection.heads import HeadStatistics
 from massieu.inspection.options import Options
-from massieu.inspection.partial_result import merge_parts
+from massieu.inspection.partial_result import merge_partials
 from massieu.inspection.reader import NotObservable, Reader
 from massieu.models.loading import load
 
@@ -46,11 +46,11 @@ class Stopping:
         self.reader, self.pieces, self.error = reader, pieces, error
         self.identity, self.read_now = reader.identity, 0
 
-    def read(self, split, **options):
+    def read(self, shard, **options):
         if self.read_now == self.pieces:
             raise self.error
         self.read_now += 1
-        return self.reader.read(split, **options)
+        return self.reader.read(shard, **options)
 
 
 def test_a_run_that_was_broken_off_goes_on_and_counts_each_document_once(reader, tmp_path):
@@ -200,9 +200,9 @@ def test_a_text_that_was_written_again_is_another_text(reader, tmp_path):
 
     with pytest.raises(Stop):
         Local().read(Stopping(reader, 2), splits(), checkpoint=Checkpoint(path, seconds=0))
-    keys = [split.key for split in splits()]
+    keys = [shard.key for shard in splits()]
     text.write_text(text.read_text().replace("years", "weeks"))
-    assert [split.key for split in splits()] == keys  # of the same size
+    assert [shard.key for shard in splits()] == keys  # of the same size
     with pytest.raises(ValueError, match="was made for another text"):
         Local().read(reader, splits(), checkpoint=Checkpoint(path, resume=True))
     os.utime(text, (1, 1))  # the control
@@ -267,12 +267,12 @@ def test_a_finished_run_leaves_no_checkpoint(tmp_path):
 
 def test_parcels_hold_parts_and_merge(reader):
     splits = list(enumerate(text_shards(TEXTS, 10)))
-    recipe = Recipe("run", Origin(None), reader.options, reader.identity, many=True)
+    recipe = Recipe("run", Origin(None), reader.options, reader.identity, has_enough_documents=True)
     first, second = read_stretch(recipe, splits[:2]), read_stretch(recipe, splits[2:])
     assert isinstance(first, Parcel)
     merged = merge_parcels([first, second])
     assert sys.getsizeof(merged) > len(merged.data)
-    expected = merge_parts(reader.read(split, many=True) for _, split in splits)
+    expected = merge_partials(reader.read(shard, has_enough_documents=True) for _, shard in splits)
     assert merged.open().counts == expected.counts
     failure = Failure(UserError, "a sentence", "")
     assert merge_parcels([first, failure, second]) is failure
@@ -348,11 +348,11 @@ def test_two_runs_do_not_share_a_checkpoint(reader, tmp_path):
     class Slow(Stopping):
         """A reader beside which another run writes to the same place."""
 
-        def read(self, split, **options):
+        def read(self, shard, **options):
             if self.read_now == 3 and not path.exists():
                 with pytest.raises(Stop):
                     Local().read(Stopping(other, 2), splits, checkpoint=Checkpoint(path, seconds=0))
-            return super().read(split, **options)
+            return super().read(shard, **options)
 
     mine = Checkpoint(path, seconds=1e9)
     found = Local().read(Slow(reader, 100), splits, checkpoint=mine)

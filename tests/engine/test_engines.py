@@ -47,7 +47,7 @@ class Ending:
     def __init__(self, by):
         self.by = by
 
-    def read(self, faults=None):
+    def read(self, bad_records=None):
         if self.by == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         raise {"silence": NotObservable, "mistake": ZeroDivisionError}[self.by]("it was asked for")
@@ -138,8 +138,8 @@ class Heavy:
     def __init__(self):
         self.weight = os.urandom(12_000_000)
 
-    def read(self, faults=None):
-        return Shard.of_texts(("Call me Ishmael.",)).read(faults)
+    def read(self, bad_records=None):
+        return Shard.of_texts(("Call me Ishmael.",)).read(bad_records)
 
 
 def test_large_texts_travel_without_a_warning(engine, embedded):  # which would be an error

@@ -20,10 +20,10 @@ from massieu.corpus.passages import given_batches
 from massieu.corpus.shards import text_shards
 from massieu.inspection import inspect_model
 from massieu.inspection.heads import HeadStatistics
-from massieu.inspection.partial_files import part_from_bytes, part_to_bytes
-from massieu.inspection.partial_result import merge_parts
+from massieu.inspection.partial_files import partial_from_bytes, partial_to_bytes
+from massieu.inspection.partial_result import merge_partials
 from massieu.inspection.reader import ANY_TEXT, Reader
-from massieu.inspection.tables import finish
+from massieu.inspection.tables import build_inspection
 from massieu.models.loading import load
 from massieu.taps import tap
 
@@ -129,8 +129,8 @@ def test_an_intact_model_has_no_broken_rows_no_note_and_no_finding(loaded):
 
 def test_broken_rows_survive_merging_and_files(loaded, broken, found):
     reader = Reader(broken, loaded.tokenizer)
-    parts = [part_from_bytes(part_to_bytes(reader.read(split))) for split in text_shards(TEXTS, 3)]
-    merged = finish(merge_parts(parts), broken)
+    partials = [partial_from_bytes(partial_to_bytes(reader.read(shard))) for shard in text_shards(TEXTS, 3)]
+    merged = build_inspection(merge_partials(partials), broken)
     assert merged.heads.broken_rows.tolist() == found.heads.broken_rows.tolist()
     assert merged.layers.tokens.tolist() == found.layers.tokens.tolist()
 

@@ -17,7 +17,7 @@ from massieu.accumulators.moments import Moments
 from massieu.corpus.document_counts import DocumentCounts
 from massieu.inspection import inspect_model
 from massieu.inspection.merging import _note, _overlap, merge_runs
-from massieu.inspection.partial_files import load_part, save_part
+from massieu.inspection.partial_files import load_partial, save_partial
 
 TEXTS = [text[:200] for text in assets.documents()[:24]]
 
@@ -57,7 +57,7 @@ def test_the_command_prints_the_report_and_says_where_it_is(runs, tmp_path, caps
     out = capsys.readouterr().out
     assert "attention modules" in out
     assert f"report: {tmp_path / 'report.html'}" in out.replace("\n", "")
-    assert {path.name for path in tmp_path.iterdir()} >= {"part.safetensors", "report.html", "inspection.json"}
+    assert {path.name for path in tmp_path.iterdir()} >= {"partial.safetensors", "report.html", "inspection.json"}
     assert cli.main(["merge", str(runs / "first"), str(runs / "second")]) == 0
     assert "pass --out DIR for the report" in capsys.readouterr().out
 
@@ -71,19 +71,19 @@ def test_a_quiet_merge_says_where_the_report_is_and_nothing_else(runs, tmp_path,
 
 
 def test_sums_that_do_not_fit_are_one_sentence(runs, tmp_path):
-    part = load_part(runs / "second")
+    partial = load_partial(runs / "second")
     (tmp_path / "odd").mkdir()
-    statistics = next(iter(part.layers.statistics.values()))
+    statistics = next(iter(partial.layers.statistics.values()))
     for half in (*statistics.fits["content"], *statistics.fits["other"]):
         half.inputs = Moments(2)
         half.cross = Moments(2, 2)
         half.inputs.count = half.cross.count = 5
-    save_part(part, tmp_path / "odd" / "part.safetensors")
+    save_partial(partial, tmp_path / "odd" / "partial.safetensors")
     with pytest.raises(ValueError, match="the sums of .*odd do not fit those of the runs before it .*; one of them is"):
         merge_runs([runs / "first", tmp_path / "odd"])
-    means = part.heads.layers[("decoder", 0)].means
+    means = partial.heads.layers[("decoder", 0)].means
     means.sum = means.sum[..., :1, :1].repeat(1, 1, 7)[..., :3]
-    save_part(part, tmp_path / "odd" / "part.safetensors")
+    save_partial(partial, tmp_path / "odd" / "partial.safetensors")
     with pytest.raises(ValueError, match="is damaged .*means.sum has the shape"):
         merge_runs([runs / "first", tmp_path / "odd"])
 
@@ -196,8 +196,8 @@ def test_what_is_said_of_documents_in_common_depends_on_how_many_were_compared()
 def test_runs_are_not_written_over_by_what_they_give_together(tmp_path, capsys):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-    for runs in (["a", "b"], ["b", "a/part.safetensors"]):
-        (tmp_path / "a" / "part.safetensors").touch()
+    for runs in (["a", "b"], ["b", "a/partial.safetensors"]):
+        (tmp_path / "a" / "partial.safetensors").touch()
         given = [str(tmp_path / run) for run in runs]
         assert cli.main(["merge", *given, "--out", str(tmp_path / "a")]) == 2
         assert "--out must be another folder than those of the runs, got " in capsys.readouterr().err

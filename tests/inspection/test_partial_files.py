@@ -27,26 +27,26 @@ from massieu.inspection import partial_files as files
 from massieu.inspection.partial_files import (
     digest_of,
     load_checkpoint,
-    load_part,
-    part_from_bytes,
+    load_partial,
+    partial_from_bytes,
     save_checkpoint,
-    save_part,
+    save_partial,
 )
-from massieu.inspection.partial_result import SCHEMA, Part
+from massieu.inspection.partial_result import SCHEMA, PartialResult
 from massieu.inspection.reader import Reader
-from massieu.inspection.tables import finish
+from massieu.inspection.tables import build_inspection
 from massieu.models.loading import load
 
 TEXTS = tuple(text[:200] for text in assets.documents()[:3])
 
 
 @pytest.fixture(scope="module")
-def part() -> Part:
+def partial() -> PartialResult:
     loaded = load(str(assets.MODEL))
     return Reader(loaded.model, loaded.tokenizer, name="embedded").read(Shard.of_texts(TEXTS))
 
 
-def assert_same(first: Part, second: Part) -> None:
+def assert_same(first: PartialResult, second: PartialResult) -> None:
     tensors, others = {}, {}
     assert pack(first, "part", tensors) == pack(second, "part", others)
     assert tensors.keys() == others.keys()
@@ -55,35 +55,35 @@ def assert_same(first: Part, second: Part) -> None:
         assert torch.equal(x.nan_to_num(7), others[name].nan_to_num(7)), name
 
 
-def test_a_part_is_read_as_it_was_written(part, tmp_path):
-    path = save_part(part, tmp_path / "part.safetensors")
-    again = load_part(path)
-    assert_same(again, part)
-    assert again.identity == part.identity
-    assert_same(load_part(tmp_path), part)  # by its folder
+def test_a_part_is_read_as_it_was_written(partial, tmp_path):
+    path = save_partial(partial, tmp_path / "partial.safetensors")
+    again = load_partial(path)
+    assert_same(again, partial)
+    assert again.identity == partial.identity
+    assert_same(load_partial(tmp_path), partial)  # by its folder
     header = json.loads(safe_open(path, "pt").metadata()["massieu"])
     assert header["schema"] == SCHEMA
-    assert [file.name for file in tmp_path.iterdir()] == ["part.safetensors"]
+    assert [file.name for file in tmp_path.iterdir()] == ["partial.safetensors"]
 
 
 def test_a_part_of_few_tokens_is_written_although_its_moments_share_their_rows(tmp_path):
     loaded = load(str(assets.MODEL))
     few = Reader(loaded.model, loaded.tokenizer).read(Shard.of_texts(("Call me Ishmael.", "Some years ago")))
-    assert_same(load_part(save_part(few, tmp_path / "part.safetensors")), few)
+    assert_same(load_partial(save_partial(few, tmp_path / "partial.safetensors")), few)
 
 
-def test_a_part_travels_in_the_bytes_of_its_file(part, tmp_path):
-    sent = pickle.dumps(part)
-    assert_same(pickle.loads(sent), part)
-    assert len(sent) < 1.01 * save_part(part, tmp_path / "p").stat().st_size + 1000
+def test_a_part_travels_in_the_bytes_of_its_file(partial, tmp_path):
+    sent = pickle.dumps(partial)
+    assert_same(pickle.loads(sent), partial)
+    assert len(sent) < 1.01 * save_partial(partial, tmp_path / "p").stat().st_size + 1000
     with pytest.raises(UserError, match=f"the part must have the schema {SCHEMA}, got massieu.part/0"):
-        part_from_bytes(save({}, metadata={"massieu": '{"schema": "massieu.part/0"}'}))
+        partial_from_bytes(save({}, metadata={"massieu": '{"schema": "massieu.part/0"}'}))
     for data in (b"", b"massieu", sent[-5000:], save({})):
         with pytest.raises(UserError, match="the part"):
-            part_from_bytes(data)
+            partial_from_bytes(data)
 
 
-def test_nothing_of_a_part_is_forgotten(part):
+def test_nothing_of_a_part_is_forgotten(partial):
     seen = set()
 
     def look(value):
@@ -103,16 +103,16 @@ def test_nothing_of_a_part_is_forgotten(part):
         else:
             assert value is None or isinstance(value, (bool, int, float, str, torch.Tensor)), kind
 
-    look(part)
+    look(partial)
     look(BadRecords({"not JSON": 1}, [BadRecord("a", 0, "a:1", "not JSON", "a sentence")]))
     assert seen == {*FIELDS}
 
 
-def test_what_is_read_goes_on_like_what_was_written(part, tmp_path):
-    again, both = load_part(save_part(part, tmp_path / "p")), Part.empty(part.identity)
-    both.merge(part)
-    both.merge(part)
-    again.merge(part)
+def test_what_is_read_goes_on_like_what_was_written(partial, tmp_path):
+    again, both = load_partial(save_partial(partial, tmp_path / "p")), PartialResult.empty(partial.identity)
+    both.merge(partial)
+    both.merge(partial)
+    again.merge(partial)
     assert again.counts == both.counts
     assert again.heads.table().equals(both.heads.table())
 
@@ -128,8 +128,8 @@ def test_symmetric_and_wide_tensors_lose_nothing():
     assert tensors.keys() == {"x"}
 
 
-def test_writing_that_fails_leaves_the_old_file(part, tmp_path, monkeypatch):
-    path = save_part(part, tmp_path / "part.safetensors")
+def test_writing_that_fails_leaves_the_old_file(partial, tmp_path, monkeypatch):
+    path = save_partial(partial, tmp_path / "partial.safetensors")
     before = path.read_bytes()
 
     def fail(source, target):
@@ -137,41 +137,44 @@ def test_writing_that_fails_leaves_the_old_file(part, tmp_path, monkeypatch):
 
     monkeypatch.setattr(files.os, "replace", fail)
     with pytest.raises(OSError, match="No space left"):
-        save_checkpoint(path, Part.empty(part.identity), {1}, "corpus")
+        save_checkpoint(path, PartialResult.empty(partial.identity), {1}, "corpus")
     assert path.read_bytes() == before
-    assert os.listdir(tmp_path) == ["part.safetensors"]
+    assert os.listdir(tmp_path) == ["partial.safetensors"]
 
 
 @pytest.mark.parametrize("done", [set(), {0}, {0, 1, 2, 5, 7, 8}, set(range(10_000)) - {77}])
-def test_a_checkpoint_says_which_splits_are_done(part, tmp_path, done):
-    path = save_checkpoint(tmp_path / "checkpoint", part, done, "c" * 64)
-    again, found = load_checkpoint(path, part.identity, "c" * 64)
+def test_a_checkpoint_says_which_splits_are_done(partial, tmp_path, done):
+    path = save_checkpoint(tmp_path / "checkpoint", partial, done, "c" * 64)
+    again, found = load_checkpoint(path, partial.identity, "c" * 64)
     assert found == done
-    assert_same(again, part)
+    assert_same(again, partial)
 
 
-def test_a_checkpoint_of_another_run_is_refused(part, tmp_path):
-    path = save_checkpoint(tmp_path / "checkpoint", part, {0}, "c" * 64)
+def test_a_checkpoint_of_another_run_is_refused(partial, tmp_path):
+    path = save_checkpoint(tmp_path / "checkpoint", partial, {0}, "c" * 64)
     for change, message in (
         ({"model": "0" * 64}, "was made by another run: the model differs: embedded"),
-        ({"options": {**part.identity.options, "rows": 7}}, "the option rows is 32 in one and 7 in the other; resume"),
+        (
+            {"options": {**partial.identity.options, "rows": 7}},
+            "the option rows is 32 in one and 7 in the other; resume",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
-            load_checkpoint(path, replace(part.identity, **change), "c" * 64)
+            load_checkpoint(path, replace(partial.identity, **change), "c" * 64)
     with pytest.raises(ValueError, match="was made for another text .cccccccccccc, and this one is dddddddddddd.;"):
-        load_checkpoint(path, part.identity, "d" * 64)
-    finished = save_part(part, tmp_path / "part.safetensors")
+        load_checkpoint(path, partial.identity, "d" * 64)
+    finished = save_partial(partial, tmp_path / "partial.safetensors")
     with pytest.raises(ValueError, match="must be the checkpoint of a run, and it is a finished part"):
-        load_checkpoint(finished, part.identity, "c" * 64)
+        load_checkpoint(finished, partial.identity, "c" * 64)
 
 
-def test_what_is_no_part_is_refused_in_one_sentence(part, tmp_path):
-    path = tmp_path / "part.safetensors"
+def test_what_is_no_part_is_refused_in_one_sentence(partial, tmp_path):
+    path = tmp_path / "partial.safetensors"
     with pytest.raises(ValueError, match="must be a part that massieu inspect --out wrote, and it cannot be read"):
-        load_part(tmp_path)
-    path.write_bytes(save_part(part, tmp_path / "other").read_bytes()[:5000])
-    with pytest.raises(ValueError, match="part.safetensors is damaged"):
-        load_part(path)
+        load_partial(tmp_path)
+    path.write_bytes(save_partial(partial, tmp_path / "other").read_bytes()[:5000])
+    with pytest.raises(ValueError, match="partial.safetensors is damaged"):
+        load_partial(path)
     for header, message in (
         (None, f"must have the schema {SCHEMA}, got None; inspect again"),
         ("no json", f"must have the schema {SCHEMA}, got None"),
@@ -193,7 +196,7 @@ def test_what_is_no_part_is_refused_in_one_sentence(part, tmp_path):
         tensors = {"x": torch.ones(1)}
         save_file(tensors, path, metadata=text and {"massieu": text, "digest": digest_of(text, tensors)})
         with pytest.raises(UserError, match=message) as caught:
-            load_part(path)
+            load_partial(path)
         assert "\n" not in str(caught.value)
 
 
@@ -201,29 +204,29 @@ def flipped(data: bytes, bit: int) -> bytes:
     return data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :]
 
 
-def test_no_flipped_bit_of_a_part_or_a_checkpoint_is_believed(part, tmp_path):
+def test_no_flipped_bit_of_a_part_or_a_checkpoint_is_believed(partial, tmp_path):
     draw = random.Random(0)
-    whole = save_part(part, tmp_path / "p").read_bytes()
-    checkpoint = save_checkpoint(tmp_path / "c", part, {0, 2}, "c" * 64).read_bytes()
+    whole = save_partial(partial, tmp_path / "p").read_bytes()
+    checkpoint = save_checkpoint(tmp_path / "c", partial, {0, 2}, "c" * 64).read_bytes()
     length = int.from_bytes(whole[:8], "little")
     bits = [draw.randrange(8 * (8 + length)) for _ in range(15)]  # of the header, which is small
     bits += [draw.randrange(8 * len(whole)) for _ in range(15)]
     for bit in bits:
         with pytest.raises(UserError) as caught:
-            part_from_bytes(flipped(whole, bit))
+            partial_from_bytes(flipped(whole, bit))
         assert "\n" not in str(caught.value)
         (tmp_path / "f").write_bytes(flipped(whole, bit))
         with pytest.raises(UserError):
-            load_part(tmp_path / "f")
+            load_partial(tmp_path / "f")
         (tmp_path / "f").write_bytes(flipped(checkpoint, bit))
         with pytest.raises(UserError):
-            load_checkpoint(tmp_path / "f", part.identity, "c" * 64)
+            load_checkpoint(tmp_path / "f", partial.identity, "c" * 64)
 
 
-def written_anew(path, part, change) -> None:
+def written_anew(path, partial, change) -> None:
     """Write a part with another content and the digest of that content, as a writer with a defect would."""
     tensors = {}
-    header = {"schema": SCHEMA, "part": pack(part, "part", tensors), "finite": True}
+    header = {"schema": SCHEMA, "part": pack(partial, "part", tensors), "finite": True}
     tensors = {name: x.clone() for name, x in tensors.items()}
     change(header["part"]["Part"], tensors)
     text = json.dumps(header)
@@ -320,33 +323,33 @@ def count(name: str, value):
         (lambda packed, tensors: packed.update(more=1), "a field of Part"),
     ],
 )
-def test_a_part_that_no_reading_makes_is_refused_whatever_its_digest(part, change, message, tmp_path):
-    written_anew(tmp_path / "p", part, lambda packed, tensors: None)
-    assert_same(load_part(tmp_path / "p"), part)
-    written_anew(tmp_path / "p", part, change)
+def test_a_part_that_no_reading_makes_is_refused_whatever_its_digest(partial, change, message, tmp_path):
+    written_anew(tmp_path / "p", partial, lambda packed, tensors: None)
+    assert_same(load_partial(tmp_path / "p"), partial)
+    written_anew(tmp_path / "p", partial, change)
     with pytest.raises(UserError, match=message) as caught:
-        load_part(tmp_path / "p")
+        load_partial(tmp_path / "p")
     assert "\n" not in str(caught.value)
 
 
-def test_a_passage_with_tokens_that_the_model_does_not_have_is_refused_in_one_sentence(part, tmp_path):
+def test_a_passage_with_tokens_that_the_model_does_not_have_is_refused_in_one_sentence(partial, tmp_path):
     model = load(str(assets.MODEL)).model
-    written_anew(tmp_path / "p", part, entry("inputs.input_ids", 1 << 40))
+    written_anew(tmp_path / "p", partial, entry("inputs.input_ids", 1 << 40))
     with pytest.raises(UserError, match="must read the passages .* cannot .*; the part is damaged, inspect again"):
-        finish(load_part(tmp_path / "p"), model)
+        build_inspection(load_partial(tmp_path / "p"), model)
 
 
-def test_sums_that_are_not_finite_are_read_again_if_they_were_written_so(part, tmp_path):
-    odd = load_part(save_part(part, tmp_path / "p"))
+def test_sums_that_are_not_finite_are_read_again_if_they_were_written_so(partial, tmp_path):
+    odd = load_partial(save_partial(partial, tmp_path / "p"))
     next(iter(odd.layers.statistics.values())).clouds["before"].mean[0] = math.nan
-    assert_same(load_part(save_part(odd, tmp_path / "p")), odd)
+    assert_same(load_partial(save_partial(odd, tmp_path / "p")), odd)
 
 
-def test_splits_that_a_corpus_does_not_have_cannot_be_done(part, tmp_path):
-    path = save_checkpoint(tmp_path / "c", part, {0, 5}, "c" * 64)
-    assert load_checkpoint(path, part.identity, "c" * 64, 6)[1] == {0, 5}
+def test_splits_that_a_corpus_does_not_have_cannot_be_done(partial, tmp_path):
+    path = save_checkpoint(tmp_path / "c", partial, {0, 5}, "c" * 64)
+    assert load_checkpoint(path, partial.identity, "c" * 64, 6)[1] == {0, 5}
     with pytest.raises(UserError, match="is damaged .checkpoint.done is not as expected"):
-        load_checkpoint(path, part.identity, "c" * 64, 5)
+        load_checkpoint(path, partial.identity, "c" * 64, 5)
 
 
 @pytest.mark.parametrize(
@@ -361,31 +364,31 @@ def test_splits_that_a_corpus_does_not_have_cannot_be_done(part, tmp_path):
         (("sources",), {"list": []}, r"is damaged \(sources is not as expected\)"),
     ],
 )
-def test_a_part_of_other_kinds_is_refused_in_one_sentence(part, path, value, message, tmp_path):
+def test_a_part_of_other_kinds_is_refused_in_one_sentence(partial, path, value, message, tmp_path):
     tensors = {}
-    packed = pack(part, "part", tensors)
+    packed = pack(partial, "part", tensors)
     inside = packed["Part"]
     for name in path[:-1]:
         inside = inside[name]
     inside[path[-1]] = value
     text = json.dumps({"schema": SCHEMA, "finite": True, "part": packed})
     metadata = {"massieu": text, "digest": digest_of(text, tensors)}
-    save_file(tensors, tmp_path / "part.safetensors", metadata=metadata)
+    save_file(tensors, tmp_path / "partial.safetensors", metadata=metadata)
     with pytest.raises(ValueError, match=message) as caught:
-        load_part(tmp_path)
+        load_partial(tmp_path)
     assert "\n" not in str(caught.value)
 
 
-def test_the_checkpoint_of_an_unfinished_run_is_no_part(part, tmp_path):
-    path = save_checkpoint(tmp_path / "checkpoint.safetensors", part, {0}, "c" * 64)
+def test_the_checkpoint_of_an_unfinished_run_is_no_part(partial, tmp_path):
+    path = save_checkpoint(tmp_path / "checkpoint.safetensors", partial, {0}, "c" * 64)
     with pytest.raises(ValueError, match="must be the part of a finished run, and it is the checkpoint .* --resume"):
-        load_part(path)
+        load_partial(path)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no such modes")
-def test_a_part_may_be_read_by_those_who_may_read_other_files(part, tmp_path):
+def test_a_part_may_be_read_by_those_who_may_read_other_files(partial, tmp_path):
     (tmp_path / "other").write_text("")
-    for path in (save_part(part, tmp_path / "p"), save_checkpoint(tmp_path / "c", part, {0}, "c" * 64)):
+    for path in (save_partial(partial, tmp_path / "p"), save_checkpoint(tmp_path / "c", partial, {0}, "c" * 64)):
         assert path.stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
@@ -395,8 +398,8 @@ def test_arguments_that_no_file_can_hold_leave_the_tables_without_a_part(tmp_pat
     model, inputs = build("gpt2")
     found = inspect_model(model, inputs=[inputs])
     found.save(tmp_path, figures=False)
-    assert load_part(tmp_path).identity.options["reads"] == "tensors"
-    found.part.passages.kept[0].inputs["odd"] = object()
+    assert load_partial(tmp_path).identity.options["reads"] == "tensors"
+    found.partial.passages.kept[0].inputs["odd"] = object()
     found.save(tmp_path, figures=False)
-    assert not (tmp_path / "part.safetensors").exists()
+    assert not (tmp_path / "partial.safetensors").exists()
     assert (tmp_path / "report.html").exists()

@@ -20,11 +20,11 @@ from massieu.corpus import Corpus
 from massieu.corpus.shards import Shard, group_shards, text_shards
 from massieu.inspection.heads import LayerOfHeads
 from massieu.inspection.options import Options
-from massieu.inspection.partial_files import part_from_bytes, part_to_bytes
-from massieu.inspection.partial_result import SCHEMA, Part, merge_parts
-from massieu.inspection.reader import Reader, read_split
+from massieu.inspection.partial_files import partial_from_bytes, partial_to_bytes
+from massieu.inspection.partial_result import SCHEMA, PartialResult, merge_partials
+from massieu.inspection.reader import Reader, read_shard
 from massieu.inspection.run import inspect_model
-from massieu.inspection.tables import finish
+from massieu.inspection.tables import build_inspection
 from massieu.models.loading import load
 
 TEXTS = tuple(text[:300] for text in assets.documents()[:10])
@@ -43,35 +43,35 @@ def reader() -> Reader:
 
 
 @functools.cache
-def pieces(size: int = 1) -> list[Part]:
-    return [reader().read(split) for split in text_shards(TEXTS, size)]
+def pieces(size: int = 1) -> list[PartialResult]:
+    return [reader().read(shard) for shard in text_shards(TEXTS, size)]
 
 
-def figures(part: Part) -> dict[str, float]:
+def figures(partial: PartialResult) -> dict[str, float]:
     """Everything that the tables say about the heads, and about one layer with all that it takes."""
-    table = part.heads.table().select_dtypes("number")
+    table = partial.heads.table().select_dtypes("number")
     found = {f"{name} {row}": value for name in table for row, value in enumerate(table[name])}
-    layers = part.layers_by_passage or part.layers
-    return found | layers.statistics[("decoder", 2)].finish()
+    layers = partial.layers_by_passage or partial.layers
+    return found | layers.statistics[("decoder", 2)].build_inspection()
 
 
-def assert_same(first: Part, second: Part) -> None:
+def assert_same(first: PartialResult, second: PartialResult) -> None:
     one, other = figures(first), figures(second)
     assert list(one) == list(other)
     a, b = (torch.tensor(list(values.values()), dtype=torch.float64) for values in (one, other))
     torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9, equal_nan=True)
 
 
-def exact(part: Part) -> tuple[str, dict[str, torch.Tensor]]:
+def exact(partial: PartialResult) -> tuple[str, dict[str, torch.Tensor]]:
     """What is counted and not added up: it has no rounding."""
     tensors = {}
-    packed = pack(part, "part", tensors)
+    packed = pack(partial, "part", tensors)
     packed["Part"]["layers"] = None  # spreads of fits are sums
     counted = (".shares.counts", ".count", ".count_squared", ".largest", ".smallest", ".hashes", ".input_ids")
     return json.dumps(packed), {name: x for name, x in tensors.items() if name.endswith(counted)}
 
 
-def assert_counts_are_equal(first: Part, second: Part) -> None:
+def assert_counts_are_equal(first: PartialResult, second: PartialResult) -> None:
     (text, tensors), (other, others) = exact(first), exact(second)
     assert text == other
     assert tensors.keys() == others.keys()
@@ -91,18 +91,18 @@ def trees(draw, leaves=ALL):
     return trees[0]
 
 
-def merged(tree, parts: list[Part] | None = None) -> Part:
+def merged(tree, partials: list[PartialResult] | None = None) -> PartialResult:
     if tree is None:
-        return Part.empty((parts or pieces())[0].identity)
+        return PartialResult.empty((partials or pieces())[0].identity)
     if isinstance(tree, list):
-        return merge_parts([merged(each, parts) for each in tree])
-    return (parts or pieces())[tree]
+        return merge_partials([merged(each, partials) for each in tree])
+    return (partials or pieces())[tree]
 
 
 @FEW
 @given(trees())
 def test_any_tree_and_any_order_with_empty_parts_give_the_same(tree):
-    expected, found = merge_parts(pieces()), merged(tree)
+    expected, found = merge_partials(pieces()), merged(tree)
     assert_same(found, expected)
     assert_counts_are_equal(found, expected)
 
@@ -129,47 +129,50 @@ def heads_reader() -> Reader:
 def test_any_cut_of_a_corpus_merged_by_any_tree_counts_each_document_once(folder, data):
     size, together = data.draw(st.integers(3, 120)), data.draw(st.integers(1, 200))
     cut = group_shards(Corpus(folder, shard_bytes=size).shards(), together)
-    parts = [heads_reader().read(piece) for piece in cut]
-    found = merged(data.draw(trees(range(len(parts)))), parts)
+    partials = [heads_reader().read(piece) for piece in cut]
+    found = merged(data.draw(trees(range(len(partials)))), partials)
     whole = heads_reader().read(Shard.of_texts(tuple(f"whale {number % 5} is white" for number in range(12))))
     assert found.counts == whole.counts
     assert found.counts.documents == 12
-    assert found.faults.counts == {"not JSON": 1}
+    assert found.bad_records.counts == {"not JSON": 1}
     # The control: a piece that is read twice, or not at all, is seen.
-    some = next(number for number, part in enumerate(parts) if part.counts.documents)
-    for odd in ([*parts, parts[some]], parts[:some] + parts[some + 1 :] or [Part.empty(found.identity)]):
-        assert merge_parts(odd).counts.digest != whole.counts.digest
+    some = next(number for number, partial in enumerate(partials) if partial.counts.documents)
+    for odd in (
+        [*partials, partials[some]],
+        partials[:some] + partials[some + 1 :] or [PartialResult.empty(found.identity)],
+    ):
+        assert merge_partials(odd).counts.digest != whole.counts.digest
 
 
 def test_the_parts_of_pieces_are_the_part_of_the_whole():
     whole = reader().read(Shard.of_texts(TEXTS))
     for size in (1, 4):
-        assert_same(merge_parts(pieces(size)), whole)
+        assert_same(merge_partials(pieces(size)), whole)
     # The control: a part that is missing is seen.
     with pytest.raises(AssertionError):
-        assert_same(merge_parts(pieces()[1:]), whole)
+        assert_same(merge_partials(pieces()[1:]), whole)
 
 
 def test_merging_leaves_parts_as_they_are_and_reading_again_changes_nothing():
-    before = [pack(part, "part", {}) for part in pieces()]
+    before = [pack(partial, "part", {}) for partial in pieces()]
     tensors: list[dict[str, torch.Tensor]] = [{} for _ in pieces()]
-    for part, own in zip(pieces(), tensors, strict=True):
-        pack(part, "part", own)
-    first = merge_parts(pieces())
+    for partial, own in zip(pieces(), tensors, strict=True):
+        pack(partial, "part", own)
+    first = merge_partials(pieces())
     first.merge(pieces()[0])
-    assert [pack(part, "part", {}) for part in pieces()] == before
-    for part, own in zip(pieces(), tensors, strict=True):
+    assert [pack(partial, "part", {}) for partial in pieces()] == before
+    for partial, own in zip(pieces(), tensors, strict=True):
         now = {}
-        pack(part, "part", now)
+        pack(partial, "part", now)
         assert all(torch.equal(x.nan_to_num(7), own[name].nan_to_num(7)) for name, x in now.items())
     again, once = {}, {}
-    pack(read_split(loaded().model, loaded().tokenizer, Shard.of_texts(TEXTS[:1])), "part", again)
+    pack(read_shard(loaded().model, loaded().tokenizer, Shard.of_texts(TEXTS[:1])), "part", again)
     pack(pieces()[0], "part", once)
     assert all(torch.equal(x.nan_to_num(7), once[name].nan_to_num(7)) for name, x in again.items())
 
 
 def test_tables_of_merged_parts_are_those_of_an_inspection():
-    found = finish(merge_parts(reversed(pieces(3))), loaded().model)
+    found = build_inspection(merge_partials(reversed(pieces(3))), loaded().model)
     expected = inspect_model(loaded().model, TEXTS, tokenizer=loaded().tokenizer)
     for name in ("heads", "layers", "experiments"):
         one, other = getattr(found, name), getattr(expected, name)
@@ -179,31 +182,31 @@ def test_tables_of_merged_parts_are_those_of_an_inspection():
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6, equal_nan=True)
     assert found.notes == expected.notes
     assert {**found.facts["text"]} == {**expected.facts["text"]}
-    assert found.facts["heard"] == expected.facts["heard"]
+    assert found.facts["coverage"] == expected.facts["coverage"]
 
 
 def test_few_documents_have_errors_by_passage_until_there_are_enough():
     options = Options(max_length=32, experiments="heads")
     short = Reader(loaded().model, loaded().tokenizer, options)
-    parts = [short.read(split) for split in text_shards(TEXTS, 4)]  # 4, 4 and 2 documents
-    few = merge_parts([parts[0], Part.empty(short.identity), parts[2]])
+    partials = [short.read(shard) for shard in text_shards(TEXTS, 4)]  # 4, 4 and 2 documents
+    few = merge_partials([partials[0], PartialResult.empty(short.identity), partials[2]])
     assert few.by_passage
     assert few.heads.layers[("decoder", 0)].by_passage.documents == few.counts.passages > few.counts.documents == 6
     whole = inspect_model(loaded().model, TEXTS[:4] + TEXTS[8:], tokenizer=loaded().tokenizer, **vars(options))
     assert whole.facts["text"]["unit"] == "passage"
-    found = finish(few, loaded().model).heads.entropy_se
+    found = build_inspection(few, loaded().model).heads.entropy_se
     torch.testing.assert_close(torch.tensor(found), torch.tensor(whole.heads.entropy_se), rtol=1e-6, atol=0)
-    enough = merge_parts(parts[:2])
+    enough = merge_partials(partials[:2])
     assert not enough.by_passage
     assert enough.layers_by_passage is None
-    assert finish(enough, loaded().model).facts["text"]["unit"] == "document"
+    assert build_inspection(enough, loaded().model).facts["text"]["unit"] == "document"
 
 
 def test_a_text_that_is_known_to_be_long_needs_nothing_by_passage():
-    part = reader().read(Shard.of_texts(TEXTS[:2]), many=True)
-    assert not part.by_passage
-    assert not merge_parts([pieces()[5], part]).by_passage
-    assert_same(merge_parts([part, *pieces()[2:]]), merge_parts(pieces()))
+    partial = reader().read(Shard.of_texts(TEXTS[:2]), has_enough_documents=True)
+    assert not partial.by_passage
+    assert not merge_partials([pieces()[5], partial]).by_passage
+    assert_same(merge_partials([partial, *pieces()[2:]]), merge_partials(pieces()))
 
 
 @pytest.mark.parametrize(
@@ -218,32 +221,32 @@ def test_a_text_that_is_known_to_be_long_needs_nothing_by_passage():
 def test_parts_that_differ_are_refused(change, message):
     other = replace(pieces()[0], identity=replace(reader().identity, **change))
     with pytest.raises(ValueError, match=f"one model that reads in one way, but {message}; merge those") as caught:
-        merge_parts([pieces()[1], other])
+        merge_partials([pieces()[1], other])
     assert "\n" not in str(caught.value)
 
 
 def test_parts_of_other_numbers_of_heads_are_refused():
     one, other = pieces()[:2]
-    other = part_from_bytes(part_to_bytes(other))
+    other = partial_from_bytes(partial_to_bytes(other))
     layer = other.heads.layers["decoder", 0]
     other.heads.layers["decoder", 0] = LayerOfHeads.of(layer.name, 1, layer.by_passage is not None)
     with pytest.raises(UserError, match="must have the same heads, got 4 and 1 in layer 0 of the decoder"):
-        merge_parts([one, other])
+        merge_partials([one, other])
 
 
 def test_parts_may_come_from_folders_of_other_names_and_batches_of_other_sizes():
     other = Reader(loaded().model, loaded().tokenizer, Options(batch_size=3, padding="left"), name="elsewhere")
-    assert merge_parts([pieces()[0], other.read(Shard.of_texts(TEXTS[1:2]))]).counts.documents == 2
+    assert merge_partials([pieces()[0], other.read(Shard.of_texts(TEXTS[1:2]))]).counts.documents == 2
 
 
 def test_nothing_cannot_be_merged():
     with pytest.raises(ValueError, match="merge_parts needs at least one part, got none"):
-        merge_parts([])
+        merge_partials([])
 
 
 def test_a_part_is_finished_by_its_own_model_only():
     with pytest.raises(ValueError, match=r"must be the one that has read the text, embedded .* its weights differ"):
-        finish(pieces()[0], load(str(assets.MODEL)).model)
+        build_inspection(pieces()[0], load(str(assets.MODEL)).model)
 
 
 def test_texts_come_one_by_one_and_no_further_than_needed():
@@ -271,9 +274,12 @@ def test_texts_come_one_by_one_and_no_further_than_needed():
 
 def test_another_engine_may_read_in_another_order():
     class Backwards:
-        def read(self, reader, splits, *, many=False, progress=None, **_):
-            parts = [reader.read(split, many=many, progress=progress) for split in reversed(list(splits))]
-            return merge_parts(parts)
+        def read(self, reader, splits, *, has_enough_documents=False, progress=None, **_):
+            partials = [
+                reader.read(shard, has_enough_documents=has_enough_documents, progress=progress)
+                for shard in reversed(list(splits))
+            ]
+            return merge_partials(partials)
 
     seen = []
     texts = [text[:15] for text in TEXTS] * 60  # more than one piece
@@ -291,9 +297,9 @@ def test_another_engine_may_read_in_another_order():
 
 
 def test_the_digest_of_a_text_does_not_depend_on_its_order():
-    one, other = (merge_parts(parts).counts.sha256 for parts in (pieces(), pieces(4)[::-1]))
+    one, other = (merge_partials(partials).counts.sha256 for partials in (pieces(), pieces(4)[::-1]))
     assert one == other
-    assert one != merge_parts([*pieces(), pieces()[0]]).counts.sha256
+    assert one != merge_partials([*pieces(), pieces()[0]]).counts.sha256
 
 
 def test_what_cannot_be_read_is_carried_by_the_part(tmp_path):

@@ -41,14 +41,14 @@ def test_sampled_columns_agree_with_all_rows_within_their_standard_error(inspect
 
 
 def test_as_many_rows_lie_above_the_edges_of_classes_for_sampled_as_for_all_rows_up_to_chance(inspections):
-    parts = [found.part.heads.layers for found in inspections]
+    partials = [found.partial.heads.layers for found in inspections]
     positions = (sampled_positions(torch.tensor([length]), 32) for length in LENGTHS)
     looked_at = sum(int((own >= FEWEST_ATOMS - 1).sum()) for own in positions)
     chance = 3 / (2 * looked_at**0.5)  # three standard errors of a share of independent rows
     for edge in EDGES:
         bins = round(-Shares.PER_HALVING * math.log2(edge))
-        for place in parts[0]:
-            above = [each[place].shares.counts for each in parts]
+        for place in partials[0]:
+            above = [each[place].shares.counts for each in partials]
             some, every = (counts[:, :bins].sum(-1) / counts.sum(-1) for counts in above)
             assert (some - every).abs().max() < chance
     assert all(found.heads.head_class.notna().all() for found in inspections)

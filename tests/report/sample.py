@@ -58,9 +58,9 @@ def inspection(
                 "max_length": 256,
                 "unit": "document",
             },
-            "heard": {
+            "coverage": {
                 "expected": calls,
-                "heard": calls,
+                "observed": calls,
                 "sentence": f"observed {calls} of {calls} attention modules",
                 "missing": [],
             },

@@ -102,7 +102,7 @@ def test_a_missing_module_is_shown_as_a_warning():
     run = inspection(2, 2)
     assert 'class="warn"' not in render(run)
     run["facts"]["heard"] |= {
-        "heard": 1,
+        "observed": 1,
         "sentence": "observed 1 of 2 attention modules",
         "missing": ["encoder.layer.1"],
     }

@@ -1,4 +1,4 @@
-"""What the tap hears of a model, without measuring anything."""
+"""Attention calls that a tap observes in a model, without measurements."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from massieu.checks import UserError
 from massieu.models.loading import load
 from massieu.taps import AttentionCall, tap
 
-__all__ = ["what_is_heard"]
+__all__ = ["observable_calls"]
 
 
-def what_is_heard(name: str, **loading: Any) -> dict[str, Any]:
-    """Load a model, run it on a few tokens and say which of its attention modules were heard.
+def observable_calls(name: str, **loading: Any) -> dict[str, Any]:
+    """Load a model, run it on a few tokens and list its attention calls.
 
     Returns:
-        ``model``, ``heard`` (a sentence), ``missing`` (paths) and ``modules``: one line for each call, with the stack,
-        the number of heads and what is special about it.
+        ``model``, ``coverage`` (a sentence), ``missing`` (paths) and ``modules``: one line for each call, with its
+        stack, number of heads and special features.
     """
     loaded = load(name, **loading)
     calls: list[AttentionCall] = []
-    with torch.no_grad(), tap(loaded.model, calls.append) as heard:
+    with torch.no_grad(), tap(loaded.model, calls.append) as found:
         _run(loaded.model)
     return {
         "model": f"{name} ({type(loaded.model).__name__})",
-        "heard": heard.sentence,
-        "missing": heard.missing,
-        "modules": [_line(call, heard.bypassed) for call in calls],
-        "notes": [*loaded.notes, *([loaded.tokenizer_fault] if loaded.tokenizer_fault else []), *heard.notes],
+        "coverage": found.sentence,
+        "missing": found.missing,
+        "modules": [_line(call, found.bypassed) for call in calls],
+        "notes": [*loaded.notes, *([loaded.tokenizer_fault] if loaded.tokenizer_fault else []), *found.notes],
     }
 
 
@@ -84,5 +84,5 @@ def _line(call: AttentionCall, bypassed: dict[str, str]) -> str:
     if call.softcap is not None:
         words.append(f"scores capped at {call.softcap:g}")
     if call.name in bypassed:
-        words.append(f"outside the attention interface, heard as {bypassed[call.name]}")
+        words.append(f"outside the attention interface, observed as {bypassed[call.name]}")
     return ", ".join(words)
