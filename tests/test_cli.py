@@ -354,7 +354,7 @@ def test_an_interrupt_that_is_ignored_is_none(handled, monkeypatch):
 
 
 def test_an_error_after_an_interrupt_that_is_over_is_an_error(handled, monkeypatch, capsys):
-    monkeypatch.setattr(interrupts, "_CAME", [signal.SIGINT])
+    monkeypatch.setattr(interrupts, "_RECEIVED", [signal.SIGINT])
     monkeypatch.setattr(doctor, "run", raising(ValueError("a sentence")))
     assert cli.main(["doctor"]) == cli.DEFECT
     assert "ValueError: a sentence" in capsys.readouterr().err

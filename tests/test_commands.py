@@ -16,7 +16,6 @@ import pytest
 
 pytest.importorskip("transformers")
 from massieu import assets, cli
-from massieu.commands import progress
 
 ROOT = Path(__file__).resolve().parents[1]
 FAST = ["--limit", "3", "--heads-only", "--batch-size", "3"]
@@ -360,25 +359,6 @@ def test_an_interrupt_leaves_no_file(tmp_path, tmp_path_factory):
     assert running.returncode == 130
     assert err.decode().splitlines()[-1] == "massieu: interrupted; nothing was written"
     assert list(tmp_path.iterdir()) == []
-
-
-def test_lines_of_a_log_tell_how_fast_it_goes_and_how_long_it_takes(capsys, monkeypatch):
-    clock = [0.0]
-    monkeypatch.setattr(progress.time, "perf_counter", lambda: clock[0])
-    with progress.progress_shown(quiet=False) as tell:
-        for done in (0, 100, 200):
-            clock[0] = done / 5
-            tell("tokens", 50 * done, 0)
-            tell("reading", done, 4000)
-        tell("experiments", 0, 0)
-    lines = capsys.readouterr().err.splitlines()
-    assert lines == [
-        "loading ...",
-        "reading ...",
-        "reading: 100 of 4,000, 5.0 documents/s, 250 tokens/s, 0:13:00 left ...",
-        "reading: 200 of 4,000, 5.0 documents/s, 250 tokens/s, 0:12:40 left ...",
-        "experiments ...",
-    ]
 
 
 def test_a_report_of_heads_alone_speaks_of_nothing_else(tmp_path, capsys):

@@ -21,7 +21,7 @@ from massieu.checks import UserError
 from massieu.inspection.partial_result import SCHEMA, Identity, Part
 from massieu.inspection.result import PART, PART_BYTES
 from massieu.inspection.validation import Unsound, check_part, is_finite
-from massieu.outputs.folders import is_listed, verified
+from massieu.outputs.folders import check_digest, in_manifest
 
 __all__ = ["load_checkpoint", "load_part", "part_from_bytes", "part_to_bytes", "save_checkpoint", "save_part"]
 
@@ -47,9 +47,9 @@ def save_part(part: Part, path: str | Path, *, most: float = math.inf) -> Path |
 
 def load_part(path: str | Path) -> Part:
     """Read a part from its file, or from the folder of an inspection."""
-    place = verified(_file(path))
+    place = check_digest(_file(path))
     without = not place.exists() and (place.parent / "inspection.json").exists()
-    if place.name == PART and (without or is_listed(place) is False):
+    if place.name == PART and (without or in_manifest(place) is False):
         raise UserError(
             f"{place.parent} holds a run without the part that merge needs, which is written up to"
             f" {PART_BYTES >> 20} MB; inspect again with --part"

@@ -16,7 +16,6 @@ from massieu.checks import UserError
 from massieu.corpus import Corpus, Document
 from massieu.corpus.batching import check_texts
 from massieu.engine import Checkpoint, Engine, Origin, engine_named
-from massieu.inspection.bars import Progress, progress_bar
 from massieu.inspection.options import Options
 from massieu.inspection.partial_result import FEWEST_DOCUMENTS
 from massieu.inspection.reader import NotObservable, Reader
@@ -24,6 +23,7 @@ from massieu.inspection.result import Inspection
 from massieu.inspection.splits import TOGETHER, Piece, TextSplit, grouped, text_splits
 from massieu.inspection.tables import finish
 from massieu.models.loading import load
+from massieu.outputs.progress import Progress, progress_bar
 
 __all__ = ["NotObservable", "inspect_model"]
 

@@ -61,7 +61,7 @@ def inspection(
             "heard": {
                 "expected": calls,
                 "heard": calls,
-                "sentence": f"heard {calls} of {calls} attention modules",
+                "sentence": f"observed {calls} of {calls} attention modules",
                 "missing": [],
             },
             "versions": {

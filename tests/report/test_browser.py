@@ -14,7 +14,7 @@ from report.verdicts import verdicts
 from massieu.inspection.findings import findings
 from massieu.inspection.predictions import predictions
 from massieu.report import compare, render
-from massieu.report.learning import render_learning
+from massieu.report.learning_page import render_learning
 from massieu.report.reference import reference
 from massieu.report.verdicts import render_verdicts
 

@@ -6,7 +6,7 @@ import pytest
 from report.learned import EVIL, learned
 
 from massieu.report.charts import Line, chart, cloud, matrix_map
-from massieu.report.learning import render_learning
+from massieu.report.learning_page import render_learning
 
 
 def places(figure, name):

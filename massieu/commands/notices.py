@@ -1,4 +1,4 @@
-"""Tell on stderr what a command does besides its result: what it replaces, and what it goes on without."""
+"""Notices on stderr: reports that a command replaces, and warnings about checkpoints."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from typing import Any
 
 from massieu.checks import visible
 
-__all__ = ["tell_replaced", "warnings_told"]
+__all__ = ["checkpoint_warnings_in_one_line", "print_replaced"]
 
 
-def tell_replaced(folder: Path, kind: str, *, quiet: bool = False) -> None:
+def print_replaced(folder: Path, kind: str) -> None:
     """Print which report of the same kind in a folder is replaced, if there is one."""
-    from massieu.outputs.folders import replaced
+    from massieu.outputs.folders import replaced_report
 
-    sentence = None if quiet else replaced(folder, kind)
+    sentence = replaced_report(folder, kind)
     if sentence is not None:
         print(visible(sentence), file=sys.stderr)
 
 
 @contextlib.contextmanager
-def warnings_told() -> Iterator[None]:
-    """Inside, a warning about checkpoints is one line without the code that gave it."""
+def checkpoint_warnings_in_one_line() -> Iterator[None]:
+    """Print warnings about checkpoints without their source line."""
     from massieu.engine import CheckpointWarning
 
     with warnings.catch_warnings():
-        usual = warnings.showwarning
+        default = warnings.showwarning
 
-        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
             if issubclass(category, CheckpointWarning):
                 print(f"massieu: {visible(str(message))}", file=sys.stderr)
             else:
-                usual(message, category, *where, **more)
+                default(message, category, *place, **more)
 
         warnings.showwarning = show
         yield
