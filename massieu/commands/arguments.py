@@ -11,7 +11,19 @@ from typing import Any
 
 from massieu.checks import UserError, expanded, visible
 
-__all__ = ["add_engine", "add_loading", "count", "engine", "loading", "number", "path", "positive", "seed", "whole"]
+__all__ = [
+    "add_engine",
+    "add_loading",
+    "add_results",
+    "count",
+    "engine",
+    "loading",
+    "number",
+    "path",
+    "positive",
+    "seed",
+    "whole",
+]
 
 LARGEST = 10**12  # of any count; larger numbers overflow integers of torch
 WHOLE = re.compile("-?[0-9]{1,400}")
@@ -48,14 +60,20 @@ def add_engine(parser: argparse.ArgumentParser) -> Any:
     return group
 
 
+def add_results(parser: Any, files: str, quiet: str = "no progress and no table") -> None:
+    """Declare the folder of the results, and ``--quiet``."""
+    parser.add_argument("--out", type=path, metavar="DIR", help=f"write {files} there (default: nowhere)")
+    parser.add_argument("-q", "--quiet", action="store_true", help=quiet)
+
+
 def engine(options: argparse.Namespace, workers: int | None = None) -> Any:
     """Return the engine of the options; it prints the address of its dashboard to stderr."""
     from massieu.engine import engine_named
 
-    asked = {"address": options.address, "scheduler_file": options.scheduler_file, "workers": workers}
+    arguments = {"address": options.address, "scheduler_file": options.scheduler_file, "workers": workers}
     if options.engine == "dask" and not (options.quiet or options.json):
-        asked["announce"] = lambda sentence: print(visible(sentence), file=sys.stderr, flush=True)
-    return engine_named(options.engine, **asked)
+        arguments["announce"] = lambda sentence: print(visible(sentence), file=sys.stderr, flush=True)
+    return engine_named(options.engine, **arguments)
 
 
 def loading(options: argparse.Namespace) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from massieu.checks import UserError, visible
 from massieu.commands import REPORT_PACKAGES, Command, check_packages
 from massieu.commands.arguments import path
-from massieu.commands.notices import print_replaced
+from massieu.commands.notices import check_output
 
 __all__ = ["add", "run"]
 
@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
         inspection.facts["run"] = Path(run).resolve().name
     compared = comparison.compare_runs(inspections)
     if options.out:
-        print_replaced(Path(options.out), "comparison")
+        check_output(options.out, "comparison")
         page = comparison.save_comparison(inspections, compared, Path(options.out))
     if options.json:
         tables = {"means": comparison.compare_means(compared), "heads": comparison.compare_heads(inspections)}

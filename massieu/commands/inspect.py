@@ -12,8 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 from massieu.checks import UserError, visible
 from massieu.commands import REPORT_PACKAGES, Command, check_packages
-from massieu.commands.arguments import add_engine, add_loading, engine, loading, number, path, positive, seed
-from massieu.commands.notices import checkpoint_warnings_in_one_line, print_replaced
+from massieu.commands.arguments import (
+    add_engine,
+    add_loading,
+    add_results,
+    engine,
+    loading,
+    number,
+    path,
+    positive,
+    seed,
+)
+from massieu.commands.notices import check_output, checkpoint_warnings_in_one_line
 from massieu.outputs.progress import command_progress
 
 if TYPE_CHECKING:
@@ -103,9 +113,7 @@ def _add_run(group: Any) -> None:
 
 def _add_results(parser: argparse.ArgumentParser) -> None:
     results = parser.add_argument_group("results")
-    results.add_argument(
-        "--out", type=path, metavar="DIR", help="write report.html, tables, JSON and figures there (default: nowhere)"
-    )
+    add_results(results, "report.html, tables, JSON and figures")
     part = results.add_mutually_exclusive_group()
     part.add_argument(
         "--part",
@@ -124,7 +132,6 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
         " 'share(entropy < 0.05) > 0.2' for a fifth of all heads; mean, min and max work as well, and a column alone"
         " means any head (default: no condition)",
     )
-    results.add_argument("-q", "--quiet", action="store_true", help="no progress and no table")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -137,9 +144,7 @@ def run(options: argparse.Namespace) -> int:
         thresholds.check_heads_only(conditions)
     corpus = _corpus(options)
     if options.out:
-        result.check_writable(Path(options.out))
-        if not options.quiet:
-            print_replaced(Path(options.out), "inspection")
+        check_output(options.out, "inspection", quiet=options.quiet)
     checkpoint = _checkpoint(options)
     if options.resume and checkpoint is not None and not options.quiet:
         start = "going on from" if checkpoint.path.exists() else "beginning, since there is no checkpoint"

@@ -12,13 +12,13 @@ from typing import Any
 
 from massieu.checks import UserError, visible
 from massieu.commands import Command, check_packages
-from massieu.commands.arguments import count, number, path, positive, seed, whole
+from massieu.commands.arguments import add_results, count, number, positive, seed, whole
 from massieu.commands.interrupts import INTERRUPTED, interruptible
 from massieu.outputs.progress import Progress, command_progress
 
 __all__ = ["add", "run"]
 
-NO_MEMORY = ("DefaultCPUAllocator", "not enough memory", "out of memory", "overflowed")  # as torch says it
+NO_MEMORY = ("DefaultCPUAllocator", "not enough memory", "out of memory", "overflowed")  # in messages of torch
 
 
 def add(command: Command) -> None:
@@ -60,12 +60,7 @@ def add(command: Command) -> None:
     )
     how.add_argument("--target", type=number, metavar="ERROR", help="stop at this error (default: never)")
     results = parser.add_argument_group("results")
-    results.add_argument(
-        "--out",
-        type=path,
-        metavar="DIR",
-        help="write checkpoint, history.csv, learned.json and a page (default: nowhere)",
-    )
+    add_results(results, "checkpoint, history.csv, learned.json and a page")
     results.add_argument(
         "--resume", action="store_true", help="continue from the checkpoint in --out, with the same options"
     )
@@ -73,7 +68,6 @@ def add(command: Command) -> None:
     fitted = "tasks for Lasso, trees and networks, which are fitted to each prefix; 0 leaves them out (default: 256)"
     results.add_argument("--fitted", type=count, default=256, metavar="N", help=fitted)
     results.add_argument("--tensorboard", action="store_true", help="events for TensorBoard in --out")
-    results.add_argument("-q", "--quiet", action="store_true", help="no progress and no table")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -98,9 +92,9 @@ def run(options: argparse.Namespace) -> int:
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and not any(word in str(error) for word in NO_MEMORY):
             raise
-        asked = {name: getattr(options, name) for name in ("dim", "examples", "pool")}
-        sizes = ", ".join(f"--{name} {value}" for name, value in asked.items() if value is not None)
-        raise UserError(f"there is not enough memory for {sizes}; lower them") from None
+        sizes = {name: getattr(options, name) for name in ("dim", "examples", "pool")}
+        given = ", ".join(f"--{name} {value}" for name, value in sizes.items() if value is not None)
+        raise UserError(f"there is not enough memory for {given}; lower them") from None
 
 
 def _learn(options: argparse.Namespace) -> int:

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from massieu.checks import visible
+from massieu.outputs.folders import check_writable, replaced_report
 
-__all__ = ["checkpoint_warnings_in_one_line", "print_replaced"]
+__all__ = ["check_output", "checkpoint_warnings_in_one_line"]
 
 
-def print_replaced(folder: Path, kind: str) -> None:
-    """Print which report of the same kind in a folder is replaced, if there is one."""
-    from massieu.outputs.folders import replaced_report
-
-    sentence = replaced_report(folder, kind)
+def check_output(folder: str, kind: str, *, quiet: bool = False) -> None:
+    """Raise unless a folder can be written to; print which report of the same kind is replaced."""
+    check_writable(Path(folder))
+    sentence = None if quiet else replaced_report(Path(folder), kind)
     if sentence is not None:
         print(visible(sentence), file=sys.stderr)
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from massieu.checks import UserError, visible
 from massieu.commands import Command, check_packages
-from massieu.commands.arguments import add_engine, engine, path, positive, seed
-from massieu.commands.notices import print_replaced
+from massieu.commands.arguments import add_engine, add_results, engine, path, positive, seed
+from massieu.commands.notices import check_output
 from massieu.outputs.progress import command_progress
 
 __all__ = ["add", "run"]
@@ -37,17 +37,13 @@ def add(command: Command) -> None:
     )
     parser.add_argument("--workers", type=positive, metavar="N", help="processes (default: one per core)")
     add_engine(parser)
-    parser.add_argument(
-        "--out", type=path, metavar="DIR", help="write a page with figures and code, and JSON, there (default: nowhere)"
-    )
-    parser.add_argument("-q", "--quiet", action="store_true", help="no progress and no table")
+    add_results(parser, "a page with figures and code, and JSON,")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run claims; write and print their verdicts; return 1 if one differs from the expected verdict."""
     check_packages("transformers", "pandas", "rich", "scipy", extra="verify")
     from massieu import claims
-    from massieu.inspection import result
 
     chosen = claims.select(options.keys)
     if options.list and options.out:
@@ -60,9 +56,7 @@ def run(options: argparse.Namespace) -> int:
 
         notes = load(options.model).notes  # report a bad model before any work
     if options.out:
-        result.check_writable(Path(options.out))
-        if not options.quiet:
-            print_replaced(Path(options.out), "verification")
+        check_output(options.out, "verification", quiet=options.quiet)
     begin = time.perf_counter()
     choices = {"seed": options.seed, "full": options.full, "model": options.model}
     with contextlib.ExitStack() as stack:
@@ -92,8 +86,8 @@ def run(options: argparse.Namespace) -> int:
     for each in found:
         if each.surprises or each.reason:
             reason = f" ({each.reason})" if each.reason else ""
-            said = outcome(each.verdict, each.expected)
-            print(f"massieu: {each.claim.key} {said}{visible(reason)}", file=sys.stderr)
+            verdict = outcome(each.verdict, each.expected)
+            print(f"massieu: {each.claim.key} {verdict}{visible(reason)}", file=sys.stderr)
     return 1 if any(each.surprises for each in found) else 0
 
 

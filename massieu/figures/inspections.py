@@ -292,7 +292,7 @@ def _draw_cells(
 
 
 def _few(numbers: list[int]) -> list[int]:
-    """At most about sixteen of the numbers, evenly spaced, for ticks."""
+    """Return about sixteen of the numbers, evenly spaced, for ticks."""
     return numbers[:: max(1, math.ceil(len(numbers) / 16))]
 
 

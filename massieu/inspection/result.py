@@ -13,7 +13,7 @@ from massieu.checks import UserError, did_you_mean
 from massieu.inspection.findings import Finding, findings
 from massieu.inspection.predictions import Prediction, predictions
 from massieu.inspection.quantities import QUANTITIES, describe
-from massieu.outputs.folders import check_digest, check_writable, publish
+from massieu.outputs.folders import check_digest, publish
 from massieu.outputs.spreadsheets import write_csv
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from massieu.inspection.partial_result import Part
 
-__all__ = ["SCHEMA", "Inspection", "check_writable", "read_inspection", "records"]
+__all__ = ["SCHEMA", "Inspection", "read_inspection", "records"]
 
 SCHEMA = "massieu.inspection/1"
 PART = "part.safetensors"

@@ -48,7 +48,7 @@ def classes(dark: bool = False) -> list[str]:
 
 
 def lines(dark: bool = False) -> list[str]:
-    """Eight colors for lines; neighbors differ in lightness too, so that color-blind readers tell them apart."""
+    """Eight colors for lines; neighbors differ in lightness too, for color-blind readers."""
     lightness = 0.76 if dark else 0.52
     return [
         _oklch(lightness, 0.12, 255),

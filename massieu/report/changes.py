@@ -11,7 +11,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from massieu.report.number_format import small_number
+from massieu.report.number_format import is_finite, small_number
 
 __all__ = ["NO_LOSS", "Change", "ComparedRuns", "distinct_names", "sparkline_svg"]
 
@@ -198,11 +198,7 @@ def _count_beyond(paired: Mapping[Place, float], *errors: Mapping[Place, float])
 
 
 def _values(run: Document, which: str, name: str) -> dict[Place, float]:
-    return {
-        _place(row): row[name]
-        for row in run[which]
-        if isinstance(row.get(name), (int, float)) and math.isfinite(row[name])
-    }
+    return {_place(row): row[name] for row in run[which] if is_finite(row.get(name))}
 
 
 def _place(row: Document) -> Place:

@@ -1,4 +1,4 @@
-"""Words that the pages use, each explained once; labels link here and show the explanation when pointed at."""
+"""Glossary of the pages: labels link to its entries and show them as tooltips."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["WORDS", "Word"]
 
 
 class Word(NamedTuple):
-    """A word of the glossary: its name on the page and its meaning."""
+    """Entry of the glossary."""
 
     title: str
     meaning: str
@@ -22,7 +22,7 @@ WORDS = {
     ),
     "row": Word(
         "Attention row",
-        "The attention weights of one token: how much it takes from every token that it can see. They sum to one."
+        "The attention weights of one token over all tokens that it can attend to. They sum to one."
         " Values of a head are means over its rows.",
     ),
     "nats": Word(
@@ -44,12 +44,12 @@ WORDS = {
     ),
     "sink": Word(
         "Sink",
-        "A head that puts much of its attention on the first token. The mean of such a head can hide rows on which it"
-        " reads elsewhere.",
+        "A head that puts much of its attention on the first token. The mean of such a head can hide rows with other"
+        " attention.",
     ),
     "usual": Word(
         "Usual values",
-        "The same quantities of models that were inspected with the same command on the embedded text. Entropies and"
+        "The same quantities of other models, inspected with the same command on the embedded text. Entropies and"
         " counts of tokens grow with the length of the rows, so compare them at similar lengths.",
     ),
 }

@@ -56,17 +56,17 @@ def _nearest(rows: Sequence[Mapping[str, Any]]) -> str:
     if not rows:
         return ""
     best, *others = sorted(rows, key=lambda row: -row["cosine"])
-    said = (
+    text = (
         f"Its sensitivities are nearest to those of {best['predictor']}:"
         f" mean cosine {best['cosine']:.4f} ± {brief(best['standard_error'])}."
     )
     same = [row for row in others if row["behind"] <= max(2 * (row["behind_error"] or 0), SAME_COSINE)]
     behind = [row for row in others if row not in same]
     if same:
-        said += f" It cannot be told from {', '.join(map(_behind, same))}."
+        text += f" It cannot be distinguished from {', '.join(map(_behind, same))}."
     if behind:
-        said += f" The next is {_behind(behind[0])}."
-    return said
+        text += f" The next is {_behind(behind[0])}."
+    return text
 
 
 def _behind(row: Mapping[str, Any]) -> str:

@@ -1,11 +1,15 @@
-"""Numbers of a page or a terminal as text."""
+"""Numbers of a page or a terminal as text; a missing or infinite value is a dash."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-__all__ = ["brief", "fixed", "small_number", "thousands"]
+__all__ = ["brief", "fixed", "is_finite", "small_number", "thousands"]
+
+
+def is_finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def thousands(value: Any) -> str:
@@ -14,14 +18,14 @@ def thousands(value: Any) -> str:
 
 
 def fixed(value: float | None, digits: int = 2) -> str:
-    """Return a number with fixed decimals and a true minus sign; a dash if it is missing."""
+    """Return a number with fixed decimals and a true minus sign."""
     if value is None or not math.isfinite(value):
         return "–"
     return f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−")  # plus zero: no −0.00
 
 
 def brief(value: float | None) -> str:
-    """Return a number with three significant digits; a dash if it is missing."""
+    """Return a number with three significant digits."""
     return "–" if value is None or not math.isfinite(value) else f"{value:.3g}".replace("-", "−")
 
 

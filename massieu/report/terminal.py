@@ -6,6 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
 from massieu.checks import visible
 from massieu.report.changes import NO_LOSS, Change, ComparedRuns
 from massieu.report.rulers import ABOUT_VERDICTS
@@ -13,6 +17,7 @@ from massieu.report.verdicts import CONTROL, UNIT, VERDICTS, outcome
 
 __all__ = [
     "made_visible",
+    "plain_table",
     "show_claims",
     "show_comparison",
     "show_inspection",
@@ -36,11 +41,14 @@ ROOM_FOR_NUMBERS = 120
 """Width of a terminal that has room for all numbers of a claim beside its statement."""
 
 
-def terminal() -> Any:
+def terminal() -> Console:
     """Return a rich console on standard output that interprets neither markup nor emoji in names."""
-    from rich.console import Console
-
     return Console(markup=False, emoji=False)
+
+
+def plain_table(**options: Any) -> Table:
+    """Return a table without lines."""
+    return Table(box=None, header_style="bold", pad_edge=False, **options)
 
 
 def made_visible(value: Any) -> Any:
@@ -59,11 +67,8 @@ def made_visible(value: Any) -> Any:
     return value
 
 
-def show_inspection(document: Mapping[str, Any], console: Any) -> None:
+def show_inspection(document: Mapping[str, Any], console: Console) -> None:
     """Print the document of an inspection on a rich console."""
-    from rich.table import Table
-    from rich.text import Text
-
     document = made_visible(document)
     facts = document["facts"]
     model, text = facts["model"], facts["text"]
@@ -75,7 +80,7 @@ def show_inspection(document: Mapping[str, Any], console: Any) -> None:
         )
     )
     quantities, layers = document["quantities"], {(row["stack"], row["layer"]): row for row in document["layers"]}
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = plain_table()
     table.add_column("layer", no_wrap=True)
     there = [name for name in LAYERS if any(row.get(name) is not None for row in layers.values())]
     room = max(3, (console.width - 12) // 12)
@@ -99,10 +104,8 @@ def show_inspection(document: Mapping[str, Any], console: Any) -> None:
         console.print(Text(note, style="dim"))
 
 
-def _predictions_table(predictions: Sequence[Mapping[str, Any]]) -> Any:
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold", pad_edge=False)
+def _predictions_table(predictions: Sequence[Mapping[str, Any]]) -> Table:
+    table = plain_table()
     table.add_column("prediction of the theory")
     for name in ("measured", "control", "theory"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -114,10 +117,8 @@ def _predictions_table(predictions: Sequence[Mapping[str, Any]]) -> Any:
     return table
 
 
-def show_comparison(documents: Sequence[Mapping[str, Any]], console: Any) -> None:
+def show_comparison(documents: Sequence[Mapping[str, Any]], console: Console) -> None:
     """Print several inspections side by side: a table of means and changes, then sentences."""
-    from rich.text import Text
-
     compared = ComparedRuns([made_visible(document) for document in documents])
     for which in ("heads", "layers"):
         own = [change for change in compared.changes if compared.quantities[change.quantity]["table"] == which]
@@ -130,11 +131,8 @@ def show_comparison(documents: Sequence[Mapping[str, Any]], console: Any) -> Non
     console.print(Text(NO_LOSS, style="dim"))
 
 
-def _changes_table(changes: Sequence[Change], which: str, names: Sequence[str]) -> Any:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, header_style="bold", pad_edge=False)
+def _changes_table(changes: Sequence[Change], which: str, names: Sequence[str]) -> Table:
+    table = plain_table()
     table.add_column(f"mean over {which} of", no_wrap=True)
     for name in (*names, "change", "mean |change|", "beyond 2 s.e."):
         table.add_column(Text(name), justify="right", overflow="fold")
@@ -154,13 +152,10 @@ STYLES = {
 }
 
 
-def show_verdicts(rows: Sequence[Mapping[str, Any]], seconds: float, console: Any) -> None:
+def show_verdicts(rows: Sequence[Mapping[str, Any]], seconds: float, console: Console) -> None:
     """Print every claim with its short statement and its verdict; a wide terminal shows all numbers."""
-    from rich.table import Table
-    from rich.text import Text
-
     rows = made_visible(rows)
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = plain_table()
     for name, wraps in (("claim", False), ("statement", True), ("verdict", True)):
         table.add_column(name, no_wrap=not wraps)
     numbers = ("measured", "control", "seconds") if console.width >= ROOM_FOR_NUMBERS else ("measured",)
@@ -178,11 +173,9 @@ def show_verdicts(rows: Sequence[Mapping[str, Any]], seconds: float, console: An
     console.print(Text(", ".join(words), style="dim"))
 
 
-def show_claims(rows: Sequence[Mapping[str, Any]], console: Any) -> None:
+def show_claims(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
     """Print the claims with their short statements."""
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = plain_table()
     for name in ("key", "expected"):
         table.add_column(name, no_wrap=True)
     table.add_column("statement")
@@ -191,17 +184,14 @@ def show_claims(rows: Sequence[Mapping[str, Any]], console: Any) -> None:
     console.print(table)
 
 
-def show_learned(document: Mapping[str, Any], console: Any) -> None:
+def show_learned(document: Mapping[str, Any], console: Console) -> None:
     """Print the errors after all examples, the sensitivities, and retrieval against learning."""
-    from rich.table import Table
-    from rich.text import Text
-
     document = made_visible(document)
     facts, last = document["facts"], max(row["examples"] for row in document["curve"])
     summary = f"{facts['parameters']:,} weights, {facts['cpu_seconds']:.0f} CPU seconds, ended by {facts['ended']}"
     console.print(Text(summary))
     cosines = {row["predictor"]: row["cosine"] for row in document["sensitivities"] if row["examples"] == last}
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = plain_table()
     for name in (f"error after {last} examples", "error", "± s.e.", "cosine of sensitivities"):
         table.add_column(name, justify="left" if "after" in name else "right")
     for row in document["curve"]:

@@ -7,10 +7,15 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
 from massieu.checks import visible
 from massieu.report.curves import Curves, Document, curves_by_layer, grouped, recorded, summary
 from massieu.report.number_format import brief
-from massieu.report.terminal import made_visible
+from massieu.report.terminal import made_visible, plain_table
 
 __all__ = ["follow", "sparkline", "sparklines", "terminal_view"]
 
@@ -21,7 +26,7 @@ SHARP = ("entropy", "normalized_entropy", "perplexity", "peak", "log_normalizer"
 LARGE = ("score_range", "score_max", "score_variance", "qk_norm")
 
 
-def terminal_view(document: Document, *, width: int = 100, rows: int | None = None) -> Any:
+def terminal_view(document: Document, *, width: int = 100, rows: int | None = None) -> Group:
     """Return recorded values, one line for each layer with curves of its entropy and scores, and the raised flags.
 
     Args:
@@ -32,9 +37,6 @@ def terminal_view(document: Document, *, width: int = 100, rows: int | None = No
     Returns:
         A renderable of rich.
     """
-    from rich.console import Group
-    from rich.text import Text
-
     document = {**made_visible({**document, "series": {}}), "series": _named_visibly(document["series"])}
     curves, raised = curves_by_layer(document), document["raised"]
     chosen = [found for names in (SHARP, LARGE) if (found := next((x for x in names if x in curves), None))]
@@ -59,11 +61,9 @@ def terminal_view(document: Document, *, width: int = 100, rows: int | None = No
     return Group(*lines)
 
 
-def _recorded_table(own: Sequence[tuple[str, Sequence[float | None]]], steps: Sequence[int], width: int) -> Any:
+def _recorded_table(own: Sequence[tuple[str, Sequence[float | None]]], steps: Sequence[int], width: int) -> Table:
     """Return a table with a line for each recorded value, on a scale of its own."""
-    from rich.table import Table
-
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table = plain_table(show_header=False, padding=(0, 2, 0, 0))
     for _ in range(3):
         table.add_column(no_wrap=True, overflow="ellipsis")
     latest = [_latest(values, steps) for _, values in own]
@@ -81,11 +81,8 @@ def _latest(values: Sequence[float | None], steps: Sequence[int]) -> str:
 
 def _layers_table(
     document: Document, curves: Mapping[str, Mapping[str, Curves]], chosen: Sequence[str], shown: list[str], width: int
-) -> Any:
+) -> Table:
     """Return a table with a line for each layer."""
-    from rich.table import Table
-    from rich.text import Text
-
     raised = document["raised"]
     flags = [", ".join(dict.fromkeys(flag["name"] for flag in raised if flag["label"] == label)) for label in shown]
     whole = {name: [_now(curves[name].get(label, {})) for label in shown] for name in chosen}
@@ -99,7 +96,7 @@ def _layers_table(
         if room >= _widest([_title(document, name) for name in chosen]):
             break
     room = max(room, 1)
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    table = plain_table(padding=(0, 2, 0, 0))
     table.add_column("layer", no_wrap=True)
     for name in chosen:
         table.add_column(_title(document, name), no_wrap=True, overflow="ellipsis", max_width=room)
@@ -123,7 +120,7 @@ def _scales(
     return f"▁ to █ in all layers: {', '.join(ends)}"
 
 
-def follow(log: Any, console: Any, interval: float = 1.0) -> None:
+def follow(log: Any, console: Console, interval: float = 1.0) -> None:
     """Show a log on a rich console and redraw it as it grows, until Ctrl-C; wait for its first reading.
 
     Args:
@@ -131,10 +128,8 @@ def follow(log: Any, console: Any, interval: float = 1.0) -> None:
         console: of rich.
         interval: seconds between two reads of the file.
     """
-    from rich.live import Live
-    from rich.text import Text
 
-    def view() -> Any:
+    def view() -> Text | Group:
         if not log.steps:
             return Text.assemble((visible(log.path.name), "bold"), "  waits for the first reading; Ctrl-C ends it")
         return terminal_view(log.to_dict(), width=console.width, rows=console.height)

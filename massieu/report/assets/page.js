@@ -260,7 +260,7 @@
   }
 
   function legendOf(scale, name, missing) {
-    const gone = missing ? [html("span", {}, "– does not apply or cannot be told")] : [];
+    const gone = missing ? [html("span", {}, "– does not apply or could not be measured")] : [];
     if (scale.kind === "class") {
       const swatches = CLASSES.map((label, number) => html("span", {}, html("i", { class: "swatch", style: paint(scale, label) }), html("b", {}, " " + label), " " + CLASS_MEANING[number]));
       const lengths = [...new Set(RUNS.map((run) => run.row_length).filter(known))];
@@ -514,7 +514,7 @@
     const hint = html("span", {}, "Press a heading to sort. " + (which === "heads" ? "± is a standard error." : "ctrl is the control, ± a standard error, or the sampling band of Gaussianity."));
     parent.append(html("div", { class: "tablebar" }, hint, more), box);
     const absent = Object.keys(QUANTITIES).filter((name) => QUANTITIES[name].table === which && !column(run, which, name).some(known) && QUANTITIES[name].group !== "Controls");
-    if (absent.length) parent.append(html("p", { class: "note" }, `Without a value in this inspection, because they do not apply or were not asked for: ${absent.map((name) => QUANTITIES[name].title).join("; ")}.`));
+    if (absent.length) parent.append(html("p", { class: "note" }, `Without a value in this inspection, because they do not apply or were not requested: ${absent.map((name) => QUANTITIES[name].title).join("; ")}.`));
     parent.showAll = () => { all = true; draw(); };
   }
 
