@@ -250,7 +250,7 @@ def test_starts_are_drawn_by_the_selection_they_reach():
 
 @pytest.fixture
 def no_matplotlib(monkeypatch):
-    """The sentence that is said on a machine without matplotlib."""
+    """Hide matplotlib; return the command that installs it."""
     usual = importlib.util.find_spec
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else usual(name))
@@ -279,7 +279,7 @@ def test_without_matplotlib_a_report_is_refused_before_anything_is_computed(no_m
 
 
 def shown(figure):
-    """The size in pixels of what a notebook without a backend for figures shows."""
+    """Return the size in pixels of a figure in a notebook without a backend."""
     data = figure._repr_png_()
     assert data.startswith(b"\x89PNG\r\n")
     height, width, _ = plt_image.imread(io.BytesIO(data), format="png").shape

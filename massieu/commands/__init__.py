@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-from typing import Protocol
+from collections.abc import Callable
 
 from massieu.checks import MissingPackageError, pip_install
 
@@ -15,17 +15,11 @@ __all__ = ["Command", "REPORT_PACKAGES", "RunCommand", "check_packages"]
 
 REPORT_PACKAGES = ("jinja2", "matplotlib", "pyarrow")
 
+RunCommand = Callable[[argparse.Namespace], int]
+"""Execution of a command, which prints and writes its results and returns the exit code."""
 
-class RunCommand(Protocol):
-    """Execution of a command: prints and writes its results, and returns the exit code."""
-
-    def __call__(self, options: argparse.Namespace, /) -> int: ...
-
-
-class Command(Protocol):
-    """Factory of the parser of a command, from its name, its ``run`` and one sentence of help."""
-
-    def __call__(self, name: str, run: RunCommand, help: str) -> argparse.ArgumentParser: ...
+Command = Callable[[str, RunCommand, str], argparse.ArgumentParser]
+"""Factory of the parser of a command, from its name, its ``run`` and one sentence of help."""
 
 
 def check_packages(*packages: str, extra: str = "inspect") -> None:

@@ -94,8 +94,8 @@ def recover(folder: Path) -> None:
     """Finish the moves of a killed process, and remove abandoned staging folders."""
     with contextlib.suppress(OSError):  # a folder without write permission
         for place in sorted(folder.glob(f"{PREFIX}*")):
-            with _abandoned(place, PATIENCE if _journal(place).exists() else 0.0) as abandoned:
-                if abandoned and _journal(place).exists():
+            with _abandoned(place, PATIENCE if (place / MANIFEST).exists() else 0.0) as abandoned:
+                if abandoned and (place / MANIFEST).exists():
                     _move(place, folder)
                 if abandoned:
                     shutil.rmtree(place, ignore_errors=True)
@@ -132,12 +132,12 @@ def _commit(place: Path, folder: Path, kind: str, about: str) -> None:
     made = _missing(*(folder / name.parent for name in names))
     draft = place / "draft"
     draft.write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-    os.replace(draft, _journal(place))
+    os.replace(draft, place / MANIFEST)
     try:
         _move(place, folder)
     except BaseException:
-        if _journal(place).exists():
-            _journal(place).unlink()
+        if (place / MANIFEST).exists():
+            (place / MANIFEST).unlink()
             _move_back(place, folder, names)
             _remove_empty(made)
         raise
@@ -146,14 +146,14 @@ def _commit(place: Path, folder: Path, kind: str, about: str) -> None:
 def _move(place: Path, folder: Path) -> None:
     """Execute the journal; moves made before a kill are not repeated."""
     new, old = place / "new", place / "old"
-    after = json.loads(_journal(place).read_text(encoding="utf-8"))
+    after = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
     for stale in [*_stale(_read_manifest(folder), after, folder)]:
         _move_file(folder / stale, old / stale)
     for name in _names(new):
         if (folder / name).exists():
             _move_file(folder / name, old / name)
         _move_file(new / name, folder / name)
-    os.replace(_journal(place), folder / MANIFEST)
+    os.replace(place / MANIFEST, folder / MANIFEST)
     _remove_empty([parent for name in _names(old) for parent in (folder / name).parents if folder in parent.parents])
 
 
@@ -236,10 +236,6 @@ def _is_old(place: Path) -> bool:
         return time.time() - place.stat().st_mtime > ABANDONED
     except OSError:
         return False
-
-
-def _journal(place: Path) -> Path:
-    return place / MANIFEST
 
 
 def _read_manifest(folder: Path, *, strict: bool = False) -> dict[str, Any]:

@@ -65,10 +65,10 @@ def chart(
     low, high = span or (min(known), max(known))
     places = [place for line in lines for place in line.x]
     across = linear_scale(min(places), max(places), LEFT + 8, WIDTH - RIGHT - 8)
-    up = linear_scale(*((_log(low), _log(high)) if log_y else (low, high)), HEIGHT - BOTTOM, TOP)
+    up = linear_scale(*((math.log10(low), math.log10(high)) if log_y else (low, high)), HEIGHT - BOTTOM, TOP)
 
     def height(value: float) -> float:
-        return up(_log(value) if log_y else value)
+        return up(math.log10(value) if log_y else value)
 
     parts = [_axes(x_label, y_label)]
     for tick in _log_ticks(low, high) if log_y else _ticks(low, high):
@@ -176,10 +176,6 @@ def _shown(value: float, log_y: bool) -> bool:
     return math.isfinite(value) and (value > 0 or not log_y)
 
 
-def _log(value: float) -> float:
-    return math.log10(value)
-
-
 def linear_scale(low: float, high: float, first: float, last: float) -> Callable[[float], float]:
     """Return the map of values from ``low`` to ``high`` to positions from ``first`` to ``last``."""
     return lambda value: first + (last - first) * ((value - low) / (high - low) if high > low else 0.5)
@@ -197,8 +193,8 @@ def _ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
 
 def _log_ticks(low: float, high: float) -> list[float]:
     """Return the powers of ten within a range; of a short range also twice and five times the powers."""
-    decades = range(math.floor(_log(low)), math.ceil(_log(high)) + 1)
-    factors = (1,) if _log(high) - _log(low) > 4 else (1, 2, 5)
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    factors = (1,) if math.log10(high) - math.log10(low) > 4 else (1, 2, 5)
     ticks = [factor * 10.0**decade for decade in decades for factor in factors]
     return [tick for tick in ticks if low <= tick <= high]
 

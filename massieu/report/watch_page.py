@@ -13,9 +13,9 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from massieu.checks import UserError
-from massieu.report.curves import Curves, Document, curves_by_layer, grouped, recorded, summary
 from massieu.report.number_format import brief
 from massieu.report.pages import inline_json, page
+from massieu.report.watch_curves import Curves, Document, curves_by_layer, grouped, recorded, summary
 
 __all__ = ["render_watch", "save_watch"]
 

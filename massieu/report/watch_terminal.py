@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from massieu.checks import visible
-from massieu.report.curves import Curves, Document, curves_by_layer, grouped, recorded, summary
 from massieu.report.number_format import brief
 from massieu.report.terminal import made_visible, plain_table
+from massieu.report.watch_curves import Curves, Document, curves_by_layer, grouped, recorded, summary
 
 __all__ = ["follow", "sparkline", "sparklines", "terminal_view"]
 

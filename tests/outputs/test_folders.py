@@ -1,4 +1,4 @@
-"""A run is published whole or not at all, and nothing of an older one stays beside it."""
+"""Atomic publication of the files of a run, without stale files of older runs."""
 
 from __future__ import annotations
 

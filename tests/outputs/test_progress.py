@@ -13,7 +13,7 @@ from massieu.outputs.progress import command_progress, progress_bar
 
 
 class Screen(io.StringIO):
-    """A stream that is, or is not, a terminal."""
+    """A stream with or without a terminal."""
 
     def __init__(self, terminal):
         super().__init__()
@@ -24,7 +24,7 @@ class Screen(io.StringIO):
 
 
 def drawn(monkeypatch, *, terminal=True, notebook=False, test=False, progress=None, delay=0.0):
-    """What an inspection of a few steps leaves on stderr."""
+    """Return the output of a few steps on stderr."""
     screen = Screen(terminal)
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setattr(progress_module, "DELAY", delay)
@@ -57,13 +57,13 @@ def test_nothing_is_drawn_within_the_first_two_seconds(monkeypatch):
     assert "reading" not in drawn(monkeypatch, delay=2.0)
 
 
-def test_pipes_tests_and_whoever_declines_get_none(monkeypatch):
+def test_pipes_tests_and_progress_false_get_none(monkeypatch):
     assert drawn(monkeypatch, terminal=False) == ""
     assert drawn(monkeypatch, test=True) == ""
     assert drawn(monkeypatch, progress=False) == ""
 
 
-def test_a_bar_that_is_asked_for_is_drawn_anywhere_and_at_once(monkeypatch):
+def test_a_requested_bar_is_drawn_anywhere_and_at_once(monkeypatch):
     assert "reading" in drawn(monkeypatch, terminal=False, test=True, progress=True, delay=2.0)
 
 

@@ -118,7 +118,7 @@ def browser():
 
 @pytest.fixture
 def visit(browser, tmp_path):
-    """Open a page as a file with the network off; afterwards nothing may have been asked for or complained about."""
+    """Open a page as a file with the network off; fail at requests and errors in its console."""
     contexts, wrong = [], []
 
     def open_page(name, **options):

@@ -18,7 +18,7 @@ from massieu.report.terminal import show_comparison
 
 
 def moved(by, column="entropy", shape=(2, 4)):
-    """A run, and a copy in which a column of the heads is moved by the given amounts."""
+    """Return a run and a copy in which a column of the heads is shifted."""
     first, last = inspection(*shape), inspection(*shape)
     for row, amount in zip(last["heads"], by, strict=True):
         row[column] += amount

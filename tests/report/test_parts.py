@@ -1,4 +1,4 @@
-"""The parts of a page that can be told without one: colors, formulas, rulers and changes."""
+"""Parts of a page: colors, formulas, rulers and changes."""
 
 import itertools
 import math
