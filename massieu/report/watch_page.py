@@ -8,11 +8,11 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup, escape
 
 from massieu.checks import UserError
+from massieu.report.charts import linear_scale
 from massieu.report.number_format import brief
 from massieu.report.pages import inline_json, page
 from massieu.report.watch_curves import Curves, Document, curves_by_layer, grouped, recorded, summary
@@ -128,27 +128,27 @@ def _charts(
         and min(known) > 0
         and max(known) > 8 * min(known)
     )
-    up = _axis(known, HEIGHT - BOTTOM, TOP, logarithmic)
-    across = _axis([float(step) for step in steps], LEFT, RIGHT, False)
+    up = Axis(known, HEIGHT - BOTTOM, TOP, logarithmic)
+    across = Axis(steps, LEFT, RIGHT)
     return [_chart(name, label, own, steps, across, up, flags.get(label, ())) for label, own in layers.items()]
 
 
-def _axis(values: Sequence[float], first: float, last: float, logarithmic: bool) -> Any:
-    def place(value: float) -> float:
-        return math.log10(value) if logarithmic else value / 2  # halves, since the span of the largest would overflow
+class Axis:
+    """Map from values to positions between ``first`` and ``last``, with the least and the largest value as ends."""
 
-    low, high = place(min(values)), place(max(values))
+    def __init__(self, values: Sequence[float], first: float, last: float, logarithmic: bool = False) -> None:
+        self.ends, self.logarithmic = sorted({min(values), max(values)}), logarithmic
+        self._position = linear_scale(self._transformed(self.ends[0]), self._transformed(self.ends[-1]), first, last)
 
-    def at(value: float) -> float:
-        return first + (last - first) * ((place(value) - low) / (high - low) if high > low else 0.5)
+    def _transformed(self, value: float) -> float:
+        return math.log10(value) if self.logarithmic else value / 2  # half, as the span of the largest overflows
 
-    at.ends = sorted({min(values), max(values)})  # type: ignore[attr-defined]
-    at.logarithmic = logarithmic  # type: ignore[attr-defined]
-    return at
+    def __call__(self, value: float) -> float:
+        return self._position(self._transformed(value))
 
 
 def _chart(
-    name: str, label: str, own: Curves, steps: Sequence[int], across: Any, up: Any, flags: Sequence[Document]
+    name: str, label: str, own: Curves, steps: Sequence[int], across: Axis, up: Axis, flags: Sequence[Document]
 ) -> Markup:
     parts = []
     for value in up.ends:
@@ -203,7 +203,7 @@ def _runs(low: Sequence[float | None], high: Sequence[float | None], steps: Sequ
     return found
 
 
-def _points(run: Sequence[tuple[int, float]], across: Any, up: Any) -> str:
+def _points(run: Sequence[tuple[int, float]], across: Axis, up: Axis) -> str:
     return " ".join(f"{across(step):.1f},{up(value):.1f}" for step, value in run)
 
 
