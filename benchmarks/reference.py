@@ -22,8 +22,8 @@ from massieu import assets
 from massieu.inspection import Inspection
 from massieu.inspection.quantities import QUANTITIES, Quantity
 from massieu.inspection.wording import known
+from massieu.plotting.color_limits import row_length
 from massieu.report.reference import FILE
-from massieu.report.scales import row_length
 
 __all__ = ["main", "summary"]
 

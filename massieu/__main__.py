@@ -1,4 +1,4 @@
-"""``python -m massieu`` is the command ``massieu``."""
+"""The command ``massieu`` as ``python -m massieu``."""
 
 import sys
 

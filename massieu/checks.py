@@ -1,4 +1,4 @@
-"""Validators of arguments, and the errors that tell a user in one sentence what is wrong.
+"""Validators of arguments, and errors that describe a mistake of the user in one sentence.
 
 A validator returns the argument or raises :class:`UserError`: what was expected, what arrived and what to do.
 """
@@ -34,7 +34,7 @@ PACKAGES = {"sklearn": "scikit-learn"}  # modules whose package has another name
 
 
 class UserError(ValueError, TypeError):
-    """Bad input, told in one sentence: what was expected, what arrived and what to do.
+    """Bad input, described in one sentence: what was expected, what arrived and what to do.
 
     The command line prints its message and exits with its code. Any other exception is a defect of this library, or of
     one below it, and is reported as such. It is a ``ValueError`` and a ``TypeError``, so that code which catches
@@ -143,7 +143,7 @@ def optional_package(module: str, what: str, extra: str) -> Any:
 
 
 def visible(text: str) -> str:
-    r"""Return the text with everything that is neither printable nor a space as an escape, for one line of a terminal.
+    r"""Return the text with control characters escaped, for one line of a terminal.
 
     Example:
         >>> print(visible("clear \x1b[2J and a new\nline"))
@@ -153,7 +153,7 @@ def visible(text: str) -> str:
 
 
 def _is_shown(sign: str) -> bool:
-    """Whether a terminal shows a character as it is: a space of another width is one, as before a percent sign."""
+    """Return True for printable characters and spaces of any width."""
     return sign.isprintable() or unicodedata.category(sign) == "Zs"
 
 
@@ -169,7 +169,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def pip_install(extra: str) -> str:
-    """Return the command that installs an extra: from the clone that this library is imported from, if it is one.
+    """Return the command that installs an extra, from the clone if this library is imported from one.
 
     Example:
         >>> pip_install("inspect").endswith("[inspect]'")

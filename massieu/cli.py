@@ -1,4 +1,4 @@
-"""The command line: parse, run one command, and say in one sentence what went wrong."""
+"""The command line: parse, run one command, and report an error in one sentence."""
 
 from __future__ import annotations
 
@@ -14,30 +14,29 @@ from typing import Any, NoReturn
 
 import massieu
 from massieu.checks import UserError, did_you_mean, visible
-from massieu.commands import INTERRUPTED, Run, bench, compare, doctor, inspect, learn, merge, verify, watch
-from massieu.commands.interrupts import interruptible
+from massieu.commands import RunCommand, bench, compare, doctor, inspect, learn, merge, verify, watch
+from massieu.commands.interrupts import INTERRUPTED, interruptible
 
 __all__ = ["main"]
 
 COMMANDS = (inspect, compare, merge, verify, watch, learn, doctor, bench)
 USAGE = UserError.exit_code
 DEFECT = 70  # EX_SOFTWARE of sysexits.h
-CLOSED = 141  # as shells call a process that ended because nobody read on
+CLOSED = 141  # as shells report a broken pipe: 128 + SIGPIPE
 EXIT_CODES = (
     "exit codes: 0 done; 1 a --fail-on condition holds, or a verdict is not the expected one; 2 bad usage or bad input,"
-    " or a disk that fails; 3 attention that cannot be observed; 4 a cluster that is lost; 5 identifiers of contexts"
-    " below the resolution of floating point; 70 a defect of massieu itself;"
-    " 130 interrupted; 143 terminated; 141 nobody reads the output"
+    " or a disk that fails; 3 attention that cannot be observed; 4 a lost cluster; 5 identifiers of contexts below the"
+    " resolution of floating point; 70 a defect of massieu itself; 130 interrupted; 143 terminated; 141 closed output"
 )
-# Threads of OpenMP spin for milliseconds where a loop ends, and take the processor from each other and from other
-# programs: beside two busy ones an inspection took 2.4, 6 and 53 times as long as alone. Spinning for some microseconds
-# costs 5 % on a quiet machine and takes twice as long beside them, not spinning at all costs 50 %: benchmarks/busy.py.
+# Threads of OpenMP spin for milliseconds at the end of a loop, and take the processor from other threads and programs:
+# beside two busy processes an inspection took 2.4, 6 and 53 times as long as alone. Spinning for some microseconds
+# costs 5 % on a quiet machine and a factor of two beside them; not spinning at all costs 50 % (benchmarks/busy.py).
 SPINS = {"GOMP_SPINCOUNT": "1000"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code, one of :data:`EXIT_CODES`."""
-    _wait_without_spinning()
+    _limit_spinning()
     _open_streams()
     options = argparse.Namespace(debug=False)
     try:
@@ -50,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if sentence:
             with contextlib.suppress(OSError):
                 print(sentence, file=sys.stderr, flush=True)
-        _give_up_output_that_fails()
+        _discard_unwritable_output()
     return code
 
 
@@ -66,10 +65,10 @@ def _run(arguments: Sequence[str] | None, options: argparse.Namespace) -> int:
 
 
 def _ending(error: BaseException) -> tuple[int, str]:
-    """The exit code and the sentence for an error that ended a command."""
-    if isinstance(error, BrokenPipeError):  # who read our output has seen enough
+    """Return the exit code and the sentence for an error that ended a command."""
+    if isinstance(error, BrokenPipeError):
         return CLOSED, ""
-    if isinstance(error, KeyboardInterrupt):  # who kept something says what
+    if isinstance(error, KeyboardInterrupt):  # its message names the files that were kept
         word, code = getattr(error, "word", "interrupted"), getattr(error, "code", INTERRUPTED)
         return code, f"massieu: {word}; {visible(str(error)) or 'nothing was written'}"
     if isinstance(error, UserError):
@@ -80,30 +79,30 @@ def _ending(error: BaseException) -> tuple[int, str]:
         return USAGE, f"massieu: {visible(what)}"
     what = visible(f"{type(error).__name__}: {error}")[:300]
     return DEFECT, (
-        f"massieu: this is a defect of massieu, not of your input ({what}); please report it with the command and what"
-        " massieu doctor prints; --debug shows the traceback"
+        f"massieu: this is a defect of massieu, not of your input ({what}); please report it with the command and the"
+        " output of massieu doctor; --debug shows the traceback"
     )
 
 
-def _wait_without_spinning() -> None:
-    """Let threads of OpenMP sleep when they wait, unless it is too late or the user has chosen."""
+def _limit_spinning() -> None:
+    """Let waiting threads of OpenMP sleep, unless torch is loaded already or the user has set a policy."""
     if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
         for name, value in SPINS.items():
             os.environ.setdefault(name, value)
 
 
 def _open_streams() -> None:
-    """Let output always have a place: nowhere for a stream that was closed from the beginning."""
+    """Replace a closed standard stream by the null device, and replace characters that a console lacks."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # as long as the process
         elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a console may lack a sign that a sentence has
+            stream.reconfigure(errors="replace")
 
 
-def _give_up_output_that_fails() -> None:
-    """Send what is left to nowhere if it cannot be written: Python would complain of it once more at its end."""
+def _discard_unwritable_output() -> None:
+    """Redirect buffered output that cannot be written to the null device, since Python reports it again at exit."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -116,18 +115,18 @@ def _print_commands(parser: argparse.ArgumentParser, options: argparse.Namespace
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that answers bad usage with one sentence, which names the option or command that was meant."""
+    """Argument parser whose errors are one sentence, with the nearest known option or command."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(USAGE, f"{self.prog}: {visible(message)}; see {self.prog} --help\n")
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """Write help and complaints; that of the base class is silent about a disk that is full."""
+        """Write without hiding the errors of a full disk, as the base class does."""
         if message and file is not None:
             file.write(message)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Refuse here what is unknown, so that a command points to its own help."""
+        """Reject unknown arguments here, so that the message names the help of the command."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             words = (f"{word}{did_you_mean(word, self._option_string_actions)}" for word in unknown)
@@ -142,14 +141,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def command_line() -> Parser:
-    """The parser of all commands; each sets ``run``, a function of the options that returns the exit code."""
+    """Return the parser of all commands; each sets ``run``, a function of the options that returns the exit code."""
     description = "Softmax attention as an exponential family."
     parser = Parser(prog="massieu", description=description, epilog=EXIT_CODES, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"massieu {massieu.__version__}")
     parser.set_defaults(run=functools.partial(_print_commands, parser))
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
-    def command(name: str, run: Run, help: str) -> Parser:
+    def command(name: str, run: RunCommand, help: str) -> Parser:
         added: Parser = commands.add_parser(
             name, help=help, description=help, epilog="massieu --help explains the exit codes", allow_abbrev=False
         )

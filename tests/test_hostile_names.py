@@ -1,4 +1,4 @@
-"""Names inside files that somebody else has written reach neither the terminal nor a spreadsheet as a command."""
+"""Names inside foreign files are commands neither of the terminal nor of a spreadsheet."""
 
 import csv
 import json
@@ -17,7 +17,7 @@ FORMULA = "=cmd|' /C calc'!A0"
 
 @pytest.fixture(scope="module")
 def document(tmp_path_factory):
-    """An inspection as it is in a file."""
+    """Return the document of an inspection."""
     folder = tmp_path_factory.mktemp("inspected")
     assert cli.main(["inspect", "-q", "--heads-only", "--limit", "2", "--out", str(folder)]) == 0
     return json.loads((folder / "inspection.json").read_text())

@@ -1,4 +1,4 @@
-"""The attack on the commands sees what it looks for."""
+"""The attack on the commands finds planted defects."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""README and documentation show code that runs and prints what they say, and pages name everything that they are about."""
+"""Code of README and documentation runs and prints the output shown; pages name every subject of their section."""
 
 import inspect
 import re
@@ -41,7 +41,7 @@ UNNAMED = {"contrast": {"BoostingStep", "Embedding"}, "nn": {"rotate"}}  # what 
 
 
 def execute(name: str) -> dict[str, object]:
-    """The names that a block leaves behind."""
+    """Return the names defined by a block."""
     for package in NEEDED.get(name.split("-")[0], ()):
         pytest.importorskip(package)
     names: dict[str, object] = {"__name__": "__main__"}

@@ -1,4 +1,4 @@
-"""Results of commands as files: what is written, what is replaced, and what is refused when it is read."""
+"""Files of commands: written, replaced, and rejected when damaged."""
 
 from __future__ import annotations
 

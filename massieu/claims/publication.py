@@ -14,7 +14,7 @@ from typing import Any
 
 from massieu.claims.claim import Claim
 from massieu.claims.verification import Result, figures_of, place_of
-from massieu.outputs.folders import written_together
+from massieu.outputs.folders import publish
 from massieu.report.verdicts import CONTROL, UNIT, VERDICTS, render_verdicts
 
 __all__ = ["described", "full_markdown", "markdown", "save"]
@@ -25,7 +25,7 @@ COLUMNS = ("claim", "the source says", "tested", "place", "verdict", "measured",
 def save(results: Sequence[Result], folder: Path, facts: dict[str, Any]) -> Path:
     """Write ``claims.html``, ``claims.json`` and ``claims.md``, all of them or none. Returns the path of the page."""
     facts = {**facts, **versions()}
-    with written_together(folder, "verification", facts.get("model") or "") as place:
+    with publish(folder, "verification", facts.get("model") or "") as place:
         page = render_verdicts([_document(result) for result in results], facts)
         (place / "claims.html").write_text(page, encoding="utf-8")
         content = {"facts": facts, "claims": [result.to_dict() for result in results]}

@@ -1,4 +1,4 @@
-"""Arguments that several commands share: paths and numbers that are checked, and how a model is loaded."""
+"""Arguments shared by several commands: types that check paths and numbers, loading of a model, engines."""
 
 from __future__ import annotations
 
@@ -11,27 +11,41 @@ from typing import Any
 
 from massieu.checks import UserError, expanded, visible
 
-__all__ = ["add_engine", "add_loading", "count", "engine", "loading", "number", "path", "positive", "seed", "whole"]
+__all__ = [
+    "add_engine",
+    "add_loading",
+    "add_results",
+    "count",
+    "engine",
+    "loading",
+    "number",
+    "path",
+    "positive",
+    "seed",
+    "whole",
+]
 
-LARGEST = 10**12  # of anything that is counted here; larger numbers overflow those of torch
+LARGEST = 10**12  # of any count; larger numbers overflow integers of torch
 WHOLE = re.compile("-?[0-9]{1,400}")
 
 
 def add_loading(parser: argparse.ArgumentParser) -> None:
-    """Declare how a model is loaded."""
+    """Declare the arguments that load a model."""
     group = parser.add_argument_group("model")
     group.add_argument(
         "--dtype", default="auto", help="float32, bfloat16, float16 or float64 (default: auto, which is float32)"
     )
     group.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps (default: cpu)")
-    group.add_argument("--device-map", metavar="HOW", help="spread a large model: auto, balanced (default: no)")
+    group.add_argument(
+        "--device-map", metavar="MAP", help="spread a large model over devices: auto, balanced (default: no)"
+    )
     group.add_argument("--revision", help="branch, tag or commit of a Hugging Face id (default: main)")
     group.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
-    group.add_argument("--offline", action="store_true", help="never ask the network")
+    group.add_argument("--offline", action="store_true", help="do not use the network")
 
 
 def add_engine(parser: argparse.ArgumentParser) -> Any:
-    """Declare where the work is done; returns the group of these arguments."""
+    """Declare the arguments of the engine; return their group."""
     group = parser.add_argument_group("engine")
     group.add_argument(
         "--engine", choices=("local", "dask"), default="local", help="this process, or a Dask cluster (default: local)"
@@ -41,29 +55,35 @@ def add_engine(parser: argparse.ArgumentParser) -> Any:
         "--scheduler-file",
         type=path,
         metavar="FILE",
-        help="file that dask scheduler wrote, instead of an address (default: a cluster on this machine)",
+        help="file written by dask scheduler, instead of an address (default: a cluster on this machine)",
     )
     return group
 
 
+def add_results(parser: Any, files: str, quiet: str = "no progress and no table") -> None:
+    """Declare the folder of the results, and ``--quiet``."""
+    parser.add_argument("--out", type=path, metavar="DIR", help=f"write {files} there (default: nowhere)")
+    parser.add_argument("-q", "--quiet", action="store_true", help=quiet)
+
+
 def engine(options: argparse.Namespace, workers: int | None = None) -> Any:
-    """The engine that the options name; where its dashboard is comes on stderr."""
+    """Return the engine of the options; it prints the address of its dashboard to stderr."""
     from massieu.engine import engine_named
 
-    asked = {"address": options.address, "scheduler_file": options.scheduler_file, "workers": workers}
+    arguments = {"address": options.address, "scheduler_file": options.scheduler_file, "workers": workers}
     if options.engine == "dask" and not (options.quiet or options.json):
-        asked["announce"] = lambda sentence: print(visible(sentence), file=sys.stderr, flush=True)
-    return engine_named(options.engine, **asked)
+        arguments["announce"] = lambda sentence: print(visible(sentence), file=sys.stderr, flush=True)
+    return engine_named(options.engine, **arguments)
 
 
 def loading(options: argparse.Namespace) -> dict[str, Any]:
-    """What :func:`add_loading` declared, as arguments of the functions that load a model."""
+    """Return the options of :func:`add_loading` as arguments of the functions that load a model."""
     names = ("dtype", "device", "device_map", "revision", "trust_remote_code", "offline")
     return {name: getattr(options, name) for name in names}
 
 
 def path(text: str) -> str:
-    """A path, or the name of a model; an empty one is an unset variable of a shell."""
+    """A path, or the name of a model."""
     if not text.strip():
         raise argparse.ArgumentTypeError("expected a path or a name, got an empty text; is a variable unset?")
     if "\0" in text:
@@ -76,7 +96,7 @@ def path(text: str) -> str:
 
 
 def _at_home(text: str) -> str:
-    """A path below a home folder, as in ``--out=~/report``, which shells leave alone."""
+    """Expand a leading ``~``, as in ``--out=~/report``, which shells do not expand."""
     try:
         return text if os.path.lexists(text) else str(expanded(text))
     except UserError as error:
@@ -94,17 +114,17 @@ def count(text: str) -> int:
 
 
 def whole(text: str) -> int:
-    """A whole number; what it may be is checked where it is used."""
+    """A whole number, checked further by the library."""
     return _whole(text, "a whole number", -LARGEST)
 
 
 def seed(text: str) -> int:
-    """A seed that every generator takes."""
+    """A seed that all generators accept."""
     return _whole(text, f"a whole number from 0 to {2**32 - 1}", 0, 2**32 - 1)
 
 
 def number(text: str) -> float:
-    """A finite number; what it may be is checked where it is used."""
+    """A finite number, checked further by the library."""
     try:
         found = float(text)
     except ValueError:

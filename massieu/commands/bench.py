@@ -23,7 +23,7 @@ def add(command: Command) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the benchmarks of the repository that this package was imported from."""
+    """Run the benchmarks of the repository around this package."""
     if not (ROOT / "benchmarks" / "__init__.py").exists():
         print(
             "massieu bench: the benchmarks are not part of the installed package;"

@@ -7,10 +7,9 @@ import json
 from pathlib import Path
 
 from massieu.checks import UserError, visible
-from massieu.commands import Command
+from massieu.commands import REPORT_PACKAGES, Command, check_packages
 from massieu.commands.arguments import path
-from massieu.commands.packages import REPORT, need
-from massieu.commands.stderr import tell_replaced
+from massieu.commands.notices import check_output
 
 __all__ = ["add", "run"]
 
@@ -26,7 +25,7 @@ def add(command: Command) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Show inspections side by side."""
-    need("pandas", "rich", *(REPORT if options.out else ()))
+    check_packages("pandas", "rich", *(REPORT_PACKAGES if options.out else ()))
     from massieu.inspection import comparison, result
 
     if len(options.runs) < 2:
@@ -34,16 +33,17 @@ def run(options: argparse.Namespace) -> int:
     inspections = [result.read_inspection(run) for run in options.runs]
     for run, inspection in zip(options.runs, inspections, strict=True):
         inspection.facts["run"] = Path(run).resolve().name
+    compared = comparison.compare_runs(inspections)
     if options.out:
-        tell_replaced(Path(options.out), "comparison")
-        page = comparison.save_comparison(inspections, Path(options.out))
+        check_output(options.out, "comparison")
+        page = comparison.save_comparison(inspections, compared, Path(options.out))
     if options.json:
-        tables = {"means": comparison.compare_means(inspections), "heads": comparison.compare_heads(inspections)}
+        tables = {"means": comparison.compare_means(compared), "heads": comparison.compare_heads(inspections)}
         found = {name: result.records(table) for name, table in tables.items()}
-        print(json.dumps({**found, "notes": comparison.reservations(inspections)}))
+        print(json.dumps({**found, "notes": compared.reservations}))
         return 0
     from massieu.report.terminal import show_comparison, terminal
 
-    show_comparison([inspection.to_dict() for inspection in inspections], terminal())
+    show_comparison(compared.runs, terminal())
     print(f"page: {visible(str(page))}" if options.out else "pass --out DIR for the page and the tables")
     return 0

@@ -1,4 +1,4 @@
-"""``massieu doctor``: say what is installed, which kernel is in use and what a model lets us hear."""
+"""``massieu doctor``: print installed versions, the kernel in use and the attention modules that can be observed."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Any
 
 import massieu
 from massieu.checks import visible
-from massieu.commands import Command
+from massieu.commands import Command, check_packages
 from massieu.commands.arguments import add_loading, loading, path
-from massieu.commands.packages import need
 
 __all__ = ["add", "run"]
 
 
 def add(command: Command) -> None:
     """Declare the arguments."""
-    parser = command("doctor", run, "say what is installed, which kernel is in use and what a model lets us hear")
+    parser = command(
+        "doctor", run, "print installed versions, the kernel in use and the attention modules that can be observed"
+    )
     parser.add_argument(
         "model", nargs="?", type=path, metavar="MODEL", help="folder, package or Hugging Face id (default: no model)"
     )
@@ -26,7 +27,7 @@ def add(command: Command) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what is installed, and the attention calls that are observed in a model."""
+    """Print versions, the kernel, and the attention modules of a model that can be observed."""
     import numpy
     import torch
 
@@ -43,12 +44,12 @@ def run(options: argparse.Namespace) -> int:
     }
     code = 0
     if options.model:
-        need("transformers")
+        check_packages("transformers")
         from massieu.inspection.observable_calls import observable_calls
 
-        found = observable_calls(options.model, **loading(options))
-        facts |= found
-        code = 3 if found["missing"] or not found["modules"] else 0
+        coverage = observable_calls(options.model, **loading(options))
+        facts |= coverage
+        code = 3 if coverage["missing"] or not coverage["modules"] else 0
     if options.json:
         print(json.dumps(facts))
     else:

@@ -8,14 +8,23 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from massieu.checks import UserError, visible
-from massieu.commands import Command
-from massieu.commands.arguments import add_engine, add_loading, engine, loading, number, path, positive, seed
-from massieu.commands.packages import REPORT, need
-from massieu.commands.progress import progress_shown
-from massieu.commands.stderr import tell_replaced, warnings_told
+from massieu.commands import REPORT_PACKAGES, Command, check_packages
+from massieu.commands.arguments import (
+    add_engine,
+    add_loading,
+    add_results,
+    engine,
+    loading,
+    number,
+    path,
+    positive,
+    seed,
+)
+from massieu.commands.notices import check_output, checkpoint_warnings_in_one_line
+from massieu.outputs.progress import command_progress
 
 if TYPE_CHECKING:
     from massieu.corpus import Corpus
@@ -36,6 +45,19 @@ def add(command: Command) -> None:
         metavar="MODEL",
         help="folder, installed package or Hugging Face id (default: the embedded model)",
     )
+    _add_text(parser)
+    how = parser.add_argument_group("method")
+    how.add_argument("--batch-size", type=positive, default=16, metavar="N", help="passages per batch (default: 16)")
+    how.add_argument(
+        "--rows", type=_rows, default=32, metavar="N|all", help="rows of a passage examined in full (default: 32)"
+    )
+    how.add_argument("--heads-only", action="store_true", help="statistics of attention only: the fastest")
+    add_loading(parser)
+    _add_run(add_engine(parser))
+    _add_results(parser)
+
+
+def _add_text(parser: argparse.ArgumentParser) -> None:
     text = parser.add_argument_group("text")
     text.add_argument(
         "--text",
@@ -50,16 +72,14 @@ def add(command: Command) -> None:
         "--dataset",
         type=path,
         metavar="NAME[:CONFIG[:SPLIT]]",
-        help="documents of a Hugging Face dataset (default: what --text names)",
+        help="documents of a Hugging Face dataset (default: the files of --text)",
     )
     text.add_argument("--column", metavar="NAME", help="field or column that holds the text (default: text)")
     text.add_argument("--limit", type=positive, metavar="N", help="use the first N documents (default: all)")
     text.add_argument(
-        "--sample", type=number, metavar="SHARE", help="use a share of the documents, such as 0.01 (default: 1)"
+        "--sample", type=number, metavar="SHARE", help="use a fraction of the documents, such as 0.01 (default: 1)"
     )
-    text.add_argument(
-        "--seed", type=seed, default=0, metavar="N", help="another seed takes another sample (default: 0)"
-    )
+    text.add_argument("--seed", type=seed, default=0, metavar="N", help="seed of the sample (default: 0)")
     text.add_argument("--strict", action="store_true", help="fail at the first record that cannot be read")
     text.add_argument(
         "--max-length",
@@ -73,54 +93,50 @@ def add(command: Command) -> None:
         help="treatment of documents with more tokens than the model reads (default: error, or cut with --max-length)",
     )
     text.add_argument("--special-tokens", action="store_true", help="count special tokens as well")
-    how = parser.add_argument_group("how")
-    how.add_argument("--batch-size", type=positive, default=16, metavar="N", help="passages at once (default: 16)")
-    how.add_argument(
-        "--rows", type=_rows, default=32, metavar="N|all", help="rows of a passage looked at whole (default: 32)"
-    )
-    how.add_argument("--heads-only", action="store_true", help="statistics of attention alone: the fastest")
-    add_loading(parser)
-    where = add_engine(parser)
-    where.add_argument(
+
+
+def _add_run(group: Any) -> None:
+    group.add_argument(
         "--workers", type=positive, metavar="N", help="processes of a cluster on this machine (default: one per core)"
     )
-    where.add_argument("--resume", action="store_true", help="continue an interrupted run of the same command")
-    where.add_argument(
-        "--checkpoint", type=path, metavar="FILE", help="file for the progress of the run (default: one in --out)"
+    group.add_argument("--resume", action="store_true", help="continue an interrupted run of the same command")
+    group.add_argument(
+        "--checkpoint", type=path, metavar="FILE", help="file for the state of the run (default: one in --out)"
     )
-    where.add_argument(
+    group.add_argument(
         "--checkpoint-every", type=number, default=30, metavar="S", help="seconds between two checkpoints (default: 30)"
     )
-    where.add_argument(
+    group.add_argument(
         "--split-bytes", type=positive, metavar="N", help="bytes of text in a shard (default: up to 1 MB)"
     )
+
+
+def _add_results(parser: argparse.ArgumentParser) -> None:
     results = parser.add_argument_group("results")
-    results.add_argument(
-        "--out", type=path, metavar="DIR", help="write report.html, tables, JSON and figures there (default: nowhere)"
-    )
+    add_results(results, "report.html, tables, JSON and figures")
     partial = results.add_mutually_exclusive_group()
     partial.add_argument(
         "--partial",
         action="store_true",
         default=None,
-        help="write the sums that massieu merge needs, whatever their size (default: up to 32 MB)",
+        help="write the partial result for massieu merge, whatever its size (default: up to 32 MB)",
     )
-    partial.add_argument("--no-partial", dest="part", action="store_false", help="do not write these sums")
+    partial.add_argument("--no-partial", dest="partial", action="store_false", help="do not write the partial result")
     results.add_argument(
         "--fail-on",
         action="append",
         default=[],
         metavar="EXPR",
-        help="exit code 1 if it holds: 'broken_rows > 0' is any head with scores that are not finite, 'median(entropy)"
-        " by layer < 0.1' a layer in which half of the heads look at one token, 'share(entropy < 0.05) > 0.2' a fifth"
-        " of all heads; mean, min and max work as well, and a column alone means any head (default: no condition)",
+        help="exit code 1 if the condition holds: 'broken_rows > 0' for any head with scores that are not finite,"
+        " 'median(entropy) by layer < 0.1' for a layer in which half of the heads attend to one token,"
+        " 'share(entropy < 0.05) > 0.2' for a fifth of all heads; mean, min and max work as well, and a column alone"
+        " means any head (default: no condition)",
     )
-    results.add_argument("-q", "--quiet", action="store_true", help="no progress and no table")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Inspect a model, write and print what was found."""
-    need("transformers", "pandas", "rich", "fsspec", *(REPORT if options.out else ()))
+    """Inspect a model; write and print the inspection."""
+    check_packages("transformers", "pandas", "rich", "fsspec", *(REPORT_PACKAGES if options.out else ()))
     from massieu.inspection import inspect_model, result, thresholds
 
     conditions = [thresholds.parse_threshold(expression) for expression in options.fail_on]
@@ -128,18 +144,17 @@ def run(options: argparse.Namespace) -> int:
         thresholds.check_heads_only(conditions)
     corpus = _corpus(options)
     if options.out:
-        result.check_writable(Path(options.out))
-        tell_replaced(Path(options.out), "inspection", quiet=options.quiet)
+        check_output(options.out, "inspection", quiet=options.quiet)
     checkpoint = _checkpoint(options)
     if options.resume and checkpoint is not None and not options.quiet:
-        there = "going on from" if checkpoint.path.exists() else "beginning, since there is no checkpoint"
-        print(f"{there} {visible(str(checkpoint.path))}", file=sys.stderr)
+        start = "going on from" if checkpoint.path.exists() else "beginning, since there is no checkpoint"
+        print(f"{start} {visible(str(checkpoint.path))}", file=sys.stderr)
     chosen = engine(options, options.workers)
     if not (options.out or options.quiet or options.json):
         print("no report will be written; pass --out DIR for one ...", file=sys.stderr)
     mentioned = contextlib.nullcontext if checkpoint is None else checkpoint.mentioned
-    shown = progress_shown(options.quiet or options.json)
-    with mentioned(), contextlib.closing(chosen), warnings_told(), shown as progress:
+    shown = command_progress(options.quiet or options.json)
+    with mentioned(), contextlib.closing(chosen), checkpoint_warnings_in_one_line(), shown as progress:
         found = inspect_model(
             options.model,
             corpus,
@@ -183,37 +198,37 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _corpus(options: argparse.Namespace) -> Corpus:
-    """The documents that the options name."""
+    """Return the documents selected by the options."""
     from massieu.corpus import Corpus
 
     if options.text and options.dataset:
         raise UserError("text comes from --text or from --dataset, got both; choose one")
-    column, few = options.column or "text", {name: getattr(options, name) for name in ("limit", "sample", "seed")}
+    column, subset = options.column or "text", {name: getattr(options, name) for name in ("limit", "sample", "seed")}
     if options.dataset:
         from massieu.corpus.hub import read_dataset
 
         rows, size = read_dataset(options.dataset, column=column), options.split_bytes
-        return Corpus.from_texts(rows, options.dataset, strict=options.strict, shard_bytes=size, **few)
+        return Corpus.from_texts(rows, options.dataset, strict=options.strict, shard_bytes=size, **subset)
     if options.text:
-        corpus = Corpus(options.text, column, strict=options.strict, shard_bytes=options.split_bytes, **few)
+        corpus = Corpus(options.text, column, strict=options.strict, shard_bytes=options.split_bytes, **subset)
         if not options.column or any(file.format != "text" for file in corpus.files):
             return corpus
     if options.column:
         raise UserError("--column names a column of --dataset, .csv or .parquet or a field of .jsonl; leave it out")
     from massieu import assets
 
-    return Corpus.from_texts(assets.documents(), "embedded text", **few)
+    return Corpus.from_texts(assets.documents(), "embedded text", **subset)
 
 
 def _checkpoint(options: argparse.Namespace) -> Checkpoint | None:
-    """Where the run writes how far it has come, if it has a place to write."""
+    """Return the checkpoint of the run; None without --out and --checkpoint."""
     from massieu.engine import Checkpoint
 
     path = options.checkpoint or (Path(options.out) / CHECKPOINT if options.out else None)
     if path is None and options.resume:
         raise UserError("--resume goes on from a checkpoint, got no place; pass --out or --checkpoint as before")
     if options.out and path is not None and os.path.realpath(path) == os.path.realpath(options.out):
-        raise UserError(f"--checkpoint must be a file, got the folder of --out; leave it out for {CHECKPOINT} in there")
+        raise UserError(f"--checkpoint must be a file, got the folder of --out; leave it out for {CHECKPOINT} in it")
     return None if path is None else Checkpoint(Path(path), options.resume, options.checkpoint_every)
 
 

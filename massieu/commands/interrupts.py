@@ -1,4 +1,4 @@
-"""Ctrl-C stays an interrupt and SIGTERM a termination, whatever they meet on their way."""
+"""Signals of a command: Ctrl-C ends it as an interrupt and SIGTERM as a termination, even inside other libraries."""
 
 from __future__ import annotations
 
@@ -8,53 +8,54 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["Interrupt", "Termination", "interruptible"]
+__all__ = ["INTERRUPTED", "Interrupt", "Termination", "interruptible"]
 
-_CAME: list[int] = []
+INTERRUPTED = 130
+_RECEIVED: list[int] = []
 
 
 class Interrupt(KeyboardInterrupt):
-    """Of a kind of its own: ``python -m`` ends by the signal if a plain one ever passed through ``exec``."""
+    """SIGINT; a class of its own since ``python -m`` ends by the signal if a plain one passed through ``exec``."""
 
-    code, word = 130, "interrupted"
+    code, word = INTERRUPTED, "interrupted"
 
 
 class Termination(Interrupt):
-    """SIGTERM, by which Slurm and Kubernetes end a job; what an interrupt writes, this writes too."""
+    """SIGTERM, by which Slurm and Kubernetes end a job; handled like an interrupt."""
 
     code, word = 143, "terminated"
 
 
 KINDS: dict[int, type[Interrupt]] = {signal.SIGINT: Interrupt, signal.SIGTERM: Termination}
-USUAL: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+DEFAULTS: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """What an interrupt inside became is an interrupt again, and SIGTERM is one.
+    """Raise an interrupt for SIGINT and SIGTERM, also where a library turned it into another error.
 
-    Libraries may take it for a module that cannot be imported or a file that cannot be read, which we would call bad
-    input. A process that ignores these signals, or has handlers of its own, keeps them.
+    Libraries may report it as a failed import or an unreadable file, which would count as bad input. A process that
+    ignores these signals, or has handlers of its own, keeps them.
     """
-    before = len(_CAME)
+    before = len(_RECEIVED)
     with contextlib.ExitStack() as stack:
-        stack.callback(lambda: _CAME.__delitem__(slice(before, None)))
+        stack.callback(lambda: _RECEIVED.__delitem__(slice(before, None)))
         if threading.current_thread() is threading.main_thread():
-            for number, usual in USUAL.items():
-                if (handler := signal.getsignal(number)) in (usual, _come):
+            for number, default in DEFAULTS.items():
+                if (handler := signal.getsignal(number)) in (default, _receive):
                     stack.callback(signal.signal, number, handler)
-                    signal.signal(number, _come)
+                    signal.signal(number, _receive)
         try:
             yield
         except Exception as error:
-            if len(_CAME) > before:
-                raise KINDS[_CAME[-1]] from error
+            if len(_RECEIVED) > before:
+                raise KINDS[_RECEIVED[-1]] from error
             raise
 
 
-def _come(number: int, frame: object) -> None:
-    again = number in _CAME
-    _CAME.append(number)
-    if number == signal.SIGTERM and again:
-        return  # a scheduler that repeats itself does not cut off the last checkpoint
+def _receive(number: int, frame: object) -> None:
+    repeated = number in _RECEIVED
+    _RECEIVED.append(number)
+    if number == signal.SIGTERM and repeated:
+        return  # a repeated signal of a scheduler does not cut off the last checkpoint
     raise KINDS[number]

@@ -7,20 +7,18 @@ import contextlib
 import inspect
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from massieu.checks import UserError, visible
-from massieu.commands import INTERRUPTED, Command
-from massieu.commands.arguments import count, number, path, positive, seed, whole
-from massieu.commands.interrupts import interruptible
-from massieu.commands.packages import need
-from massieu.commands.progress import progress_shown
+from massieu.commands import Command, check_packages
+from massieu.commands.arguments import add_results, count, number, positive, seed, whole
+from massieu.commands.interrupts import INTERRUPTED, interruptible
+from massieu.outputs.progress import Progress, command_progress
 
 __all__ = ["add", "run"]
 
-NO_MEMORY = ("DefaultCPUAllocator", "not enough memory", "out of memory", "overflowed")  # as torch says it
+NO_MEMORY = ("DefaultCPUAllocator", "not enough memory", "out of memory", "overflowed")  # in messages of torch
 
 
 def add(command: Command) -> None:
@@ -33,7 +31,7 @@ def add(command: Command) -> None:
     parser.add_argument(
         "--noise", type=number, metavar="S", help="standard deviation (default: 0.5 where there is noise)"
     )
-    how = parser.add_argument_group("how")
+    how = parser.add_argument_group("method")
     how.add_argument(
         "--model", default="softmax", help="softmax (a transformer) or linear (one layer) (default: softmax)"
     )
@@ -48,7 +46,7 @@ def add(command: Command) -> None:
         "--pool",
         type=positive,
         metavar="K",
-        help="train on K functions only: retrieval or learning? (default: new ones at every step)",
+        help="train on K functions only, to tell retrieval from learning (default: new ones at every step)",
     )
     how.add_argument(
         "--steps",
@@ -56,31 +54,25 @@ def add(command: Command) -> None:
         metavar="N",
         help="steps of the optimizer (default: 9000, a minute or two; 3000 for a linear layer)",
     )
-    how.add_argument("--seed", type=seed, default=0, metavar="N", help="other weights and data (default: 0)")
+    how.add_argument("--seed", type=seed, default=0, metavar="N", help="seed of weights and data (default: 0)")
     how.add_argument(
         "--patience", type=positive, metavar="N", help="stop after N measurements without a better one (default: never)"
     )
     how.add_argument("--target", type=number, metavar="ERROR", help="stop at this error (default: never)")
     results = parser.add_argument_group("results")
+    add_results(results, "checkpoint, history.csv, learned.json and a page")
     results.add_argument(
-        "--out",
-        type=path,
-        metavar="DIR",
-        help="write checkpoint, history.csv, learned.json and a page (default: nowhere)",
-    )
-    results.add_argument(
-        "--resume", action="store_true", help="go on from the checkpoint in --out, with the same options"
+        "--resume", action="store_true", help="continue from the checkpoint in --out, with the same options"
     )
     results.add_argument("--checkpoint-every", type=positive, default=100, metavar="N", help="steps (default: 100)")
     fitted = "tasks for Lasso, trees and networks, which are fitted to each prefix; 0 leaves them out (default: 256)"
     results.add_argument("--fitted", type=count, default=256, metavar="N", help=fitted)
     results.add_argument("--tensorboard", action="store_true", help="events for TensorBoard in --out")
-    results.add_argument("-q", "--quiet", action="store_true", help="no progress and no table")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train a model, write and print how it compares; an interrupted run can be resumed."""
-    need("pandas", "rich", "safetensors", "jinja2", "sklearn", extra="verify")
+    """Train a model; write and print its comparison with the predictors; an interrupted run can be resumed."""
+    check_packages("pandas", "rich", "safetensors", "jinja2", "sklearn", extra="verify")
     from massieu.context.checkpoints import NAME
 
     if options.out is None and (options.resume or options.tensorboard):
@@ -92,15 +84,17 @@ def run(options: argparse.Namespace) -> int:
         if options.out is None:
             raise
         there = (Path(options.out) / NAME).exists()
-        how = "; the same command with --resume goes on from the checkpoint"
-        print(f"massieu: interrupted{how if there else ' before the first checkpoint; start again'}", file=sys.stderr)
+        remedy = "; the same command with --resume goes on from the checkpoint"
+        print(
+            f"massieu: interrupted{remedy if there else ' before the first checkpoint; start again'}", file=sys.stderr
+        )
         return INTERRUPTED
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and not any(word in str(error) for word in NO_MEMORY):
             raise
-        asked = {name: getattr(options, name) for name in ("dim", "examples", "pool")}
-        sizes = ", ".join(f"--{name} {value}" for name, value in asked.items() if value is not None)
-        raise UserError(f"there is not enough memory for {sizes}; lower them") from None
+        sizes = {name: getattr(options, name) for name in ("dim", "examples", "pool")}
+        given = ", ".join(f"--{name} {value}" for name, value in sizes.items() if value is not None)
+        raise UserError(f"there is not enough memory for {given}; lower them") from None
 
 
 def _learn(options: argparse.Namespace) -> int:
@@ -110,19 +104,19 @@ def _learn(options: argparse.Namespace) -> int:
     choices = {name: getattr(options, name) for name in (*names, "checkpoint_every", "tensorboard", "fitted")}
     task = _task(options)
     with contextlib.ExitStack() as stack:
-        shown: list[Callable[[str, int, int], object] | None] = []
+        shown: list[Progress | None] = []
 
-        def progress(what: str, done: int, total: int) -> None:
-            if not shown:  # only now: what is wrong with the input has been said before
-                shown.append(stack.enter_context(progress_shown(options.quiet or options.json, first=what)))
+        def progress(task: str, done: int, total: int) -> None:
+            if not shown:  # not earlier: errors of the input come first
+                shown.append(stack.enter_context(command_progress(options.quiet or options.json, first=task)))
             if shown[0] is not None:
-                shown[0](what, done, total)
+                shown[0](task, done, total)
 
         found = learn(task, **choices, progress=progress)
     document = found.to_dict()
     page = None
     if options.out is not None:
-        from massieu.report.learning import render_learning
+        from massieu.report.learning_page import render_learning
 
         page = Path(options.out) / "learned.html"
         checkpoints.write_text(page.with_suffix(".json"), json.dumps(document, allow_nan=False, indent=1))

@@ -1,4 +1,4 @@
-"""``massieu merge``: one inspection of all the texts that several have read."""
+"""``massieu merge``: merge inspections of different texts into one."""
 
 from __future__ import annotations
 
@@ -8,42 +8,39 @@ import os
 from pathlib import Path
 
 from massieu.checks import UserError, visible
-from massieu.commands import Command
-from massieu.commands.arguments import add_loading, loading, path
-from massieu.commands.packages import REPORT, need
-from massieu.commands.stderr import tell_replaced
+from massieu.commands import REPORT_PACKAGES, Command, check_packages
+from massieu.commands.arguments import add_loading, add_results, loading, path
+from massieu.commands.notices import check_output
 
 __all__ = ["add", "run"]
 
 
 def add(command: Command) -> None:
     """Declare the arguments."""
-    parser = command("merge", run, "merge inspections of different texts into one, as if all had been read at once")
-    parser.add_argument("runs", nargs="+", type=path, metavar="RUN", help="folder that massieu inspect --out wrote")
-    parser.add_argument(
-        "--out", type=path, metavar="DIR", help="write report.html, tables, JSON and figures there (default: nowhere)"
+    parser = command(
+        "merge", run, "merge inspections of different texts into one, as if the texts had been read together"
     )
+    parser.add_argument("runs", nargs="+", type=path, metavar="RUN", help="folder that massieu inspect --out wrote")
+    add_results(parser, "report.html, tables, JSON and figures", quiet="no table")
     parser.add_argument(
         "--model",
         type=path,
         metavar="MODEL",
-        help="model of the runs; one that only the runs name is not loaded (default: the embedded model)",
+        help="model of the runs; a model named only by the runs is not loaded (default: the embedded model)",
     )
-    parser.add_argument("-q", "--quiet", action="store_true", help="no table")
     add_loading(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Merge inspections, write and print what they say together."""
-    need("transformers", "pandas", "rich", *(REPORT if options.out else ()))
-    from massieu.inspection import merging, result
+    """Merge inspections; write and print the result."""
+    check_packages("transformers", "pandas", "rich", *(REPORT_PACKAGES if options.out else ()))
+    from massieu.inspection import merging
 
     if options.out:
         runs = [Path(os.path.realpath(run)) for run in options.runs]  # Path.resolve raises at a loop of links
         if Path(os.path.realpath(options.out)) in (run.parent if run.is_file() else run for run in runs):
             raise UserError(f"--out must be another folder than those of the runs, got {options.out}; name a new one")
-        result.check_writable(Path(options.out))
-        tell_replaced(Path(options.out), "inspection", quiet=options.quiet)
+        check_output(options.out, "inspection", quiet=options.quiet)
     found = merging.merge_runs(options.runs, model=options.model, **loading(options))
     report = found.save(options.out, partial=True) if options.out else None
     if options.json:

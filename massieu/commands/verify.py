@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from massieu.checks import UserError, visible
-from massieu.commands import Command
-from massieu.commands.arguments import add_engine, engine, path, positive, seed
-from massieu.commands.packages import need
-from massieu.commands.progress import progress_shown
-from massieu.commands.stderr import tell_replaced
+from massieu.commands import Command, check_packages
+from massieu.commands.arguments import add_engine, add_results, engine, path, positive, seed
+from massieu.commands.notices import check_output
+from massieu.outputs.progress import command_progress
 
 __all__ = ["add", "run"]
 
@@ -29,23 +28,22 @@ def add(command: Command) -> None:
     )
     parser.add_argument("--list", action="store_true", help="show the claims and run nothing")
     parser.add_argument("--full", action="store_true", help="sizes as in the papers: minutes instead of a minute")
-    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="other random choices (default: 0)")
+    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="seed of all random choices (default: 0)")
     parser.add_argument(
-        "--model", type=path, metavar="MODEL", help="for experiments on a trained model (default: the embedded one)"
+        "--model",
+        type=path,
+        metavar="MODEL",
+        help="model of experiments on a trained model (default: the embedded one)",
     )
     parser.add_argument("--workers", type=positive, metavar="N", help="processes (default: one per core)")
     add_engine(parser)
-    parser.add_argument(
-        "--out", type=path, metavar="DIR", help="write a page with figures and code, and JSON, there (default: nowhere)"
-    )
-    parser.add_argument("-q", "--quiet", action="store_true", help="no progress and no table")
+    add_results(parser, "a page with figures and code, and JSON,")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run claims, write and print their verdicts; 1 if one is not the expected."""
-    need("transformers", "pandas", "rich", "scipy", extra="verify")
+    """Run claims; write and print their verdicts; return 1 if one differs from the expected verdict."""
+    check_packages("transformers", "pandas", "rich", "scipy", extra="verify")
     from massieu import claims
-    from massieu.inspection import result
 
     chosen = claims.select(options.keys)
     if options.list and options.out:
@@ -56,17 +54,16 @@ def run(options: argparse.Namespace) -> int:
     if options.model is not None and any(claim.on_model for claim in chosen):
         from massieu.models.loading import load
 
-        notes = load(options.model).notes  # what is wrong with it is one sentence now
+        notes = load(options.model).notes  # report a bad model before any work
     if options.out:
-        result.check_writable(Path(options.out))
-        tell_replaced(Path(options.out), "verification", quiet=options.quiet)
+        check_output(options.out, "verification", quiet=options.quiet)
     begin = time.perf_counter()
     choices = {"seed": options.seed, "full": options.full, "model": options.model}
     with contextlib.ExitStack() as stack:
         where = None
         if options.engine == "dask" or options.address or options.scheduler_file:
             where = stack.enter_context(contextlib.closing(engine(options, options.workers)))
-        progress = stack.enter_context(progress_shown(options.quiet or options.json, first="starting"))
+        progress = stack.enter_context(command_progress(options.quiet or options.json, first="starting"))
         found = claims.verify(chosen, **choices, workers=options.workers, engine=where, progress=progress)
     facts = {"seconds": round(time.perf_counter() - begin, 1), **choices, "notes": " ".join(notes) or None}
     page = None
@@ -89,8 +86,8 @@ def run(options: argparse.Namespace) -> int:
     for each in found:
         if each.surprises or each.reason:
             reason = f" ({each.reason})" if each.reason else ""
-            said = outcome(each.verdict, each.expected)
-            print(f"massieu: {each.claim.key} {said}{visible(reason)}", file=sys.stderr)
+            verdict = outcome(each.verdict, each.expected)
+            print(f"massieu: {each.claim.key} {verdict}{visible(reason)}", file=sys.stderr)
     return 1 if any(each.surprises for each in found) else 0
 
 

@@ -7,9 +7,8 @@ import json
 from pathlib import Path
 
 from massieu.checks import visible
-from massieu.commands import Command
+from massieu.commands import Command, check_packages
 from massieu.commands.arguments import path
-from massieu.commands.packages import need
 
 __all__ = ["add", "run"]
 
@@ -31,9 +30,9 @@ def add(command: Command) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Show the log of a training run, once or while it grows."""
-    need("rich", "jinja2")
+    check_packages("rich", "jinja2")
     from massieu.monitor.logs import Log, read_log
-    from massieu.report import watching
+    from massieu.report import watch_terminal
     from massieu.report.terminal import terminal
     from massieu.report.watch_page import save_watch
 
@@ -42,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
         live = Log(options.log)
         live.update()
         if live.steps or not live.broken:
-            watching.follow(live, console)
+            watch_terminal.follow(live, console)
             return 0
     log = read_log(options.log)
     if options.html:
@@ -52,5 +51,5 @@ def run(options: argparse.Namespace) -> int:
     elif options.html:
         print(f"page: {visible(options.html)}")
     else:
-        console.print(watching.terminal_view(log.to_dict(), width=console.width))
+        console.print(watch_terminal.terminal_view(log.to_dict(), width=console.width))
     return 0

@@ -1,17 +1,16 @@
-"""Figures of an inspection: maps of the heads, profiles of the layers, and how both change from run to run."""
+"""Figures of inspections: maps of the heads, profiles of the layers, trajectories over several runs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from massieu.checks import UserError
 from massieu.plotting import colors
 from massieu.plotting.axes import INK, MARK, SOFT, add_legend, finish, given_axes, need_matplotlib, new_figure
-from massieu.report.scales import color_limits, row_length
+from massieu.plotting.color_limits import Limit, color_limits, row_length
 
 if TYPE_CHECKING:
     import pandas
@@ -29,7 +28,7 @@ SAVED = {
 
 
 class Described(Protocol):
-    """What a figure must know of a quantity, as every entry of ``massieu.inspection.quantities.QUANTITIES`` says it."""
+    """Interface of a quantity, such as an entry of ``massieu.inspection.quantities.QUANTITIES``."""
 
     @property
     def name(self) -> str: ...
@@ -49,10 +48,14 @@ class Described(Protocol):
     def neutral(self) -> float | None: ...
     @property
     def digits(self) -> int: ...
+    @property
+    def least(self) -> float | None: ...
+    @property
+    def most(self) -> Limit: ...
 
 
 def head_map(heads: pandas.DataFrame, quantity: Described, *, ax: Any = None) -> Figure:
-    """A quantity of every head as colors, layers by heads; encoder, decoder and cross-attention apart.
+    """Draw a quantity of every head as colors, layers by heads, with one map for each stack.
 
     Args:
         heads: the heads table of an inspection.
@@ -89,12 +92,12 @@ def head_map(heads: pandas.DataFrame, quantity: Described, *, ax: Any = None) ->
     if quantity.scale == "class":
         bar.set_ticks(range(len(CLASSES)), labels=CLASSES)
     elif hasattr(bar.formatter, "set_useOffset"):
-        bar.formatter.set_useOffset(False)  # figures as they are, also where they hardly differ
+        bar.formatter.set_useOffset(False)  # full values, also where they hardly differ
     return figure
 
 
 def layer_profile(layers: pandas.DataFrame, quantity: Described, *, ax: Any = None) -> Figure:
-    """A quantity over the layers, its control dashed, what the theory predicts dotted; one panel for each stack.
+    """Draw a quantity over the layers, its control dashed, the prediction dotted; one panel for each stack.
 
     Args:
         layers: the layers table of an inspection.
@@ -105,8 +108,6 @@ def layer_profile(layers: pandas.DataFrame, quantity: Described, *, ax: Any = No
         The figure, that of ``ax`` if they are given.
     """
     _check(layers, quantity, "layers")
-    import pandas
-
     stacks = list(layers["stack"].unique())
     if ax is None:
         figure = new_figure(1.2 + 3.6 * len(stacks), 2.7)
@@ -119,10 +120,10 @@ def layer_profile(layers: pandas.DataFrame, quantity: Described, *, ax: Any = No
         axis.plot(x, values, marker="o", markersize=3.5, color=colors.lines()[0], label="measured")
         control = quantity.control if quantity.control in table else None
         if control and quantity.name == "kurtosis":
-            band = pandas.to_numeric(table[control]).abs()
+            band = _floats(table[control]).abs()
             axis.fill_between(x, -band, band, color=colors.lines()[0], alpha=0.15, linewidth=0, label="Gaussian sample")
         elif control:
-            axis.plot(x, pandas.to_numeric(table[control]), "--", color=SOFT, linewidth=1.2, label="control")
+            axis.plot(x, _floats(table[control]), "--", color=SOFT, linewidth=1.2, label="control")
         level = quantity.neutral if quantity.predicted is None else quantity.predicted
         if level is not None:
             label = "no change" if quantity.predicted is None else "theory"
@@ -134,7 +135,7 @@ def layer_profile(layers: pandas.DataFrame, quantity: Described, *, ax: Any = No
 
 
 def trajectory(runs: Mapping[str, pandas.DataFrame], quantity: Described) -> Figure:
-    """The mean of a quantity over the heads of each layer from run to run, deep layers dark, and the mean of all.
+    """Draw the mean over the heads of each layer from run to run, deep layers dark, and the mean over all heads.
 
     Args:
         runs: heads tables by name, in order; of checkpoints, the earliest first.
@@ -169,11 +170,15 @@ def trajectory(runs: Mapping[str, pandas.DataFrame], quantity: Described) -> Fig
     return figure
 
 
-def save_figures(inspection: Mapping[str, Any], folder: str | Path) -> list[Path]:
+def save_figures(
+    heads: pandas.DataFrame, layers: pandas.DataFrame, quantities: Mapping[str, Described], folder: str | Path
+) -> list[Path]:
     """Write the main maps and profiles of an inspection as SVG and PNG.
 
     Args:
-        inspection: the document of ``inspection.json``.
+        heads: the heads table of an inspection.
+        layers: its layers table.
+        quantities: the columns by name, such as ``massieu.inspection.quantities.QUANTITIES``.
         folder: where to; made if it does not exist.
 
     Returns:
@@ -181,17 +186,15 @@ def save_figures(inspection: Mapping[str, Any], folder: str | Path) -> list[Path
     """
     need_matplotlib()
     import matplotlib
-    import pandas
 
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     written = []
-    for which, draw in (("heads", head_map), ("layers", layer_profile)):
-        table = pandas.DataFrame.from_records(list(inspection[which]))
+    for which, table, draw in (("heads", heads, head_map), ("layers", layers, layer_profile)):
         for name in SAVED[which]:
-            if name not in table or table[name].isna().all():
+            if name not in table or not _numbers(table, quantities[name]).notna().any():
                 continue
-            figure = draw(table, cast(Described, SimpleNamespace(**inspection["quantities"][name])))
+            figure = draw(table, quantities[name])
             # Without a date and with a fixed salt the same inspection gives the same bytes.
             with matplotlib.rc_context({"svg.hashsalt": "massieu", "svg.fonttype": "none"}):
                 for path, options in (
@@ -199,20 +202,20 @@ def save_figures(inspection: Mapping[str, Any], folder: str | Path) -> list[Path
                     (place / f"{which}_{name}.png", {"dpi": 160}),
                 ):
                     figure.savefig(path, **options)
-                    figure.set_layout_engine("none")  # it is laid out now, and that takes half of the time
+                    figure.set_layout_engine("none")  # laid out already: saves half of the time
                     written.append(path)
     return written
 
 
 def _map_axes(sizes: list[tuple[int, int]]) -> tuple[Figure, list[Axes]]:
-    """A new figure with axes for maps of so many layers and heads."""
+    """Return a new figure with axes for maps of these numbers of layers and heads."""
     figure = new_figure(1.6 + 0.42 * max(width for _, width in sizes), sum(0.9 + 0.42 * height for height, _ in sizes))
     ratios = {"height_ratios": [height for height, _ in sizes]}
     return figure, list(figure.subplots(len(sizes), squeeze=False, gridspec_kw=ratios)[:, 0])
 
 
 def _given(ax: Any, stacks: list[str]) -> tuple[Figure, list[Axes]]:
-    """The axes of the caller with the figure that they belong to."""
+    """Return the axes of the caller and their figure."""
     axes = given_axes(ax, stacks)
     return cast("Figure", axes[0].figure), axes
 
@@ -224,13 +227,19 @@ def _check(table: pandas.DataFrame, quantity: Described, which: str) -> None:
 
 
 def _numbers(table: pandas.DataFrame, quantity: Described) -> pandas.Series:
-    """A column as floats; classes by their rank, what is missing as nan."""
-    import pandas
-
+    """Return a column as floats; classes as their rank."""
     column = table[quantity.name]
     if quantity.scale == "class":
         column = column.map({name: float(rank) for rank, name in enumerate(CLASSES)})
-    return pandas.to_numeric(column, errors="coerce").astype(float)
+    return _floats(column)
+
+
+def _floats(column: pandas.Series) -> pandas.Series:
+    """Return a column as floats; missing and infinite values as nan."""
+    import pandas
+
+    numbers = pandas.to_numeric(column, errors="coerce").astype(float)
+    return numbers.where(numbers.abs() < math.inf)
 
 
 def _scale(quantity: Described, values: list[float], length: float | None) -> tuple[ListedColormap, Normalize]:
@@ -241,9 +250,7 @@ def _scale(quantity: Described, values: list[float], length: float | None) -> tu
         return ListedColormap(colors.classes()), BoundaryNorm([rank - 0.5 for rank in range(5)], 4)
     shades = colors.diverging() if quantity.scale == "diverging" else colors.sequential()
     smooth = LinearSegmentedColormap.from_list("massieu", shades)
-    possible = (
-        getattr(quantity, name, None) for name in ("least", "most")
-    )  # documents of earlier versions have neither
+    possible = quantity.least, quantity.most
     low, high = color_limits(values, quantity.scale, *possible, neutral=quantity.neutral, length=length)
     if quantity.scale == "logarithmic" and low > 0:
         return smooth, LogNorm(low, high)  # type: ignore[return-value]
@@ -285,7 +292,7 @@ def _draw_cells(
 
 
 def _few(numbers: list[int]) -> list[int]:
-    """At most about sixteen of the numbers, evenly spaced, for ticks."""
+    """Return about sixteen of the numbers, evenly spaced, for ticks."""
     return numbers[:: max(1, math.ceil(len(numbers) / 16))]
 
 

@@ -512,7 +512,7 @@ def _linear(layers: pandas.DataFrame | None) -> Iterator[Finding]:
 
 
 def _classes(heads: pandas.DataFrame) -> Iterator[Finding]:
-    from massieu.report.scales import row_length
+    from massieu.plotting.color_limits import row_length
 
     if "head_class" not in heads or len(heads) < 2:
         return

@@ -22,7 +22,7 @@ from massieu.engine.checkpoints import draft_of
 from massieu.inspection.partial_result import SCHEMA, Identity, PartialResult
 from massieu.inspection.result import PARTIAL, PARTIAL_BYTES
 from massieu.inspection.validation import Unsound, check_partial, is_finite
-from massieu.outputs.folders import is_listed, verified
+from massieu.outputs.folders import check_digest, in_manifest
 
 __all__ = [
     "load_checkpoint",
@@ -53,9 +53,9 @@ def save_partial(partial: PartialResult, path: str | Path, *, most: float = math
 
 def load_partial(path: str | Path) -> PartialResult:
     """Read a partial result from its file, or from the folder of an inspection."""
-    place = verified(_file(path))
+    place = check_digest(_file(path))
     without = not place.exists() and (place.parent / "inspection.json").exists()
-    if place.name == PARTIAL and (without or is_listed(place) is False):
+    if place.name == PARTIAL and (without or in_manifest(place) is False):
         raise UserError(
             f"{place.parent} holds a run without the partial result that merge needs, which is written up to"
             f" {PARTIAL_BYTES >> 20} MB; inspect again with --partial"

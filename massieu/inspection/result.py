@@ -13,7 +13,7 @@ from massieu.checks import UserError, did_you_mean
 from massieu.inspection.findings import Finding, findings
 from massieu.inspection.predictions import Prediction, predictions
 from massieu.inspection.quantities import QUANTITIES, describe
-from massieu.outputs.folders import check_writable, verified, written_together
+from massieu.outputs.folders import check_digest, publish
 from massieu.outputs.spreadsheets import write_csv
 from massieu.report.pages import SCHEMA
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from massieu.inspection.partial_result import PartialResult
 
-__all__ = ["SCHEMA", "Inspection", "check_writable", "read_inspection", "records"]
+__all__ = ["SCHEMA", "Inspection", "read_inspection", "records"]
 
 PARTIAL = "partial.safetensors"
 PARTIAL_BYTES = 32 << 20
@@ -94,7 +94,7 @@ class Inspection:
 
     def to_json(self, path: str | Path) -> None:
         """Write ``inspection.json``, described in docs/inspection.md."""
-        _write(Path(path), json.dumps(self.to_dict(), indent=1, allow_nan=False))
+        _write(Path(path), _json(self.to_dict()))
 
     def to_html(self, path: str | Path) -> None:
         """Write the report as one page that needs no network."""
@@ -121,9 +121,12 @@ class Inspection:
         Returns:
             The path of the report.
         """
-        with written_together(Path(folder), "inspection", self.facts["model"]["name"]) as place:
-            self.to_html(place / "report.html")
-            self.to_json(place / "inspection.json")
+        from massieu.report import render
+
+        with publish(Path(folder), "inspection", self.facts["model"]["name"]) as place:
+            document = self.to_dict()
+            _write(place / "report.html", render(document))
+            _write(place / "inspection.json", _json(document))
             self.to_parquet(place / "heads.parquet")
             for name in ("layers", "experiments"):
                 getattr(self, name).to_parquet(place / f"{name}.parquet", index=False)
@@ -132,7 +135,7 @@ class Inspection:
             if figures:
                 from massieu import figures as drawing
 
-                drawing.save_figures(self.to_dict(), place / "figures")
+                drawing.save_figures(self.heads, self.layers, QUANTITIES, place / "figures")
             mergeable = partial is not False and self._save_partial(place, math.inf if partial else PARTIAL_BYTES)
         if not mergeable:  # an older one would belong to other tables
             (Path(folder) / PARTIAL).unlink(missing_ok=True)
@@ -199,7 +202,7 @@ def read_inspection(path: str | Path) -> Inspection:
     import pandas
 
     place = Path(path)
-    file = verified(place / "inspection.json" if place.is_dir() else place)
+    file = check_digest(place / "inspection.json" if place.is_dir() else place)
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -270,6 +273,10 @@ def _is_class(value: Any) -> bool:
 def _is_number(value: Any) -> bool:
     """True for a finite number and for an empty cell."""
     return value is None or (type(value) in (int, float) and abs(value) < LARGEST)
+
+
+def _json(document: dict[str, Any]) -> str:
+    return json.dumps(document, indent=1, allow_nan=False)
 
 
 def _write(path: Path, text: str) -> None:

@@ -18,7 +18,6 @@ from massieu.corpus import Corpus, Document, Readable
 from massieu.corpus.batching import check_texts
 from massieu.corpus.shards import TOGETHER, Shard, group_shards, text_shards
 from massieu.engine import Checkpoint, Engine, fold
-from massieu.inspection.bars import Progress, progress_bar
 from massieu.inspection.options import Options
 from massieu.inspection.partial_result import FEWEST_DOCUMENTS, PartialResult
 from massieu.inspection.reader import Reader
@@ -26,6 +25,7 @@ from massieu.inspection.result import Inspection
 from massieu.inspection.tables import build_inspection
 from massieu.models.loading import load
 from massieu.models.origin import Origin
+from massieu.outputs.progress import Progress, progress_bar
 
 __all__ = ["NotObservable", "inspect_model"]
 

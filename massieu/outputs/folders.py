@@ -1,9 +1,8 @@
-"""Publish the files of a run in a folder: all of them or none, with a manifest that says which belong together.
+"""Publish the files of a run in a folder: all of them or none, with a manifest of the files that belong together.
 
-Files are written into a hidden folder first. Once a journal with their digests is there, they belong into the folder:
-they are moved, files of the run before that are not written again are removed, and the journal becomes the manifest.
-A process that is killed before the journal leaves the old files; one that is killed after it leaves moves that the
-next reader or writer finishes.
+Files are written into a hidden staging folder, then a journal with their digests. Once the journal exists, the files
+are moved into the folder, stale files of the previous run are removed, and the journal becomes the manifest. A process
+killed before the journal leaves the old files; after it, the next reader or writer finishes the moves.
 """
 
 from __future__ import annotations
@@ -23,65 +22,66 @@ from typing import IO, Any
 
 from massieu.checks import UserError
 
-__all__ = ["MANIFEST", "check_writable", "is_listed", "replaced", "settle", "verified", "written_together"]
+__all__ = ["MANIFEST", "check_digest", "check_writable", "in_manifest", "publish", "recover", "replaced_report"]
 
 MANIFEST = "manifest.json"
 SCHEMA = "massieu.manifest/1"
 PREFIX = ".massieu-"
 LOCK = "lock"
 PATIENCE = 10.0
-"""Seconds to wait for a process that moves its files at the moment."""
+"""Seconds to wait for a process that is moving its files."""
 
 ABANDONED = 86_400.0
-"""Seconds after which a hidden folder without a lock belongs to no process any more."""
+"""Seconds after which a staging folder without a lock counts as abandoned."""
 
 PAGES = {"inspection": "report.html", "comparison": "comparison.html", "verification": "claims.html"}
-"""The page that a run publishes, by its kind."""
+"""Page of a run, by the kind of the run."""
 
 TITLES = {"inspection": "report", "comparison": "comparison", "verification": "verdicts"}
 
 
 @contextlib.contextmanager
-def written_together(folder: Path, kind: str, about: str = "") -> Iterator[Path]:
-    """A place to write files that move into ``folder`` when all are there; otherwise everything is as it was before.
+def publish(folder: Path, kind: str, about: str = "") -> Iterator[Path]:
+    """Yield a staging folder whose files move into ``folder`` at the end; after an error nothing has changed.
 
     Args:
-        folder: where; files there that the manifest does not name stay.
+        folder: destination; files that its manifest does not name stay.
         kind: one of :data:`PAGES`; files of the last run of the same kind are replaced.
-        about: what the files are about, such as the name of a model.
+        about: subject of the files, such as the name of a model.
     """
-    made, done = _absent(folder), False
+    made, done = _missing(folder), False
     try:
-        with _staged(folder) as place:
+        with _reported(folder), _staging(folder) as place:
             yield place / "new"
-            _publish(place, folder, kind, about)
+            _commit(place, folder, kind, about)
             done = True
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise UserError(f"the folder {folder} cannot be written to: {why}; choose another with --out") from error
     finally:
         if not done:
-            _remove(made)
+            _remove_empty(made)
 
 
 def check_writable(folder: Path) -> None:
-    """One sentence now, rather than after minutes of work, if nothing can be written there.
-
-    What a killed process left in the folder is finished or removed.
-    """
-    made = _absent(folder)
+    """Raise before minutes of work if the folder cannot be written to; recover it from a killed process."""
+    made = _missing(folder)
     try:
-        with _staged(folder):
+        with _reported(folder), _staging(folder):
             _read_manifest(folder, strict=True)
+    finally:
+        _remove_empty(made)
+
+
+@contextlib.contextmanager
+def _reported(folder: Path) -> Iterator[None]:
+    """Turn errors of the file system into a sentence."""
+    try:
+        yield
     except OSError as error:
         why = error.strerror or str(error)
         raise UserError(f"the folder {folder} cannot be written to: {why}; choose another with --out") from error
-    finally:
-        _remove(made)
 
 
-def replaced(folder: Path, kind: str) -> str | None:
-    """What a run of this kind replaces in a folder, as a sentence; None if nothing."""
+def replaced_report(folder: Path, kind: str) -> str | None:
+    """Return a sentence on the report that a run of this kind replaces in a folder; None if there is none."""
     page, run = folder / PAGES[kind], _read_manifest(folder)["runs"].get(kind)
     if run is None and not page.exists():
         return None
@@ -90,26 +90,26 @@ def replaced(folder: Path, kind: str) -> str | None:
     return f"replaces the {TITLES[kind]} of {date}{about} in {folder}/"
 
 
-def settle(folder: Path) -> None:
-    """Finish what a killed process began to publish, and remove what it left besides."""
-    with contextlib.suppress(OSError):  # a folder in which nothing can be written
+def recover(folder: Path) -> None:
+    """Finish the moves of a killed process, and remove abandoned staging folders."""
+    with contextlib.suppress(OSError):  # a folder without write permission
         for place in sorted(folder.glob(f"{PREFIX}*")):
-            with _taken(place, PATIENCE if _journal(place).exists() else 0.0) as taken:
-                if taken and _journal(place).exists():
+            with _abandoned(place, PATIENCE if (place / MANIFEST).exists() else 0.0) as abandoned:
+                if abandoned and (place / MANIFEST).exists():
                     _move(place, folder)
-                if taken:
+                if abandoned:
                     shutil.rmtree(place, ignore_errors=True)
 
 
-def is_listed(path: Path) -> bool | None:
-    """Whether the manifest beside a file names it; None if there is no manifest."""
+def in_manifest(path: Path) -> bool | None:
+    """Return True if the manifest beside a file names it; None if there is no manifest."""
     runs = _read_manifest(path.parent)["runs"].values()
     return any(path.name in run["files"] for run in runs) if runs else None
 
 
-def verified(path: Path) -> Path:
-    """A published file, once it was compared with the manifest beside it, if there is one."""
-    settle(path.parent)
+def check_digest(path: Path) -> Path:
+    """Return the path; raise if the file differs from its digest in the manifest beside it."""
+    recover(path.parent)
     for run in _read_manifest(path.parent)["runs"].values():
         expected = run["files"].get(path.name)
         if expected is not None and path.exists() and _digest(path) != expected:
@@ -120,8 +120,8 @@ def verified(path: Path) -> Path:
     return path
 
 
-def _publish(place: Path, folder: Path, kind: str, about: str) -> None:
-    """Write the journal, which decides, and do what it says."""
+def _commit(place: Path, folder: Path, kind: str, about: str) -> None:
+    """Write the journal, which makes the change final, and execute it."""
     new = place / "new"
     names = _names(new)
     for name in names:
@@ -129,45 +129,45 @@ def _publish(place: Path, folder: Path, kind: str, about: str) -> None:
             raise IsADirectoryError(errno.EISDIR, f"there is a folder called {name}")
     manifest = _read_manifest(folder, strict=True)
     manifest["runs"][kind] = {"about": about, "files": {name.as_posix(): _digest(new / name) for name in names}}
-    made = _absent(*(folder / name.parent for name in names))
+    made = _missing(*(folder / name.parent for name in names))
     draft = place / "draft"
     draft.write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-    os.replace(draft, _journal(place))
+    os.replace(draft, place / MANIFEST)
     try:
         _move(place, folder)
     except BaseException:
-        if _journal(place).exists():
-            _journal(place).unlink()
+        if (place / MANIFEST).exists():
+            (place / MANIFEST).unlink()
             _move_back(place, folder, names)
-            _remove(made)
+            _remove_empty(made)
         raise
 
 
 def _move(place: Path, folder: Path) -> None:
-    """Do what the journal says; what was done before a kill is not done again."""
+    """Execute the journal; moves made before a kill are not repeated."""
     new, old = place / "new", place / "old"
-    after = json.loads(_journal(place).read_text(encoding="utf-8"))
+    after = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
     for stale in [*_stale(_read_manifest(folder), after, folder)]:
-        _put(folder / stale, old / stale)
+        _move_file(folder / stale, old / stale)
     for name in _names(new):
         if (folder / name).exists():
-            _put(folder / name, old / name)
-        _put(new / name, folder / name)
-    os.replace(_journal(place), folder / MANIFEST)
-    _remove([parent for name in _names(old) for parent in (folder / name).parents if folder in parent.parents])
+            _move_file(folder / name, old / name)
+        _move_file(new / name, folder / name)
+    os.replace(place / MANIFEST, folder / MANIFEST)
+    _remove_empty([parent for name in _names(old) for parent in (folder / name).parents if folder in parent.parents])
 
 
 def _move_back(place: Path, folder: Path, names: list[Path]) -> None:
-    """Undo what was moved: new files go, and those that they replaced come back."""
+    """Undo the moves: remove new files and restore those that they replaced."""
     for name in names:
         if not (place / "new" / name).exists():
             (folder / name).unlink(missing_ok=True)
     for name in _names(place / "old"):
-        _put(place / "old" / name, folder / name)
+        _move_file(place / "old" / name, folder / name)
 
 
 def _stale(before: dict[str, Any], after: dict[str, Any], folder: Path) -> Iterator[str]:
-    """Files of the runs before which are as they were written, and which the new runs do not have."""
+    """Yield unchanged files of previous runs that the new runs do not have."""
     kept = {name for run in after["runs"].values() for name in run["files"]}
     for run in before["runs"].values():
         for name, digest in run["files"].items():
@@ -177,11 +177,11 @@ def _stale(before: dict[str, Any], after: dict[str, Any], folder: Path) -> Itera
 
 
 @contextlib.contextmanager
-def _staged(folder: Path) -> Iterator[Path]:
-    """A hidden folder in another one, locked while this process uses it."""
+def _staging(folder: Path) -> Iterator[Path]:
+    """Yield a hidden staging folder, locked while this process uses it."""
     folder.mkdir(parents=True, exist_ok=True)
-    settle(folder)
-    place, lock = _claimed(folder)
+    recover(folder)
+    place, lock = _new_staging(folder)
     try:
         with lock:
             (place / "new").mkdir()
@@ -190,8 +190,8 @@ def _staged(folder: Path) -> Iterator[Path]:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _claimed(folder: Path) -> tuple[Path, IO[bytes]]:
-    """A new hidden folder and its lock; until it is locked, another process may remove it as one that was left."""
+def _new_staging(folder: Path) -> tuple[Path, IO[bytes]]:
+    """Return a new staging folder and its lock; before it is locked another process may remove it as abandoned."""
     while True:
         place = Path(tempfile.mkdtemp(prefix=PREFIX, dir=folder))
         with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as stack:
@@ -202,12 +202,12 @@ def _claimed(folder: Path) -> tuple[Path, IO[bytes]]:
 
 
 @contextlib.contextmanager
-def _taken(place: Path, patience: float) -> Iterator[bool]:
-    """Whether no process uses a hidden folder any more; inside, no other process takes it."""
+def _abandoned(place: Path, patience: float) -> Iterator[bool]:
+    """Yield True if no process uses a staging folder; inside, no other process does."""
     end = time.monotonic() + patience
     with contextlib.ExitStack() as stack:
         try:
-            lock = stack.enter_context(open(place / LOCK, "ab"))  # a kill may come before there is one
+            lock = stack.enter_context(open(place / LOCK, "ab"))  # missing after an early kill
         except OSError:
             yield _is_old(place)
             return
@@ -219,7 +219,7 @@ def _taken(place: Path, patience: float) -> Iterator[bool]:
 
 
 def _lock(file: IO[bytes]) -> bool | None:
-    """Lock a file for this process; False if another one has it, None if the system cannot tell."""
+    """Lock a file for this process; return False if another process has the lock, None if locks are not supported."""
     try:
         import fcntl
 
@@ -238,12 +238,8 @@ def _is_old(place: Path) -> bool:
         return False
 
 
-def _journal(place: Path) -> Path:
-    return place / MANIFEST
-
-
 def _read_manifest(folder: Path, *, strict: bool = False) -> dict[str, Any]:
-    """The manifest of a folder, empty if there is none; strict, a file of that name that is no manifest is refused."""
+    """Return the manifest of a folder, empty if there is none; if ``strict``, raise at a file that is no manifest."""
     try:
         content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if content["schema"] == SCHEMA and all(_is_run(run) for run in content["runs"].values()):
@@ -258,7 +254,7 @@ def _read_manifest(folder: Path, *, strict: bool = False) -> dict[str, Any]:
 
 
 def _is_run(run: Any) -> bool:
-    """Whether an entry of a manifest names files below its folder, with their digests."""
+    """Return True if an entry of a manifest names files below its folder, with their digests."""
     if not isinstance(run["about"], str):
         return False
     for name, digest in run["files"].items():
@@ -269,29 +265,28 @@ def _is_run(run: Any) -> bool:
 
 
 def _digest(path: Path) -> str:
-    """SHA-256 of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _put(source: Path, target: Path) -> None:
+def _move_file(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     os.replace(source, target)
 
 
 def _names(folder: Path) -> list[Path]:
-    """Files below a folder, relative to it."""
+    """Return the files below a folder, relative to it."""
     return [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
 
 
-def _absent(*folders: Path) -> list[Path]:
-    """Those of the folders and the folders around them that do not exist, the innermost first."""
+def _missing(*folders: Path) -> list[Path]:
+    """Return the folders and their parents that do not exist, the innermost first."""
     every = {path for folder in folders for path in (folder, *folder.parents)}
     return sorted((path for path in every if not path.exists()), key=lambda path: -len(path.parts))
 
 
-def _remove(folders: list[Path]) -> None:
-    """Remove folders that are there and empty."""
+def _remove_empty(folders: list[Path]) -> None:
+    """Remove the folders that exist and are empty."""
     for folder in folders:
         with contextlib.suppress(OSError):
             folder.rmdir()

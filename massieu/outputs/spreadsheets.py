@@ -1,4 +1,4 @@
-"""Tables as CSV that a spreadsheet opens without running anything."""
+"""Tables as CSV files whose cells a spreadsheet does not execute."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 __all__ = ["write_csv"]
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""Beginnings of a cell that spreadsheets run as a formula."""
+"""First characters of a cell that spreadsheets execute as a formula."""
 
 
 def write_csv(table: pandas.DataFrame, path: Path) -> None:
-    """Write a table as CSV; a text that a spreadsheet would run as a formula begins with an apostrophe."""
+    """Write a table as CSV; a text that a spreadsheet would execute gets an apostrophe in front."""
     texts = table.select_dtypes(exclude="number").columns
     cells = table.assign(**{name: table[name].map(_inert) for name in texts})
     cells.rename(columns=_inert).to_csv(path, index=False)

@@ -1,1 +1,1 @@
-"""Shared parts of figures: size, axes, legends, color scales, and figures that show themselves in a notebook."""
+"""Shared parts of figures: axes, legends, color scales and their limits, display in a notebook."""

@@ -1,11 +1,11 @@
-"""What all figures share: size, colors, axes, legends."""
+"""Shared style of all figures: colors, axes, legends."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from massieu.checks import MissingPackageError, UserError, pip_install
+from massieu.checks import UserError, optional_package
 
 if TYPE_CHECKING:
     import pandas
@@ -31,22 +31,19 @@ INK, SOFT, RULE, MARK = "#1d1f24", "#5b5f68", "#e3dfd5", "#b3541e"
 
 
 def need_matplotlib() -> None:
-    """One sentence unless matplotlib is installed; before anything of it is imported."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise MissingPackageError(f"figures need matplotlib, not installed; {pip_install('inspect')}") from None
+    """Raise unless matplotlib is installed."""
+    optional_package("matplotlib", "a figure", "inspect")
 
 
 def new_figure(width: float, height: float) -> Figure:
     need_matplotlib()
-    from massieu.plotting.shown import ShownFigure
+    from massieu.plotting.notebook import NotebookFigure
 
-    return ShownFigure(figsize=(width, height), layout="constrained", facecolor="white")
+    return NotebookFigure(figsize=(width, height), layout="constrained", facecolor="white")
 
 
 def given_axes(ax: Any, stacks: Sequence[str]) -> list[Axes]:
-    """The axes of the caller, one for each stack, or one sentence."""
+    """Return the axes of the caller, one for each stack."""
     need_matplotlib()
     from matplotlib.axes import Axes
 
@@ -77,7 +74,7 @@ def add_legend(axis: Axes, size: int = 8, **place: Any) -> None:
 
 
 def share_axes(title: str, across: str, up: str) -> tuple[Figure, Axes]:
-    """A figure of something between 0 and 1."""
+    """Return a figure with a vertical axis from 0 to 1."""
     figure = new_figure(4.8, 2.9)
     axis = figure.subplots()
     axis.set_ylim(-0.04, 1.04)
@@ -86,7 +83,7 @@ def share_axes(title: str, across: str, up: str) -> tuple[Figure, Axes]:
 
 
 def mark(axis: Axes, place: float, name: str) -> None:
-    """A vertical line that no series has the color of."""
+    """Draw a vertical line."""
     axis.axvline(place, linestyle=":", color=INK, linewidth=1.2, label=name)
 
 

@@ -1,4 +1,4 @@
-"""Color scales computed in Oklab, where equal distances look equally large."""
+"""Color scales computed in Oklab, a space in which equal distances look equally large."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ STEPS = 33
 
 
 def sequential(dark: bool = False) -> list[str]:
-    """From the color of the page to its opposite through yellow, green and blue: more ink means more.
+    """Scale from pale yellow through green to dark blue: more ink means more.
 
     Lightness falls in equal steps, so the order of the colors survives color blindness and a gray printer. On a dark
     page the scale runs the other way.
@@ -26,7 +26,7 @@ def sequential(dark: bool = False) -> list[str]:
 
 
 def diverging(dark: bool = False) -> list[str]:
-    """Orange below the neutral value, blue above it, and nearly the page itself in the middle.
+    """Orange below the neutral value, blue above it, and nearly white in the middle.
 
     Example:
         >>> diverging()[16]
@@ -48,7 +48,7 @@ def classes(dark: bool = False) -> list[str]:
 
 
 def lines(dark: bool = False) -> list[str]:
-    """Eight colors for lines; neighbors differ in lightness too, so that color-blind readers tell them apart."""
+    """Eight colors for lines; neighbors differ in lightness too, for color-blind readers."""
     lightness = 0.76 if dark else 0.52
     return [
         _oklch(lightness, 0.12, 255),
@@ -63,7 +63,7 @@ def lines(dark: bool = False) -> list[str]:
 
 
 def _oklch(lightness: float, chroma: float, hue: float) -> str:
-    """The sRGB color of an Oklch one; where sRGB does not reach, the chroma gives way and the lightness stays.
+    """Return the sRGB color of an Oklch color; outside the gamut of sRGB the chroma is reduced, not the lightness.
 
     Source:
         Ottosson 2020, "A perceptual color space for image processing".

@@ -1,4 +1,4 @@
-"""Self-contained HTML pages from inspections: ``render`` shows one, ``compare`` lays two or more side by side."""
+"""Self-contained HTML pages of inspections: ``render`` of one, ``compare`` of several side by side."""
 
 from massieu.report.pages import compare, render
 

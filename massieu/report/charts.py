@@ -1,4 +1,4 @@
-"""Charts as figures of a page: many lines that a legend switches off and on, clouds of points, and matrices."""
+"""Charts of a page: lines with a legend that switches them off and on, scatter plots, and matrices."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from markupsafe import Markup, escape
 
 from massieu.plotting import colors
 
-__all__ = ["Line", "chart", "cloud", "matrix_map"]
+__all__ = ["Line", "chart", "cloud", "linear_scale", "matrix_map"]
 
 WIDTH, HEIGHT = 760, 380
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 26, 44
 SIDE = 300  # of a cloud
 CELL = 44
-LARGEST = 12  # matrices with more rows show no numbers
+LARGEST = 12  # matrices with more rows show no values
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,12 @@ class Line:
 
     Attributes:
         name: in the legend.
-        x: places, as many as values.
-        y: values; None leaves a place out.
-        strong: drawn thick, before the eyes of the reader; others are thin.
-        dashed: for what was measured at few places.
-        notes: said of each point, such as its error.
-        color: number of its color, so that two charts can give one name the same; 0 is that of the text. Its place
-            in the chart by default.
+        x: horizontal positions.
+        y: values, None where one is missing.
+        strong: drawn thick; others are thin.
+        dashed: for lines with few measured points.
+        notes: note of each point, such as its error.
+        color: number of its color, 0 for that of the text; its position in the chart by default.
     """
 
     name: str
@@ -51,25 +50,25 @@ def chart(
     log_y: bool = False,
     span: tuple[float, float] | None = None,
 ) -> Markup:
-    """Lines with a legend of buttons; without scripts all of them are seen.
+    """Return lines with a legend of buttons; without scripts all lines are visible.
 
     Args:
         lines: the most important first, which has the color of the text.
         x_label: below the axis.
         y_label: above the axis.
-        log_y: a logarithmic axis, without the values that are not positive.
-        span: least and largest value of the axis; lines go on outside of the frame. All values by default.
+        log_y: logarithmic axis, without values that are not positive.
+        span: least and largest value of the axis, those of all lines by default; lines continue outside of the frame.
     """
     known = [value for line in lines for value in line.y if value is not None and _shown(value, log_y)]
     if not known:
         return Markup("")
     low, high = span or (min(known), max(known))
     places = [place for line in lines for place in line.x]
-    across = _scale(min(places), max(places), LEFT + 8, WIDTH - RIGHT - 8)
-    up = _scale(*((_log(low), _log(high)) if log_y else (low, high)), HEIGHT - BOTTOM, TOP)
+    across = linear_scale(min(places), max(places), LEFT + 8, WIDTH - RIGHT - 8)
+    up = linear_scale(*((math.log10(low), math.log10(high)) if log_y else (low, high)), HEIGHT - BOTTOM, TOP)
 
     def height(value: float) -> float:
-        return up(_log(value) if log_y else value)
+        return up(math.log10(value) if log_y else value)
 
     parts = [_axes(x_label, y_label)]
     for tick in _log_ticks(low, high) if log_y else _ticks(low, high):
@@ -78,7 +77,7 @@ def chart(
     for tick in _ticks(min(places), max(places), whole=all(place == int(place) for place in places)):
         parts.append(f'<text x="{across(tick):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{tick:g}</text>')
     x, y, width, tall = LEFT, TOP - 6, WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM + 12
-    # A frame of its own, as svg inside svg, cuts what lies outside without a name that another chart could have too.
+    # A nested svg clips the lines without a clip path, whose id another chart could have too.
     inside = [_draw(line, number, across, height, log_y) for number, line in reversed(list(enumerate(lines)))]
     frame = f'x="{x}" y="{y}" width="{width}" height="{tall}" viewBox="{x} {y} {width} {tall}"'
     cut = f"<svg {frame}>{''.join(inside)}</svg>"
@@ -91,9 +90,9 @@ def chart(
 
 
 def cloud(x: Sequence[float], y: Sequence[float], x_label: str, y_label: str) -> Markup:
-    """Points on a square with its diagonal, where both coordinates are the same."""
+    """Return a scatter plot on a square with its diagonal of equal coordinates."""
     reach = max((abs(value) for value in (*x, *y)), default=0.0) or 1.0
-    place = _scale(-reach, reach, 10, SIDE - 10)
+    place = linear_scale(-reach, reach, 10, SIDE - 10)
     dots = "".join(
         f'<circle cx="{place(a):.1f}" cy="{SIDE - place(b):.1f}" r="2.5"/>' for a, b in zip(x, y, strict=True)
     )
@@ -109,7 +108,7 @@ def cloud(x: Sequence[float], y: Sequence[float], x_label: str, y_label: str) ->
 
 
 def matrix_map(matrix: Sequence[Sequence[float]], largest: float, title: str) -> Markup:
-    """A matrix as squares, blue above zero and orange below, with its numbers where there is room for them."""
+    """Return a matrix as squares, blue above zero and orange below, with its values if there is room."""
     scales = colors.diverging(), colors.diverging(True)
     parts = []
     for row, values in enumerate(matrix):
@@ -142,8 +141,8 @@ def _draw(line: Line, number: int, across: Callable[[float], float], up: Callabl
     ]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in points)
     dots = "".join(
-        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{3.2 if line.strong else 2.4}"><title>{escape(said)}</title></circle>'
-        for x, y, said in points
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{3.2 if line.strong else 2.4}"><title>{escape(note)}</title></circle>'
+        for x, y, note in points
     )
     return f'<g {_attributes(line, number)}><polyline points="{path}"/>{dots}</g>'
 
@@ -177,16 +176,13 @@ def _shown(value: float, log_y: bool) -> bool:
     return math.isfinite(value) and (value > 0 or not log_y)
 
 
-def _log(value: float) -> float:
-    return math.log10(value)
-
-
-def _scale(low: float, high: float, first: float, last: float) -> Callable[[float], float]:
+def linear_scale(low: float, high: float, first: float, last: float) -> Callable[[float], float]:
+    """Return the map of values from ``low`` to ``high`` to positions from ``first`` to ``last``."""
     return lambda value: first + (last - first) * ((value - low) / (high - low) if high > low else 0.5)
 
 
 def _ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
-    """Round numbers within a range, about six."""
+    """Return about six round numbers within a range."""
     rough = (high - low) / 6 or 1.0
     power = 10 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
@@ -196,9 +192,9 @@ def _ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten within a range, with their double and their half of ten where these are few."""
-    decades = range(math.floor(_log(low)), math.ceil(_log(high)) + 1)
-    factors = (1,) if _log(high) - _log(low) > 4 else (1, 2, 5)
+    """Return the powers of ten within a range; of a short range also twice and five times the powers."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    factors = (1,) if math.log10(high) - math.log10(low) > 4 else (1, 2, 5)
     ticks = [factor * 10.0**decade for decade in decades for factor in factors]
     return [tick for tick in ticks if low <= tick <= high]
 

@@ -14,7 +14,7 @@ _VARIABLE = re.compile(r"(?<![^\W_])([B-HJ-Zb-zα-ωΛ]\u0304?|[aA](?! [A-Za-z]{
 
 
 def typeset(formula: str) -> Markup:
-    """Lower what follows ``_``, raise what follows ``^`` and slant single letters; everything else is escaped.
+    """Set subscripts after ``_``, superscripts after ``^`` and single letters in italics; escape the rest.
 
     Example:
         >>> print(typeset("log Z = log Σ_j e^{s_j} < 1"))
@@ -29,7 +29,7 @@ def typeset(formula: str) -> Markup:
 
 
 def _groups(formula: str) -> list[tuple[int, int, str, str]]:
-    """Start, end, sign and content of every raised or lowered piece of the outermost level."""
+    """Return start, end, sign and content of every subscript and superscript of the outermost level."""
     found, place = [], 0
     while place < len(formula) - 1:
         if formula[place] not in "_^":

@@ -1,4 +1,4 @@
-"""The two pages, from the documents that ``inspection.json`` holds to text that a browser opens without a network."""
+"""Pages of one inspection and of several side by side, from the documents of ``inspection.json``."""
 
 from __future__ import annotations
 
@@ -14,37 +14,39 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from massieu.checks import UserError
 from massieu.plotting import colors
-from massieu.report import changes, theory
+from massieu.plotting.color_limits import color_limits, row_length
+from massieu.report import rulers
+from massieu.report.changes import NO_LOSS, ComparedRuns, distinct_names, sparkline_svg
 from massieu.report.formula import typeset
+from massieu.report.glossary import WORDS
+from massieu.report.number_format import brief, fixed, small_number, thousands
 from massieu.report.reference import reference, usual
-from massieu.report.scales import color_limits, row_length
-from massieu.report.words import WORDS
 
-__all__ = ["brief", "compare", "distinct_names", "inline_json", "page", "render"]
+__all__ = ["compare", "inline_json", "page", "render", "render_comparison"]
 
 SCHEMA = "massieu.inspection/2"
 PROSE = {"name", "formula", "explanation", "symbol", "least", "most"}
-"""What the scripts of a page do not read of a quantity: the glossary has it."""
+"""Fields of a quantity that only the glossary of a page shows; its scripts do not read them."""
 Document = Mapping[str, Any]
 
 
 def render(inspection: Document) -> str:
-    """One inspection as a page: findings, maps of the heads, profiles of the layers, tables, meaning and provenance.
+    """Return the page of an inspection: findings, maps of the heads, profiles of the layers, tables, provenance.
 
     Args:
         inspection: the document of ``inspection.json``. Everything in it is escaped.
 
     Returns:
-        HTML with its styles, scripts and figures inside; it asks the network for nothing.
+        HTML with its styles, scripts and figures inside; it makes no network requests.
     """
     _check(inspection)
-    values = {"rulers": theory.rulers(inspection), "experiments": theory.summary(inspection)}
-    values |= {"usual": usual(inspection), "reference": reference(), "about_verdicts": theory.ABOUT_VERDICTS}
+    values = {"rulers": rulers.rulers(inspection), "experiments": rulers.summary(inspection)}
+    values |= {"usual": usual(inspection), "reference": reference(), "about_verdicts": rulers.ABOUT_VERDICTS}
     return _page("inspection.html", [inspection], run={"predictions": [], **inspection}, **values)
 
 
 def compare(inspections: Sequence[Document]) -> str:
-    """Two or more inspections side by side, in the given order: maps on one scale, differences, profiles overlaid.
+    """Return the page of several inspections side by side: maps on one scale, differences, overlaid profiles.
 
     Args:
         inspections: documents of ``inspection.json``; of checkpoints, the earliest first.
@@ -53,9 +55,12 @@ def compare(inspections: Sequence[Document]) -> str:
         raise UserError(f"compare needs two or more inspections, got {len(inspections)}; render shows a single one")
     for inspection in inspections:
         _check(inspection)
-    found = {"rows": changes.table(inspections), "sentences": changes.sentences(inspections)}
-    found |= {"overall": changes.overall(inspections), "no_loss": changes.NO_LOSS}
-    return _page("comparison.html", inspections, **found, reservations=changes.reservations(inspections))
+    return render_comparison(ComparedRuns(inspections))
+
+
+def render_comparison(compared: ComparedRuns) -> str:
+    """Return the page of inspections that are compared already."""
+    return _page("comparison.html", compared.runs, compared=compared, no_loss=NO_LOSS)
 
 
 def _check(inspection: Document) -> None:
@@ -63,7 +68,7 @@ def _check(inspection: Document) -> None:
     if schema != SCHEMA:
         raise UserError(
             f"an inspection must have the schema {SCHEMA!r}, got {schema!r};"
-            " give the inspection.json that massieu inspect has written"
+            " pass an inspection.json written by massieu inspect"
         )
 
 
@@ -84,11 +89,11 @@ def _page(template: str, inspections: Sequence[Document], **values: Any) -> str:
     groups: dict[str, list[dict[str, Any]]] = {}
     for name, quantity in quantities.items():
         if not any(run[quantity["table"]] for run in inspections):
-            continue  # what was not measured need not be explained
+            continue  # not measured, so not explained
         groups.setdefault(quantity.get("group") or quantity["table"], []).append({**quantity, "name": name})
     values |= {"groups": groups, "data": inline_json(data), "row_length": runs[0]["row_length"]}
     text = page(template, runs=inspections, names=names, **values)
-    return re.sub(r"\n[ \t]+", "\n", text)  # indentation is of use in the sources only
+    return re.sub(r"\n[ \t]+", "\n", text)  # without the indentation of the templates
 
 
 def _run(name: str, run: Document) -> dict[str, Any]:
@@ -111,22 +116,13 @@ def _limits(name: str, quantity: Document, runs: Sequence[Document]) -> list[flo
 
 
 def page(template: str, **values: Any) -> str:
-    """A template of this package with its values."""
+    """Return a rendered template of this package."""
     text: str = _environment().get_template(template).render(**values)
     return text
 
 
-def distinct_names(inspections: Sequence[Document]) -> list[str]:
-    """The names of the models; where they repeat, with the folders of their runs, or numbered."""
-    names = [str(run["facts"]["model"].get("name") or "unnamed model") for run in inspections]
-    folders = [run["facts"].get("run") for run in inspections]
-    if len(set(names)) < len(names) and len(set(folders)) == len(folders) and all(folders):
-        return [f"{name} ({folder})" for name, folder in zip(names, folders, strict=True)]
-    return [f"{name} ({names[: i + 1].count(name)})" if names.count(name) > 1 else name for i, name in enumerate(names)]
-
-
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """A table by columns, with six significant digits, errors with three: less than half as long as rows of objects."""
+    """Return a table by columns, with six significant digits and errors with three: half as long as a list of rows."""
     names = {name: None for row in rows for name in row}
     return {name: [_plain(row.get(name), 3 if name.endswith("_se") else 6) for row in rows] for name in names}
 
@@ -138,7 +134,7 @@ def _plain(value: Any, digits: int) -> Any:
 
 
 def inline_json(data: Any) -> str:
-    """Data as JSON that may stand in a script element of a page.
+    """Return data as JSON for a script element of a page.
 
     Example:
         >>> inline_json({"name": "</script>"})
@@ -160,41 +156,19 @@ def _environment() -> Environment:
     )
     environment.filters |= {
         "typeset": typeset,
-        "thousands": _thousands,
-        "number": number,
-        "error": error,
+        "thousands": thousands,
+        "number": fixed,
+        "error": small_number,
         "brief": brief,
     }
     assets = files("massieu.report") / "assets"
     functions: dict[str, Any] = {
         "asset": lambda name: (assets / name).read_text(encoding="utf-8"),
-        "place": theory.place,
-        "beyond": theory.beyond,
-        "track": (theory.CONTROL, theory.THEORY),
+        "place": rulers.place,
+        "beyond": rulers.beyond,
+        "track": (rulers.CONTROL, rulers.THEORY),
         "words": WORDS,
-        "course": changes.course,
+        "sparkline": sparkline_svg,
     }
     environment.globals |= functions
     return environment
-
-
-def _thousands(value: Any) -> str:
-    """A count with thin spaces between thousands, as an article sets it."""
-    return "–" if value is None else f"{value:,}".replace(",", "\u2009") if isinstance(value, int) else str(value)
-
-
-def number(value: float | None, digits: int = 2) -> str:
-    """A figure with a true minus sign; a dash where there is none."""
-    if value is None or not math.isfinite(value):
-        return "–"
-    return f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−")  # plus zero: no −0.00
-
-
-def brief(value: float | None) -> str:
-    """A figure in three digits, whatever its size."""
-    return "–" if value is None or not math.isfinite(value) else f"{value:.3g}".replace("-", "−")
-
-
-def error(value: float, digits: int = 2) -> str:
-    """A standard error, with one significant digit where the decimals of its figure would show zero."""
-    return f"{value:.{digits}f}" if value >= 0.5 * 10**-digits or value == 0 else f"{value:.1g}"

@@ -1,15 +1,16 @@
-"""Usual values: medians and ranges of the quantities of a few models, beside those of an inspection."""
+"""Usual values: medians and ranges of the quantities of reference models, beside those of an inspection."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
+
+from massieu.report.number_format import is_finite
 
 __all__ = ["FILE", "Spread", "Usual", "reference", "usual"]
 
@@ -44,7 +45,7 @@ class Usual:
 
 @cache
 def reference() -> dict[str, Any]:
-    """Return the table of usual values that the package carries.
+    """Return the usual values of the reference models.
 
     Example:
         >>> [model["name"] for model in reference()["models"]][:2]
@@ -55,7 +56,7 @@ def reference() -> dict[str, Any]:
 
 
 def usual(inspection: Mapping[str, Any]) -> list[Usual]:
-    """Return every quantity that both the inspection and a reference model have, in the order of the inspection."""
+    """Return the quantities shared by the inspection and a reference model, in the order of the inspection."""
     models = reference()["models"]
     found = []
     for name, quantity in inspection["quantities"].items():
@@ -80,5 +81,5 @@ def _stored(values: Sequence[float] | None) -> Spread | None:
 
 
 def _spread(values: Sequence[Any]) -> Spread | None:
-    known = [value for value in values if isinstance(value, (int, float)) and math.isfinite(value)]
+    known = [value for value in values if is_finite(value)]
     return Spread(median(known), min(known), max(known)) if known else None

@@ -1,4 +1,4 @@
-"""An inspection for the terminal: one line per layer, then the findings."""
+"""Inspections, comparisons, claims and learned models as tables in a terminal."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
 from massieu.checks import visible
-from massieu.report import changes
-from massieu.report.changes import Change
-from massieu.report.pages import distinct_names
-from massieu.report.theory import ABOUT_VERDICTS
+from massieu.report.changes import NO_LOSS, Change, ComparedRuns
+from massieu.report.rulers import ABOUT_VERDICTS
 from massieu.report.verdicts import CONTROL, UNIT, VERDICTS, outcome
 
 __all__ = [
     "made_visible",
+    "plain_table",
     "show_claims",
     "show_comparison",
     "show_inspection",
@@ -28,25 +31,28 @@ PRIORITY = (
     *("entropy", "effective_atoms", "peak", "sink_mass", "expansion", "expansion_control", "token_cosine"),
     *("normalized_entropy", "previous_mass", "fc_linear_r2", "field_symmetry", "score_variance", "effective_rank"),
 )
-"""What a narrow terminal shows first."""
+"""Columns of a narrow terminal."""
 HEADINGS = {"effective_atoms": "effective tokens"}
-"""Headings in the words of the page, where the name of a column says something else."""
+"""Headings as on the page, where they differ from the name of the column."""
 LAYERS = ("expansion", "expansion_control", "token_cosine", "effective_rank", "fc_linear_r2", "field_symmetry")
 
 
 ROOM_FOR_NUMBERS = 120
-"""Columns of a terminal from which on all numbers of a claim have room beside its statement."""
+"""Width of a terminal that has room for all numbers of a claim beside its statement."""
 
 
-def terminal() -> Any:
-    """Return a rich console on standard output that takes text as it is: names are neither markup nor emoji."""
-    from rich.console import Console
-
+def terminal() -> Console:
+    """Return a rich console on standard output that interprets neither markup nor emoji in names."""
     return Console(markup=False, emoji=False)
 
 
+def plain_table(**options: Any) -> Table:
+    """Return a table without lines."""
+    return Table(box=None, header_style="bold", pad_edge=False, **options)
+
+
 def made_visible(value: Any) -> Any:
-    r"""Return a document whose texts show control characters as escapes: no name reaches the terminal as a command.
+    r"""Return a document with control characters escaped, so that no text acts as a command of the terminal.
 
     Example:
         >>> print(made_visible({"name": ["\x1b[2J", 1.5]})["name"][0])
@@ -61,11 +67,8 @@ def made_visible(value: Any) -> Any:
     return value
 
 
-def show_inspection(document: Mapping[str, Any], console: Any) -> None:
+def show_inspection(document: Mapping[str, Any], console: Console) -> None:
     """Print the document of an inspection on a rich console."""
-    from rich.table import Table
-    from rich.text import Text
-
     document = made_visible(document)
     facts = document["facts"]
     model, text = facts["model"], facts["text"]
@@ -77,7 +80,7 @@ def show_inspection(document: Mapping[str, Any], console: Any) -> None:
         )
     )
     quantities, layers = document["quantities"], {(row["stack"], row["layer"]): row for row in document["layers"]}
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = plain_table()
     table.add_column("layer", no_wrap=True)
     there = [name for name in LAYERS if any(row.get(name) is not None for row in layers.values())]
     room = max(3, (console.width - 12) // 12)
@@ -101,10 +104,8 @@ def show_inspection(document: Mapping[str, Any], console: Any) -> None:
         console.print(Text(note, style="dim"))
 
 
-def _predictions_table(predictions: Sequence[Mapping[str, Any]]) -> Any:
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold", pad_edge=False)
+def _predictions_table(predictions: Sequence[Mapping[str, Any]]) -> Table:
+    table = plain_table()
     table.add_column("prediction of the theory")
     for name in ("measured", "control", "theory"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -116,32 +117,26 @@ def _predictions_table(predictions: Sequence[Mapping[str, Any]]) -> Any:
     return table
 
 
-def show_comparison(documents: Sequence[Mapping[str, Any]], console: Any) -> None:
+def show_comparison(documents: Sequence[Mapping[str, Any]], console: Console) -> None:
     """Print several inspections side by side: a table of means and changes, then sentences."""
-    from rich.text import Text
-
-    documents = [made_visible(document) for document in documents]
-    found = sorted(changes.table(documents), key=lambda change: list(documents[0]["quantities"]).index(change.quantity))
+    compared = ComparedRuns([made_visible(document) for document in documents])
     for which in ("heads", "layers"):
-        own = [change for change in found if documents[0]["quantities"][change.quantity]["table"] == which]
+        own = [change for change in compared.changes if compared.quantities[change.quantity]["table"] == which]
         if own:
-            console.print(_changes_table(own, which, documents))
-    for title, sentence, _ in changes.sentences(documents):
+            console.print(_changes_table(own, which, compared.names))
+    for title, sentence, _ in compared.sentences:
         console.print(Text.assemble((f"{title}: ", "bold"), sentence))
-    for sentence in (changes.overall(documents), *changes.reservations(documents)):
+    for sentence in (compared.overall, *compared.reservations):
         console.print(Text(sentence))
-    console.print(Text(changes.NO_LOSS, style="dim"))
+    console.print(Text(NO_LOSS, style="dim"))
 
 
-def _changes_table(found: Sequence[Change], which: str, documents: Sequence[Mapping[str, Any]]) -> Any:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, header_style="bold", pad_edge=False)
+def _changes_table(changes: Sequence[Change], which: str, names: Sequence[str]) -> Table:
+    table = plain_table()
     table.add_column(f"mean over {which} of", no_wrap=True)
-    for name in (*distinct_names(documents), "change", "mean |change|", "beyond 2 s.e."):
+    for name in (*names, "change", "mean |change|", "beyond 2 s.e."):
         table.add_column(Text(name), justify="right", overflow="fold")
-    for each in found:
+    for each in changes:
         beyond = "-" if each.beyond is None else f"{each.beyond[0]} of {each.beyond[1]}"
         numbers = [_number(value, 3) for value in (*each.means, each.change, each.absolute)]
         table.add_row(each.quantity, *numbers, beyond)
@@ -157,13 +152,10 @@ STYLES = {
 }
 
 
-def show_verdicts(rows: Sequence[Mapping[str, Any]], seconds: float, console: Any) -> None:
-    """Print every claim with its statement in short and its verdict; a wide terminal shows all numbers."""
-    from rich.table import Table
-    from rich.text import Text
-
+def show_verdicts(rows: Sequence[Mapping[str, Any]], seconds: float, console: Console) -> None:
+    """Print every claim with its short statement and its verdict; a wide terminal shows all numbers."""
     rows = made_visible(rows)
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = plain_table()
     for name, wraps in (("claim", False), ("statement", True), ("verdict", True)):
         table.add_column(name, no_wrap=not wraps)
     numbers = ("measured", "control", "seconds") if console.width >= ROOM_FOR_NUMBERS else ("measured",)
@@ -181,11 +173,9 @@ def show_verdicts(rows: Sequence[Mapping[str, Any]], seconds: float, console: An
     console.print(Text(", ".join(words), style="dim"))
 
 
-def show_claims(rows: Sequence[Mapping[str, Any]], console: Any) -> None:
-    """Print the claims with their statements in short."""
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold", pad_edge=False)
+def show_claims(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """Print the claims with their short statements."""
+    table = plain_table()
     for name in ("key", "expected"):
         table.add_column(name, no_wrap=True)
     table.add_column("statement")
@@ -194,28 +184,25 @@ def show_claims(rows: Sequence[Mapping[str, Any]], console: Any) -> None:
     console.print(table)
 
 
-def show_learned(document: Mapping[str, Any], console: Any) -> None:
+def show_learned(document: Mapping[str, Any], console: Console) -> None:
     """Print the errors after all examples, the sensitivities, and retrieval against learning."""
-    from rich.table import Table
-    from rich.text import Text
-
     document = made_visible(document)
     facts, last = document["facts"], max(row["examples"] for row in document["curve"])
-    told = f"{facts['parameters']:,} weights, {facts['cpu_seconds']:.0f} CPU seconds, ended by {facts['ended']}"
-    console.print(Text(told))
+    summary = f"{facts['parameters']:,} weights, {facts['cpu_seconds']:.0f} CPU seconds, ended by {facts['ended']}"
+    console.print(Text(summary))
     cosines = {row["predictor"]: row["cosine"] for row in document["sensitivities"] if row["examples"] == last}
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = plain_table()
     for name in (f"error after {last} examples", "error", "± s.e.", "cosine of sensitivities"):
         table.add_column(name, justify="left" if "after" in name else "right")
     for row in document["curve"]:
         if row["examples"] == last:
-            figures = (row["error"], row["standard_error"], cosines.get(row["predictor"]))
-            table.add_row(row["predictor"], *(_number(value, 4) for value in figures))
+            values = (row["error"], row["standard_error"], cosines.get(row["predictor"]))
+            table.add_row(row["predictor"], *(_number(value, 4) for value in values))
     console.print(table)
     if facts.get("too_short"):
         console.print(Text(facts["too_short"], style="yellow"))
     for row in document["hypotheses"]:
-        if row["to_retrieval"] is not None:  # without a pool there is nothing to retrieve
+        if row["to_retrieval"] is not None:  # only a pool can be retrieved
             gaps = f"{row['to_learning']:.3g} from {row['learner']}, {row['to_retrieval']:.3g} from retrieval"
             console.print(Text(f"{row['condition']} functions: {row['follows']} ({gaps})", style="dim"))
 

@@ -1,4 +1,4 @@
-"""The page of the claims: every statement with its verdict, a figure of the evidence, and the code that produced it."""
+"""Page of the claims: every statement with its verdict, a chart of the evidence, and the code that produced it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
+from massieu.report.charts import linear_scale
+from massieu.report.number_format import is_finite
 from massieu.report.pages import page
 
 __all__ = ["CONTROL", "UNIT", "VERDICTS", "gauge", "line_chart", "outcome", "render_verdicts"]
@@ -33,7 +35,7 @@ WIDTH, HEIGHT = 420, 190
 
 
 def outcome(verdict: str, expected: str | None) -> str:
-    """Return a verdict in words, with what was expected.
+    """Return a verdict in words, with the expected verdict.
 
     Example:
         >>> outcome("FAILS", "FAILS"), outcome("HOLDS", "CONDITIONAL"), outcome("HOLDS", None)
@@ -45,11 +47,11 @@ def outcome(verdict: str, expected: str | None) -> str:
 
 
 def render_verdicts(results: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> str:
-    """The page as one file without network requests.
+    """Return the page as one file without network requests.
 
     Args:
         results: as ``massieu verify --json`` prints them, each with ``listing`` (the code) and ``curve`` (or None).
-        facts: what to say about the run: ``seconds``, ``seed``, ``full``, ``model``, ``versions``.
+        facts: of the run: ``seconds``, ``seed``, ``full``, ``model``, ``versions``.
     """
     counts = {verdict: sum(result["verdict"] == verdict for result in results) for verdict in VERDICTS}
     surprises = [result for result in results if result["expected"] not in (None, result["verdict"])]
@@ -59,7 +61,7 @@ def render_verdicts(results: Sequence[Mapping[str, Any]], facts: Mapping[str, An
 
 
 def gauge(result: Mapping[str, Any]) -> Markup:
-    """Every gap of a claim on a logarithmic axis, in units of what is allowed: left of the line is within bounds."""
+    """Return the gaps of a claim on a logarithmic axis, in units of the bound, which is marked by a line."""
     parts = []
     for row, name in enumerate(name for name in MARKS if result.get(name)):
         share = result[name]["share"]
@@ -91,14 +93,17 @@ def _decades(share: float) -> float:
 
 
 def line_chart(curve: Mapping[str, Any]) -> Markup:
-    """The series of a curve as lines with points; axes are logarithmic where the curve says so."""
+    """Return the series of a curve as lines with points, on linear or logarithmic axes."""
     x = _axis(curve["x"], curve["log_x"])
     lines = {name: _axis(values, curve["log_y"]) for name, values in curve["series"].items()}
     known = [value for values in lines.values() for value in values if value is not None]
     seen = [value for value in x if value is not None]
     if not known or not seen:
         return Markup("")
-    across, up = _scale(seen, 52, WIDTH - 12), _scale(known, HEIGHT - 34, 26)
+    across, up = (
+        linear_scale(min(seen), max(seen), 52, WIDTH - 12),
+        linear_scale(min(known), max(known), HEIGHT - 34, 26),
+    )
     parts = [_grid(seen, known, across, up, curve)]
     for number, values in enumerate(lines.values()):
         points = [(across(a), up(b)) for a, b in zip(x, values, strict=True) if a is not None and b is not None]
@@ -114,17 +119,11 @@ def line_chart(curve: Mapping[str, Any]) -> Markup:
 
 def _axis(values: Sequence[Any], logarithmic: bool) -> list[float | None]:
     def place(value: Any) -> float | None:
-        if value is None or not math.isfinite(value) or (logarithmic and value <= 0):
+        if not is_finite(value) or (logarithmic and value <= 0):
             return None
         return math.log10(value) if logarithmic else float(value)
 
     return [place(value) for value in values]
-
-
-def _scale(values: Sequence[float], first: float, last: float) -> Any:
-    low, high = min(values), max(values)
-    span = high - low or 1.0
-    return lambda value: first + (last - first) * ((value - low) / span if high > low else 0.5)
 
 
 def _grid(seen: Sequence[float], known: Sequence[float], across: Any, up: Any, curve: Mapping[str, Any]) -> str:

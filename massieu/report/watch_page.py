@@ -1,4 +1,4 @@
-"""The page of a watched training run: every quantity of every layer against the step."""
+"""Page of a watched training run: every quantity of every layer against the step."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup, escape
 
 from massieu.checks import UserError
-from massieu.report.courses import Curves, Document, courses, grouped, lead, recorded
-from massieu.report.pages import brief, inline_json, page
+from massieu.report.charts import linear_scale
+from massieu.report.number_format import brief
+from massieu.report.pages import inline_json, page
+from massieu.report.watch_curves import Curves, Document, curves_by_layer, grouped, recorded, summary
 
 __all__ = ["render_watch", "save_watch"]
 
@@ -25,12 +26,12 @@ RIGHT = WIDTH - 8
 
 
 def render_watch(document: Document) -> str:
-    """The run as a page of one file: flags, and for each quantity a chart of every layer against the step.
+    """Return the run as one file: flags, and for each quantity a chart of every layer against the step.
 
     Args:
-        document: as :meth:`massieu.monitor.Log.to_dict` gives it. Everything in it is escaped.
+        document: result of :meth:`massieu.monitor.Log.to_dict`. Everything in it is escaped.
     """
-    curves = courses(document)
+    curves = curves_by_layer(document)
     own = {"recorded": {name: {"value": values} for name, values in recorded(document).items()}}
     charts = sum(len(layers) for layers in (*curves.values(), *own.values()))
     points = max(24, min(240, LARGEST_PAGE // max(1, charts)))
@@ -57,7 +58,7 @@ def render_watch(document: Document) -> str:
     values = {
         "document": document,
         "sections": sections,
-        "lead": lead(document),
+        "summary": summary(document),
         "raised": grouped(document["raised"]),
         "recorded": [
             chart
@@ -70,7 +71,7 @@ def render_watch(document: Document) -> str:
 
 
 def save_watch(document: Document, path: Path) -> None:
-    """Write the page, whole or not at all."""
+    """Write the page atomically."""
     text = render_watch(document)
     try:
         with tempfile.TemporaryDirectory(prefix=".massieu-", dir=path.parent) as place:
@@ -83,7 +84,7 @@ def save_watch(document: Document, path: Path) -> None:
 def _thin(
     steps: Sequence[int], curves: dict[str, dict[str, Curves]], points: int
 ) -> tuple[list[int], dict[str, dict[str, Curves]]]:
-    """At most so many points: of a share of the steps the least minimum and the largest maximum, so that peaks stay."""
+    """Reduce the curves to at most ``points``, with minima and maxima over each range of steps, so that peaks stay."""
     count = min(points, len(steps))
     cuts = [len(steps) * i // count for i in range(count + 1)]
 
@@ -104,7 +105,7 @@ def _labels(curves: dict[str, dict[str, Curves]]) -> list[str]:
 
 
 def _at_flags(document: Document) -> dict[str, list[float | None]]:
-    """By name, the recorded value at the step of each flag."""
+    """Return by name the recorded value at the step of each flag."""
     at = {step: i for i, step in enumerate(document["steps"])}
     rows = [at.get(flag["step"]) for flag in document["flags"]]
     return {
@@ -120,34 +121,34 @@ def _charts(
     document: Document,
     flags: Mapping[str, Sequence[Document]],
 ) -> list[Markup]:
-    """A chart for each layer, all on one scale, with the flags of the layer."""
+    """Return a chart for each layer, all on one scale, with the flags of the layer."""
     known = [value for own in layers.values() for values in own.values() for value in values if value is not None]
     logarithmic = (
         document["quantities"].get(name, {}).get("scale") == "logarithmic"
         and min(known) > 0
         and max(known) > 8 * min(known)
     )
-    up = _axis(known, HEIGHT - BOTTOM, TOP, logarithmic)
-    across = _axis([float(step) for step in steps], LEFT, RIGHT, False)
+    up = Axis(known, HEIGHT - BOTTOM, TOP, logarithmic)
+    across = Axis(steps, LEFT, RIGHT)
     return [_chart(name, label, own, steps, across, up, flags.get(label, ())) for label, own in layers.items()]
 
 
-def _axis(values: Sequence[float], first: float, last: float, logarithmic: bool) -> Any:
-    def place(value: float) -> float:
-        return math.log10(value) if logarithmic else value / 2  # halves, since the span of the largest would overflow
+class Axis:
+    """Map from values to positions between ``first`` and ``last``, with the least and the largest value as ends."""
 
-    low, high = place(min(values)), place(max(values))
+    def __init__(self, values: Sequence[float], first: float, last: float, logarithmic: bool = False) -> None:
+        self.ends, self.logarithmic = sorted({min(values), max(values)}), logarithmic
+        self._position = linear_scale(self._transformed(self.ends[0]), self._transformed(self.ends[-1]), first, last)
 
-    def at(value: float) -> float:
-        return first + (last - first) * ((place(value) - low) / (high - low) if high > low else 0.5)
+    def _transformed(self, value: float) -> float:
+        return math.log10(value) if self.logarithmic else value / 2  # half, as the span of the largest overflows
 
-    at.ends = sorted({min(values), max(values)})  # type: ignore[attr-defined]
-    at.logarithmic = logarithmic  # type: ignore[attr-defined]
-    return at
+    def __call__(self, value: float) -> float:
+        return self._position(self._transformed(value))
 
 
 def _chart(
-    name: str, label: str, own: Curves, steps: Sequence[int], across: Any, up: Any, flags: Sequence[Document]
+    name: str, label: str, own: Curves, steps: Sequence[int], across: Axis, up: Axis, flags: Sequence[Document]
 ) -> Markup:
     parts = []
     for value in up.ends:
@@ -167,17 +168,17 @@ def _chart(
         if len(run) == 1:
             parts.append(f'<circle cx="{across(run[0][0]):.1f}" cy="{up(run[0][1]):.1f}" r="2.5"/>')
     events = dict.fromkeys((flag["step"], flag["state"], flag["name"]) for flag in flags)
-    for step, state, what in sorted(events, key=lambda event: event[1] == "raised"):  # which then lies on top
+    for step, state, flag in sorted(events, key=lambda event: event[1] == "raised"):  # drawn last, on top
         x = across(min(max(step, steps[0]), steps[-1]))
         parts.append(
             f'<g class="{escape(state)}"><line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
             f'<circle cx="{x:.1f}" cy="{TOP}" r="3.5"/>'
-            f"<title>{escape(what)} {escape(state)} at step {step}</title></g>"
+            f"<title>{escape(flag)} {escape(state)} at step {step}</title></g>"
         )
     last = next((value for value in reversed(middle) if value is not None), None)
     words = f"{f'{name} of ' * bool(name)}{label}, at the end {brief(last)}{', logarithmic axis' * up.logarithmic}"
     return Markup(
-        f'<figure class="course-of"><figcaption>{escape(label)} <span>{brief(last)}</span></figcaption>'
+        f'<figure class="curve-chart"><figcaption>{escape(label)} <span>{brief(last)}</span></figcaption>'
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(words)}"'
         f' data-curve="{escape(name)}/{escape(label)}">{"".join(parts)}</svg></figure>'
     )
@@ -187,7 +188,7 @@ Run = list[tuple[int, float]]
 
 
 def _runs(low: Sequence[float | None], high: Sequence[float | None], steps: Sequence[int]) -> list[tuple[Run, Run]]:
-    """Both lines where both are known, cut where they are not."""
+    """Return the segments of both lines in which both are known."""
     found: list[tuple[Run, Run]] = []
     ends = True
     for step, a, b in zip(steps, low, high, strict=False):
@@ -202,7 +203,7 @@ def _runs(low: Sequence[float | None], high: Sequence[float | None], steps: Sequ
     return found
 
 
-def _points(run: Sequence[tuple[int, float]], across: Any, up: Any) -> str:
+def _points(run: Sequence[tuple[int, float]], across: Axis, up: Axis) -> str:
     return " ".join(f"{across(step):.1f},{up(value):.1f}" for step, value in run)
 
 
@@ -214,7 +215,7 @@ def _short(value: float | None) -> float | None:
 
 
 def _label(value: float) -> str:
-    """A figure at an axis, as short as it can be: 1.39e3, −2.5e−7."""
+    """Return a number in its shortest form for an axis: 1.39e3, −2.5e−7."""
     number, _, exponent = brief(value).partition("e")
     return f"{number}e{exponent[:1].strip('+')}{exponent[1:].lstrip('0')}" if exponent else number
 

@@ -232,7 +232,7 @@ def test_an_interrupt_while_the_page_is_written_says_how_to_go_on(tmp_path, caps
     def interrupt(document):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("massieu.report.learning.render_learning", interrupt)
+    monkeypatch.setattr("massieu.report.learning_page.render_learning", interrupt)
     assert cli.main([*_short("linear"), "--out", str(tmp_path), "-q"]) == 130
     told = capsys.readouterr().err
     assert told == "massieu: interrupted; the same command with --resume goes on from the checkpoint\n"

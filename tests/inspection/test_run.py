@@ -293,7 +293,7 @@ def test_a_failure_while_files_move_brings_the_old_ones_back(reference, tmp_path
 
 
 def test_whether_a_folder_can_be_written_to_is_asked_without_a_trace(tmp_path, monkeypatch):
-    from massieu.inspection.result import check_writable
+    from massieu.outputs.folders import check_writable
 
     check_writable(tmp_path / "a" / "b")
     assert list(tmp_path.iterdir()) == []

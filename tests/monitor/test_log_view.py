@@ -24,7 +24,7 @@ from rich.console import Console
 from massieu import cli
 from massieu.monitor import Flag, Place, Reading, open_sink, read_log
 from massieu.report.watch_page import LARGEST_PAGE, render_watch
-from massieu.report.watching import sparkline, terminal_view
+from massieu.report.watch_terminal import sparkline, terminal_view
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAG = Flag("logit growth", "decoder", 1, 2, 120.0, 100.0, "scores saturate", "Dehghani et al. 2023")
@@ -185,7 +185,7 @@ def nothing(path):
 def test_a_log_without_figures_says_so(tmp_path):
     text = shown(read_log(nothing(tmp_path / "run.jsonl")).to_dict())
     assert text.splitlines()[0] == "run.jsonl  2 readings, steps 0 to 5, 0 flags raised"
-    assert "no figure is known so far" in text
+    assert "no value is known so far" in text
     assert "layer" not in text
 
 
@@ -407,7 +407,9 @@ def test_labels_are_not_cut_off_and_the_cursor_stands_at_its_step(browser, tmp_p
     (tmp_path / "page.html").write_text(render_watch(read_log(tmp_path / "run.jsonl").to_dict()))
     page.goto((tmp_path / "page.html").as_uri())
     page.wait_for_selector("html[data-ready=true]", state="attached", timeout=10_000)
-    labels = page.evaluate("[...document.querySelectorAll('.course-of text')].map(x => [x.textContent, x.getBBox().x])")
+    labels = page.evaluate(
+        "[...document.querySelectorAll('.curve-chart text')].map(x => [x.textContent, x.getBBox().x])"
+    )
     assert "1.42e5" in [text for text, _ in labels]
     assert [text for text, x in labels if x < 0] == []
     chart = page.locator('svg[data-curve="entropy/layer00"]')

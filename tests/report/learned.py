@@ -1,10 +1,10 @@
-"""Made-up training runs, as ``massieu learn --json`` prints them."""
+"""Made-up results of ``massieu learn --json``."""
 
 EVIL = "<script>window.hacked = 1</script>"
 
 
 def learned(model: str = "softmax", pool: int | None = None, name: str = "tree") -> dict[str, object]:
-    """One run of a model with a predictor of the given name that was measured on few tasks."""
+    """Return a run of a model with one predictor of the given name, measured on few tasks."""
     curve, cosines = [], []
     for predictor, level in (("model", 1.2), ("ridge (Bayes)", 1.0), ("least squares", 1.5), ("gradient step", 2.0)):
         for examples in range(5):

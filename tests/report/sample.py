@@ -1,4 +1,4 @@
-"""Inspections as they might come from a model, made up from a seed, for pages, figures and findings."""
+"""Made-up inspections for tests of pages, figures and findings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STACKS = {"encoder": ("encoder",), "decoder": ("decoder",), "both": ("encoder", 
 def inspection(
     layers: int = 6, heads: int = 12, *, kind: str = "encoder", name: str = "", seed: int = 0, sharp: float = 1.0
 ):
-    """The document of the contract; a larger ``sharp`` has larger weights and colder heads, as later in training."""
+    """Return the document of an inspection; a larger ``sharp`` has larger weights and sharper heads."""
     generator = np.random.default_rng(seed)
     stacks = STACKS[kind]
     head_rows = [

@@ -14,7 +14,7 @@ from report.verdicts import verdicts
 from massieu.inspection.findings import findings
 from massieu.inspection.predictions import predictions
 from massieu.report import compare, render
-from massieu.report.learning import render_learning
+from massieu.report.learning_page import render_learning
 from massieu.report.reference import reference
 from massieu.report.verdicts import render_verdicts
 
@@ -118,7 +118,7 @@ def browser():
 
 @pytest.fixture
 def visit(browser, tmp_path):
-    """Open a page as a file with the network off; afterwards nothing may have been asked for or complained about."""
+    """Open a page as a file with the network off; fail at requests and errors in its console."""
     contexts, wrong = [], []
 
     def open_page(name, **options):

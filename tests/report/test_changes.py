@@ -10,14 +10,15 @@ from rich.console import Console
 
 import massieu
 from massieu import assets
-from massieu.inspection.comparison import compare_means
+from massieu.inspection.comparison import compare_means, compare_runs
 from massieu.models.loading import load
 from massieu.report import changes, compare
+from massieu.report.changes import ComparedRuns
 from massieu.report.terminal import show_comparison
 
 
 def moved(by, column="entropy", shape=(2, 4)):
-    """A run, and a copy in which a column of the heads is moved by the given amounts."""
+    """Return a run and a copy in which a column of the heads is shifted."""
     first, last = inspection(*shape), inspection(*shape)
     for row, amount in zip(last["heads"], by, strict=True):
         row[column] += amount
@@ -25,7 +26,7 @@ def moved(by, column="entropy", shape=(2, 4)):
 
 
 def change_of(quantity, runs):
-    return next(row for row in changes.table(runs) if row.quantity == quantity)
+    return next(row for row in ComparedRuns(runs).changes if row.quantity == quantity)
 
 
 def test_opposite_changes_do_not_cancel():
@@ -50,7 +51,7 @@ def test_heads_beyond_two_standard_errors_are_counted():
 
 
 def test_opposite_changes_are_told():
-    found = {title: sentence for title, sentence, _ in changes.sentences(moved([1, -1] * 4))}
+    found = {title: sentence for title, sentence, _ in ComparedRuns(moved([1, -1] * 4)).sentences}
     sentence = found["Entropy changes in both directions"]
     assert "changes by 1.00 nats on average" in sentence
     assert "rises in 50\u202f% of the heads" in sentence
@@ -61,19 +62,19 @@ def test_a_layer_that_holds_most_of_a_change_is_named():
     assert change_of("entropy", runs).layer is None  # layers 2 and 3 hold two each of 4.6
     runs = moved([0.1, -0.1] * 2 + [1, -1] + [0.1, -0.1] * 2, shape=(5, 2))
     assert change_of("entropy", runs).layer == "layer 2"
-    found = {title: sentence for title, sentence, _ in changes.sentences(runs)}
+    found = {title: sentence for title, sentence, _ in ComparedRuns(runs).sentences}
     assert (
         "A head changes by 0.28 nats on average, most of it in layer 2; it rises in"
         in found["Entropy changes mostly in layer 2"]
     )
     assert not any("both directions" in title for title in found)
-    assert "on average over the heads, most of it in layer 2, " in changes.overall(runs)
+    assert "on average over the heads, most of it in layer 2, " in ComparedRuns(runs).overall
 
 
 def test_heads_that_do_not_change_do_not_count_as_a_direction():
-    titles = {title for title, _, _ in changes.sentences(moved([1.0, 0, 0, 0] * 2))}
+    titles = {title for title, _, _ in ComparedRuns(moved([1.0, 0, 0, 0] * 2)).sentences}
     assert titles == {"Attention gets broader"}
-    titles = {title for title, _, _ in changes.sentences(moved([-1.0, 0, 0, 0] * 2))}
+    titles = {title for title, _, _ in ComparedRuns(moved([-1.0, 0, 0, 0] * 2)).sentences}
     assert titles == {"Attention gets sharper"}
 
 
@@ -81,10 +82,10 @@ def test_a_layer_that_only_leads_is_not_said_to_hold_most_of_a_change():
     for by in ([1.0, -1.0] * 4, [0.5] * 8):  # two layers with half each
         runs = moved(by)
         assert change_of("entropy", runs).layer is None
-        assert "most of it" not in changes.overall(runs)
+        assert "most of it" not in ComparedRuns(runs).overall
     only = moved([1.0, -1.0], shape=(1, 2))
     assert change_of("entropy", only).layer is None
-    assert "Entropy changes in both directions" in {title for title, _, _ in changes.sentences(only)}
+    assert "Entropy changes in both directions" in {title for title, _, _ in ComparedRuns(only).sentences}
 
 
 def test_a_layer_of_one_among_several_stacks_is_named_with_its_stack():
@@ -97,7 +98,9 @@ def test_a_layer_of_one_among_several_stacks_is_named_with_its_stack():
 def test_a_change_of_layers_names_the_layer_that_holds_most_of_it():
     first, last = inspection(4, 2), inspection(4, 2)
     last["layers"][3]["token_cosine"] += 0.5
-    (sentence,) = (sentence for _, sentence, quantity in changes.sentences([first, last]) if quantity == "token_cosine")
+    (sentence,) = (
+        sentence for _, sentence, quantity in ComparedRuns([first, last]).sentences if quantity == "token_cosine"
+    )
     assert "on average, most of it in layer 3;" in sentence
 
 
@@ -119,7 +122,7 @@ def test_a_change_is_not_called_a_multiple_of_a_spread_that_is_not_there():
         for row in rows:
             row |= {"sink_mass": value, "sink_mass_se": 0.0}
     assert change_of("sink_mass", [first, last]).unit == "a hundredth of the values"
-    sentence = changes.overall([first, last])
+    sentence = ComparedRuns([first, last]).overall
     assert "Mass on the first token: 0.40 on average over the heads, 57.1 times a hundredth of the values" in sentence
     assert "spread" not in sentence
     assert change_of("entropy", [inspection(2, 4), inspection(2, 4, seed=1)]).unit == "the spread among the heads"
@@ -133,11 +136,11 @@ def test_a_single_layer_is_compared_in_units_of_its_own_size():
 
 def test_equal_runs_are_said_to_be_equal_and_others_are_not():
     run = inspection(2, 4)
-    assert changes.sentences([run, run]) == []
-    assert changes.overall([run, run]) == "No value differs between the first and the last run."
+    assert ComparedRuns([run, run]).sentences == []
+    assert ComparedRuns([run, run]).overall == "No value differs between the first and the last run."
     slight = moved([1e-3, -1e-3] * 4)
-    assert changes.sentences(slight) == []
-    sentence = changes.overall(slight)
+    assert ComparedRuns(slight).sentences == []
+    sentence = ComparedRuns(slight).overall
     assert sentence.startswith("The largest change is that of Entropy: 0.001 nats on average over the heads")
     assert "No quantity" not in compare(slight)
     assert sentence in compare(slight)
@@ -169,11 +172,11 @@ def test_damage_by_rounding_to_two_bits_is_not_denied(rounded):
     assert absolute > 0.1 * pstdev(first)  # otherwise there is no damage to deny
     row = change_of("entropy", documents)
     assert row.absolute == pytest.approx(absolute)
-    assert "entropy" in {quantity for _, _, quantity in changes.sentences(documents)}
+    assert "entropy" in {quantity for _, _, quantity in ComparedRuns(documents).sentences}
 
 
 def test_means_stand_beside_absolute_changes_and_counts_of_heads(rounded):
-    table = compare_means(rounded).set_index("quantity")
+    table = compare_means(compare_runs(rounded)).set_index("quantity")
     assert (table["absolute_change"] >= table["change"].abs() - 1e-9).all()
     assert 0 < table.loc["entropy", "changed"] <= table.loc["entropy", "compared"] == len(rounded[0].heads)
 

@@ -1,4 +1,4 @@
-"""The parts of a page that can be told without one: colors, formulas, rulers and changes."""
+"""Parts of a page: colors, formulas, rulers and changes."""
 
 import itertools
 import math
@@ -7,9 +7,10 @@ import pytest
 from report.sample import inspection
 
 from massieu.plotting import colors as colors
-from massieu.report import changes, theory
+from massieu.plotting.color_limits import color_limits, row_length
+from massieu.report import rulers
+from massieu.report.changes import ComparedRuns, distinct_names
 from massieu.report.formula import typeset
-from massieu.report.scales import color_limits, row_length
 
 
 def lightness(color: str) -> float:
@@ -57,12 +58,12 @@ def test_a_ruler_runs_from_the_control_to_the_theory():
     run = inspection(2, 1)
     for row, symmetry in zip(run["layers"], (0.5, 0.75), strict=True):
         row |= {"field_symmetry": symmetry, "field_symmetry_control": 0.5}
-    (ruler,) = (ruler for ruler in theory.rulers(run) if ruler.quantity == "field_symmetry")
+    (ruler,) = (ruler for ruler in rulers.rulers(run) if ruler.quantity == "field_symmetry")
     assert [point.share for point in ruler.points] == [0.0, 0.5]
     assert ruler.share == 0.25
-    assert theory.place(0.0) == 20
-    assert theory.place(1.0) == 85
-    assert theory.place(-9.0) < theory.place(0.0) < theory.place(9.0) < 100
+    assert rulers.place(0.0) == 20
+    assert rulers.place(1.0) == 85
+    assert rulers.place(-9.0) < rulers.place(0.0) < rulers.place(9.0) < 100
 
 
 def test_experiments_give_rulers_of_their_own_and_constructed_heads_do_not():
@@ -72,15 +73,15 @@ def test_experiments_give_rulers_of_their_own_and_constructed_heads_do_not():
         {**row, "quantity": "whitened_trace", "value": 8.0},
         {**row, "quantity": "whitened_trace", "value": 32.0, "experiment": "C47 constructed"},
     ]
-    (ruler,) = (ruler for ruler in theory.rulers(run) if ruler.quantity == "whitened_trace")
+    (ruler,) = (ruler for ruler in rulers.rulers(run) if ruler.quantity == "whitened_trace")
     assert ruler.points == [(0.25, "layer 0, head 0", 8.0)]
-    assert [found["count"] for found in theory.summary(run)] == [1, 1]
+    assert [found["count"] for found in rulers.summary(run)] == [1, 1]
 
 
 def test_a_figure_without_value_or_control_has_no_ruler():
     run = inspection(1, 1) | {"experiments": []}
     run["layers"][0] |= {"field_symmetry": None, "ascent_control": float("nan")}
-    names = {ruler.quantity for ruler in theory.rulers(run)}
+    names = {ruler.quantity for ruler in rulers.rulers(run)}
     assert "corollary_r2" in names
     assert not names & {"field_symmetry", "ascent_cosine", "kurtosis", "kurtosis_all_tokens"}
 
@@ -119,7 +120,7 @@ def test_the_length_of_a_row_is_its_column_or_follows_from_the_entropies():
 def test_a_control_that_does_worse_than_chance_counts_as_chance():
     run = inspection(1, 1)
     run["layers"][0] |= {"corollary_r2": 0.25, "corollary_control": -3.0}
-    (ruler,) = (ruler for ruler in theory.rulers(run) if ruler.quantity == "corollary_r2")
+    (ruler,) = (ruler for ruler in rulers.rulers(run) if ruler.quantity == "corollary_r2")
     assert ruler.share == 0.25
 
 
@@ -128,17 +129,17 @@ def checkpoints():
 
 
 def test_training_that_sharpens_is_said_to_sharpen():
-    found = {title: sentence for title, sentence, _ in changes.sentences(checkpoints())}
+    found = {title: sentence for title, sentence, _ in ComparedRuns(checkpoints()).sentences}
     assert {"Attention gets sharper", "Query-key weights grow"} <= set(found)
     assert found["Attention gets sharper"].count("→") == 2
-    reverse = {title for title, _, _ in changes.sentences(checkpoints()[::-1])}
+    reverse = {title for title, _, _ in ComparedRuns(checkpoints()[::-1]).sentences}
     assert {"Attention gets broader", "Query-key weights shrink"} <= reverse
 
 
 def test_nothing_changes_between_a_run_and_itself():
     run = inspection(2, 2)
-    assert changes.sentences([run, run]) == []
-    assert all(row.change == 0 and row.risen == 0 for row in changes.table([run, run]))
+    assert ComparedRuns([run, run]).sentences == []
+    assert all(row.change == 0 and row.risen == 0 for row in ComparedRuns([run, run]).changes)
 
 
 def test_changes_are_the_differences_of_the_means():
@@ -148,18 +149,16 @@ def test_changes_are_the_differences_of_the_means():
     for row, entropy in zip(first["heads"], (2.0, 3.0), strict=True):
         row["entropy"] = entropy
     first["heads"][0]["entropy_se"] = first["heads"][1]["entropy_se"] = 0.1
-    (row,) = (row for row in changes.table([first, last]) if row.quantity == "entropy")
+    (row,) = (row for row in ComparedRuns([first, last]).changes if row.quantity == "entropy")
     assert (row.means, row.change, row.risen, row.errors[0]) == ([2.5, 2.5], 0.0, 0.5, pytest.approx(0.1))
 
 
 def test_models_of_different_shape_are_compared_by_their_means_alone():
-    rows = changes.table([inspection(2, 2), inspection(3, 2)])
+    rows = ComparedRuns([inspection(2, 2), inspection(3, 2)]).changes
     assert {row.risen for row in rows if row.quantity == "entropy"} == {None}
 
 
 def test_runs_of_one_model_are_told_apart_by_their_folders():
-    from massieu.report.pages import distinct_names
-
     def run(name, folder=None):
         return {"facts": {"model": {"name": name}, **({"run": folder} if folder else {})}}
 

@@ -1,4 +1,4 @@
-"""Usual values: the table that the package carries, the command that writes it, and the page that shows it."""
+"""Usual values: their table, the command that writes it, and their section of a page."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Made-up verdicts, as ``massieu verify`` hands them to the page."""
+"""Made-up results of ``massieu verify``."""
 
 GAP = {"measured": 0.5, "allowed": 1e-9, "share": 5e8}
 SMALL = {"measured": 1e-12, "allowed": 1e-9, "share": 1e-3}

@@ -5,7 +5,7 @@
   const DATA = JSON.parse(document.getElementById("data").textContent);
   const RUNS = DATA.runs;
   const QUANTITIES = DATA.quantities;
-  const FAVOURITES = ["entropy", "score_variance", "sink_mass", "previous_mass", "head_class",
+  const FAVORITES = ["entropy", "score_variance", "sink_mass", "previous_mass", "head_class",
     "gradient_cosine", "qk_norm"];
   // A sheet of paper is not as wide as the tables: these columns are printed.
   const PRINTED = ["stack", "layer", "head", "entropy", "perplexity", "score_variance", "peak", "sink_mass", "self_mass", "previous_mass",
@@ -76,27 +76,27 @@
     QUANTITIES[name].table === table && QUANTITIES[name].group !== "Controls" && name !== "rows" && name !== "tokens" &&
     RUNS.some((run) => column(run, table, name).some(known)));
 
-  // ---- colour ----
+  // ---- color ----
   function scaleFor(name, values, difference) {
     const kind = difference ? "diverging" : QUANTITIES[name].scale;
     const numbers = values.filter((value) => typeof value === "number");
     if (kind === "class") {
-      return { kind, colours: DATA.colours.classes, at: (value) => CLASSES.indexOf(value) / (CLASSES.length - 1), ends: [] };
+      return { kind, colors: DATA.colors.classes, at: (value) => CLASSES.indexOf(value) / (CLASSES.length - 1), ends: [] };
     }
     const reach = Math.max(...numbers.map(Math.abs)) || 1;
     const [low, high] = difference ? [-reach, reach] : DATA.limits[name];
     const curve = kind === "logarithmic" && low > 0 ? Math.log : (value) => value;
     const at = (value) => (high > low ? (curve(value) - curve(low)) / (curve(high) - curve(low)) : 0.5);
     const middle = kind === "diverging" ? (low + high) / 2 : curve === Math.log ? Math.sqrt(low * high) : null;
-    return { kind, colours: DATA.colours[kind === "diverging" ? "diverging" : "sequential"], at, ends: [low, middle, high] };
+    return { kind, colors: DATA.colors[kind === "diverging" ? "diverging" : "sequential"], at, ends: [low, middle, high] };
   }
-  const pick = (colours, share) => colours[Math.round(Math.min(Math.max(share, 0), 1) * (colours.length - 1))];
-  function inkOn(colour) {
-    const [red, green, blue] = [1, 3, 5].map((start) => Math.pow(parseInt(colour.slice(start, start + 2), 16) / 255, 2.2));
+  const pick = (colors, share) => colors[Math.round(Math.min(Math.max(share, 0), 1) * (colors.length - 1))];
+  function inkOn(color) {
+    const [red, green, blue] = [1, 3, 5].map((start) => Math.pow(parseInt(color.slice(start, start + 2), 16) / 255, 2.2));
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.2 ? "#15171b" : "#ffffff";
   }
   function paint(scale, value) {
-    const [light, dark] = scale.colours.map((colours) => pick(colours, scale.at(value)));
+    const [light, dark] = scale.colors.map((colors) => pick(colors, scale.at(value)));
     return { "--light": light, "--dark": dark, "--text-light": inkOn(light), "--text-dark": inkOn(dark) };
   }
 
@@ -260,18 +260,18 @@
   }
 
   function legendOf(scale, name, missing) {
-    const gone = missing ? [html("span", {}, "– does not apply or cannot be told")] : [];
+    const gone = missing ? [html("span", {}, "– does not apply or could not be measured")] : [];
     if (scale.kind === "class") {
       const swatches = CLASSES.map((label, number) => html("span", {}, html("i", { class: "swatch", style: paint(scale, label) }), html("b", {}, " " + label), " " + CLASS_MEANING[number]));
       const lengths = [...new Set(RUNS.map((run) => run.row_length).filter(known))];
       const at = lengths.length ? `, on rows of about ${lengths.join(" and ")} tokens` : "";
       return [html("span", {}, `Share of the tokens in sight that takes 90 % of the attention${at}; classes change with this length:`), ...swatches, ...gone];
     }
-    const ramp = (colours) => `linear-gradient(90deg, ${colours.join(", ")})`;
+    const ramp = (colors) => `linear-gradient(90deg, ${colors.join(", ")})`;
     const [low, middle, high] = scale.ends.map((value) => (known(value) ? show(name, value) : null));
     const unit = QUANTITIES[name].unit ? " " + QUANTITIES[name].unit : "";
     const between = middle === null ? "" : scale.kind === "diverging" ? `neutral at ${middle}` : "logarithmic";
-    return [html("span", {}, low), html("span", { class: "ramp", style: { "--light": ramp(scale.colours[0]), "--dark": ramp(scale.colours[1]) } }),
+    return [html("span", {}, low), html("span", { class: "ramp", style: { "--light": ramp(scale.colors[0]), "--dark": ramp(scale.colors[1]) } }),
       html("span", {}, high + unit), between ? html("span", {}, `(${between})`) : null, ...gone].filter(Boolean);
   }
 
@@ -305,9 +305,9 @@
   const charts = [];
   function styles() {
     const root = getComputedStyle(document.documentElement);
-    const colour = (name, print) => (printing ? print : root.getPropertyValue(name).trim());
-    return { ink: colour("--ink", "#1d1f24"), soft: colour("--soft", "#5b5f68"), rule: colour("--rule", "#e3dfd5"), accent: colour("--accent", "#1f4f9c"),
-      mark: colour("--mark", "#b3541e"), page: colour("--page", "#ffffff"), lines: DATA.colours.lines[isDark() ? 1 : 0] };
+    const color = (name, print) => (printing ? print : root.getPropertyValue(name).trim());
+    return { ink: color("--ink", "#1d1f24"), soft: color("--soft", "#5b5f68"), rule: color("--rule", "#e3dfd5"), accent: color("--accent", "#1f4f9c"),
+      mark: color("--mark", "#b3541e"), page: color("--page", "#ffffff"), lines: DATA.colors.lines[isDark() ? 1 : 0] };
   }
 
   // A chart remembers how to draw itself, because a canvas does not follow the theme, the width or the printer.
@@ -335,7 +335,7 @@
   function options(spec, width, read) {
     const style = styles();
     const font = '11px system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "Liberation Sans", sans-serif';
-    const colourOf = (line) => (line.kind === "control" && RUNS.length === 1 ? style.soft : line.kind === "theory" ? style.mark
+    const colorOf = (line) => (line.kind === "control" && RUNS.length === 1 ? style.soft : line.kind === "theory" ? style.mark
       : RUNS.length === 1 ? style.accent : style.lines[line.run % style.lines.length]);
     const look = { control: { dash: [5, 4], width: 1.5 }, theory: { dash: [2, 3], width: 1.5 }, edge: { width: 0 }, measured: { width: 2 } };
     return {
@@ -348,8 +348,8 @@
           values: (plot, ticks) => ticks.map((tick) => (tick === null ? "" : String(Number(tick.toPrecision(6))).replace("-", "−"))) },
       ],
       series: [{}, ...spec.series.map((line) => ({
-        ...look[line.kind], stroke: colourOf(line),
-        points: { show: line.kind === "measured" || (line.kind === "control" && spec.x.length === 1), size: 5, fill: colourOf(line), width: 0 },
+        ...look[line.kind], stroke: colorOf(line),
+        points: { show: line.kind === "measured" || (line.kind === "control" && spec.x.length === 1), size: 5, fill: colorOf(line), width: 0 },
       }))],
       bands: (spec.bands || []).map((series) => ({ series, fill: style.accent + "26" })),
       hooks: { setCursor: [(plot) => read(plot.cursor.left >= 0 ? plot.cursor.idx : null)] },
@@ -360,7 +360,7 @@
     const room = (high - low) * 0.08 || Math.abs(high) * 0.1 || 1;
     return [low - room, high + room];
   }
-  function course(name, values) {
+  function trend(name, values) {
     const found = values.filter(known);
     return found.length < 2 ? show(name, found[0]) : `${show(name, found[0])} → ${show(name, found[found.length - 1])}`;
   }
@@ -397,7 +397,7 @@
     const level = known(quantity.predicted) ? quantity.predicted : quantity.neutral;
     if (known(level)) series.push({ label: known(quantity.predicted) ? "theory" : "no change", values: x.map(() => level), kind: "theory", run: 0, silent: !known(quantity.predicted) });
     const controls = series.find((line) => line.kind === "control");
-    const rest = single ? `${course(name, series[0].values)}${quantity.unit ? " " + quantity.unit : ""}${controls ? `, ctrl ${course(name, controls.values)}` : ""}`
+    const rest = single ? `${trend(name, series[0].values)}${quantity.unit ? " " + quantity.unit : ""}${controls ? `, ctrl ${trend(name, controls.values)}` : ""}`
       : quantity.unit || "\u00a0";
     const shown = series.filter((line) => line.kind === "measured" || line.kind === "control").flatMap((line) => line.values).filter(known);
     const ratios = quantity.neutral === 1 && Math.min(...shown) > 0 && Math.max(...shown) > 8 * Math.min(...shown);
@@ -514,7 +514,7 @@
     const hint = html("span", {}, "Press a heading to sort. " + (which === "heads" ? "± is a standard error." : "ctrl is the control, ± a standard error, or the sampling band of Gaussianity."));
     parent.append(html("div", { class: "tablebar" }, hint, more), box);
     const absent = Object.keys(QUANTITIES).filter((name) => QUANTITIES[name].table === which && !column(run, which, name).some(known) && QUANTITIES[name].group !== "Controls");
-    if (absent.length) parent.append(html("p", { class: "note" }, `Without a value in this inspection, because they do not apply or were not asked for: ${absent.map((name) => QUANTITIES[name].title).join("; ")}.`));
+    if (absent.length) parent.append(html("p", { class: "note" }, `Without a value in this inspection, because they do not apply or were not requested: ${absent.map((name) => QUANTITIES[name].title).join("; ")}.`));
     parent.showAll = () => { all = true; draw(); };
   }
 
@@ -571,7 +571,7 @@
   // ---- begin ----
   const names = measured("heads");
   if (names.length) {
-    byId("chips").append(...FAVOURITES.filter((name) => names.includes(name)).map((name) =>
+    byId("chips").append(...FAVORITES.filter((name) => names.includes(name)).map((name) =>
       html("button", { type: "button", class: "term", "data-term": "q-" + name, value: name, "aria-pressed": "false", onclick: () => choose(name) }, QUANTITIES[name].title)));
     byId("quantity").querySelectorAll("option").forEach((option) => { if (!names.includes(option.value)) option.remove(); });
     byId("quantity").querySelectorAll("optgroup").forEach((group) => { if (!group.children.length) group.remove(); });

@@ -1,4 +1,4 @@
-"""Ends of color scales: what a quantity can be, rather than the values that a model happens to have."""
+"""Limits of color scales, from the possible values of a quantity rather than from those of one model."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ DECADE = 10.0  # least ratio of the ends of a logarithmic scale
 
 
 def row_length(heads: Mapping[str, Any]) -> float | None:
-    """Return the number of tokens that a typical row of the heads sees; None if the table cannot tell.
+    """Return the number of keys of a typical row; None if unknown.
 
-    The column ``class_length`` says it. Without it the entropy over the normalized entropy is a mean of log N.
+    It is the median of the column ``class_length``, or computed from entropy / normalized entropy, a mean of log N.
 
     Args:
         heads: the heads table, by columns.
@@ -42,16 +42,16 @@ def color_limits(
     neutral: float | None = None,
     length: float | None = None,
 ) -> tuple[float, float]:
-    """Return the values at both ends of a color scale; those of a logarithmic one differ by a factor of ten at least.
+    """Return the values at both ends of a color scale; those of a logarithmic scale span at least a factor of ten.
 
     Args:
-        values: of all heads that share the scale; what is no number is passed over.
+        values: of all heads that share the scale; missing and infinite values are ignored.
         scale: "sequential", "logarithmic" or "diverging".
         least: smallest possible value; if None, the values decide, but a sequential scale starts at zero if no value is
             negative.
         most: largest possible value; if None, the values decide.
         neutral: middle of a diverging scale.
-        length: number of tokens that a row sees, for the limits "length" and "log length".
+        length: number of keys of a row, for the limits "length" and "log length".
 
     Example:
         >>> color_limits([3.44, 3.58], "sequential", 0.0, "log length", length=100.0)

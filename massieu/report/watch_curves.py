@@ -1,18 +1,18 @@
-"""What the log of a watched run shows, in the terminal and on the page."""
+"""Curves, flags and a summary of the log of a watched run, for the terminal and the page."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["Curves", "Document", "courses", "grouped", "lead", "recorded"]
+__all__ = ["Curves", "Document", "curves_by_layer", "grouped", "recorded", "summary"]
 
 Document = Mapping[str, Any]
 Curves = dict[str, list[float | None]]  # "min", "median" and "max" of heads, or "value" of a layer
 
 
-def courses(document: Document) -> dict[str, dict[str, Curves]]:
-    """The series by quantity and layer; those of single heads and recorded values are left out."""
+def curves_by_layer(document: Document) -> dict[str, dict[str, Curves]]:
+    """Return the series by quantity and layer, without those of single heads and recorded values."""
     found: dict[str, dict[str, Curves]] = {}
     for name, values in document["series"].items():
         quantity, _, place = name.partition("/")
@@ -26,7 +26,7 @@ def courses(document: Document) -> dict[str, dict[str, Curves]]:
 
 
 def recorded(document: Document) -> Curves:
-    """The series of recorded values by name, such as the loss."""
+    """Return the series of recorded values by name, such as the loss."""
     return {
         name: values
         for name, values in document["series"].items()
@@ -34,8 +34,8 @@ def recorded(document: Document) -> Curves:
     }
 
 
-def lead(document: Document) -> str:
-    """How much there is to see, in one sentence."""
+def summary(document: Document) -> str:
+    """Return the numbers of readings, flags and restarts in one sentence."""
     steps, raised = document["steps"], document["raised"]
     count = f"{len(steps)} readings, steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
     ever = sum(flag["state"] == "raised" for flag in document["flags"])
@@ -49,7 +49,7 @@ def lead(document: Document) -> str:
 
 
 def grouped(raised: Sequence[Document]) -> list[dict[str, str]]:
-    """Flags of one name together: where and when they were raised, and the reason of the latest of them."""
+    """Group flags by name, each with the places and steps where it was raised and the reason of the latest one."""
     found = []
     for name in dict.fromkeys(flag["name"] for flag in raised):
         own = [flag for flag in raised if flag["name"] == name]

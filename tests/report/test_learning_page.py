@@ -6,7 +6,7 @@ import pytest
 from report.learned import EVIL, learned
 
 from massieu.report.charts import Line, chart, cloud, matrix_map
-from massieu.report.learning import render_learning
+from massieu.report.learning_page import render_learning
 
 
 def places(figure, name):
@@ -40,7 +40,7 @@ def test_predictors_that_cannot_be_told_apart_are_both_named():
     for row in document["sensitivities"]:
         row["behind_error"] = 0.04
     page = render_learning(document)
-    assert "It cannot be told from least squares (behind by 0.05 ± 0.04)." in page
+    assert "It cannot be distinguished from least squares (behind by 0.05 ± 0.04)." in page
     assert "The next is gradient step (behind by 0.1 ± 0.04)." in page
 
 
@@ -49,7 +49,7 @@ def test_differences_of_cosines_by_rounding_are_none():
     for row in document["sensitivities"]:
         row |= {"behind": row["behind"] * 1e-7, "behind_error": 1e-12}
     page = render_learning(document)
-    assert "It cannot be told from least squares" in page
+    assert "It cannot be distinguished from least squares" in page
     assert "The next is" not in page
 
 

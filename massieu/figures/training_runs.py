@@ -1,4 +1,4 @@
-"""Figures of training runs: what was watched below the loss, run beside run."""
+"""Figures of training runs: the loss and watched quantities, run beside run."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def training_panels(
     marks: Mapping[str, Mapping[str, int]] | None = None,
     log: Collection[str] = ("score_max",),
 ) -> Figure:
-    """A column for each run and a row for each column of its table, against the step, on shared axes.
+    """Draw a column of panels for each run and a row for each column of its table, against the step, on shared axes.
 
     Args:
-        runs: by title; columns ``step``, ``loss`` and others, the same in all; nan where nothing was read.
-        marks: by title of the run, steps to mark by a vertical line, by what happened there.
+        runs: by title; columns ``step``, ``loss`` and others, the same in all; nan between readings.
+        marks: by title of the run, steps to mark by a vertical line, by the name of the event.
         log: columns on a logarithmic axis.
 
     Example:

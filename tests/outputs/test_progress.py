@@ -1,4 +1,4 @@
-"""The progress bar of an inspection: where somebody can see it, after two seconds, and nowhere else."""
+"""Progress of inspections and commands: a bar in terminals and notebooks, lines in a log."""
 
 import io
 import sys
@@ -7,12 +7,13 @@ from types import SimpleNamespace
 import pytest
 
 from massieu import inspect_model
-from massieu.inspection import bars
-from massieu.inspection.bars import progress_bar
+from massieu.checks import UserError
+from massieu.outputs import progress as progress_module
+from massieu.outputs.progress import command_progress, progress_bar
 
 
 class Screen(io.StringIO):
-    """A stream that is, or is not, a terminal."""
+    """A stream with or without a terminal."""
 
     def __init__(self, terminal):
         super().__init__()
@@ -23,10 +24,10 @@ class Screen(io.StringIO):
 
 
 def drawn(monkeypatch, *, terminal=True, notebook=False, test=False, progress=None, delay=0.0):
-    """What an inspection of a few steps leaves on stderr."""
+    """Return the output of a few steps on stderr."""
     screen = Screen(terminal)
     monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.setattr(bars, "DELAY", delay)
+    monkeypatch.setattr(progress_module, "DELAY", delay)
     if test:
         monkeypatch.setenv("PYTEST_CURRENT_TEST", "this one")
     else:
@@ -52,17 +53,17 @@ def test_a_terminal_and_a_notebook_get_a_bar(monkeypatch):
 
 
 def test_nothing_is_drawn_within_the_first_two_seconds(monkeypatch):
-    assert bars.DELAY == 2.0
+    assert progress_module.DELAY == 2.0
     assert "reading" not in drawn(monkeypatch, delay=2.0)
 
 
-def test_pipes_tests_and_whoever_declines_get_none(monkeypatch):
+def test_pipes_tests_and_progress_false_get_none(monkeypatch):
     assert drawn(monkeypatch, terminal=False) == ""
     assert drawn(monkeypatch, test=True) == ""
     assert drawn(monkeypatch, progress=False) == ""
 
 
-def test_a_bar_that_is_asked_for_is_drawn_anywhere_and_at_once(monkeypatch):
+def test_a_requested_bar_is_drawn_anywhere_and_at_once(monkeypatch):
     assert "reading" in drawn(monkeypatch, terminal=False, test=True, progress=True, delay=2.0)
 
 
@@ -70,8 +71,27 @@ def test_a_function_is_called_and_anything_else_is_refused(capsys):
     calls = []
     inspect_model(texts=["Call me Ishmael."], experiments="heads", progress=lambda *step: calls.append(step))
     assert ("reading", 1, 1) in calls
-    with pytest.raises(ValueError, match="progress must be True, False, None or a function, got str; leave it out"):
+    with pytest.raises(UserError):
         inspect_model(texts=["Call me Ishmael."], experiments="heads", progress="bar")
     assert capsys.readouterr().err == ""
     inspect_model(texts=["Call me Ishmael."], experiments="heads", progress=True)
     assert "reading" in capsys.readouterr().err
+
+
+def test_lines_of_a_log_tell_how_fast_it_goes_and_how_long_it_takes(capsys, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(progress_module.time, "perf_counter", lambda: clock[0])
+    with command_progress(quiet=False) as tell:
+        for done in (0, 100, 200):
+            clock[0] = done / 5
+            tell("tokens", 50 * done, 0)
+            tell("reading", done, 4000)
+        tell("experiments", 0, 0)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "loading ...",
+        "reading ...",
+        "reading: 100 of 4,000, 5.0 documents/s, 250 tokens/s, 0:13:00 left ...",
+        "reading: 200 of 4,000, 5.0 documents/s, 250 tokens/s, 0:12:40 left ...",
+        "experiments ...",
+    ]

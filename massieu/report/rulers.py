@@ -1,12 +1,13 @@
-"""How far a model stands between the control and what the theory predicts, for every quantity that has both."""
+"""Position of a model between control and theory, for every quantity with a control and a prediction."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, NamedTuple
+
+from massieu.report.number_format import is_finite
 
 __all__ = ["ABOUT_VERDICTS", "CONTROL", "THEORY", "Point", "Ruler", "beyond", "place", "rulers", "summary"]
 
@@ -17,11 +18,11 @@ ABOUT_VERDICTS = (
     "“fails” describes the theory on this model and is no fault of the model. A control that does worse than chance"
     " counts as chance."
 )
-"""What a reader of verdicts on predictions has to know, in the terminal and on the page."""
+"""Note below verdicts on predictions, in the terminal and on the page."""
 
 
 class Point(NamedTuple):
-    """One layer or head on a track: its share of the way from the control (0) to the theory (1), place and value."""
+    """One layer or head on a track: its share of the way from the control (0) to the theory (1), label and value."""
 
     share: float
     label: str
@@ -37,7 +38,7 @@ class Ruler:
         points: every layer or head.
         value: the median measured.
         control: the median of the control.
-        predicted: what the theory asks for.
+        predicted: the median of the prediction.
     """
 
     quantity: str
@@ -48,22 +49,22 @@ class Ruler:
 
     @property
     def share(self) -> float:
-        """How far the median has come from the control to the theory."""
+        """Median of the shares."""
         return median(point.share for point in self.points)
 
     @property
     def clipped(self) -> tuple[int, int]:
-        """How many points lie beyond the left and beyond the right end of the track."""
+        """Numbers of points beyond the left and beyond the right end of the track."""
         sides = [beyond(point.share) for point in self.points]
         return sides.count("low"), sides.count("high")
 
 
 def rulers(inspection: Mapping[str, Any]) -> list[Ruler]:
-    """A ruler for every quantity with a control and a prediction, from the tables and then from the experiments."""
+    """Return a ruler for every quantity with a control and a prediction, from the tables, then the experiments."""
     found = []
     stacks = {row.get("stack") for row in inspection["heads"]}
     for name, quantity in inspection["quantities"].items():
-        if quantity.get("predicted") is None or quantity["control"] == BAND:  # Gaussianity is a band, not a way to go
+        if quantity.get("predicted") is None or quantity["control"] == BAND:  # Gaussianity has a band instead
             continue
         rows = [
             (row.get(name), _control(row, quantity), quantity["predicted"], _label(row, stacks))
@@ -72,7 +73,7 @@ def rulers(inspection: Mapping[str, Any]) -> list[Ruler]:
         found.append(_ruler(name, rows))
     covered = {ruler.quantity for ruler in found if ruler is not None}
     for name in dict.fromkeys(row["quantity"] for row in inspection["experiments"]):
-        # Heads that were built to fulfill the theory are a check of the test and say nothing about the model.
+        # Heads built to fulfill the theory check the test, not the model.
         rows = [
             (row["value"], row["control"], row["predicted"], _label(row, stacks))
             for row in inspection["experiments"]
@@ -84,7 +85,7 @@ def rulers(inspection: Mapping[str, Any]) -> list[Ruler]:
 
 
 def summary(inspection: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The experiments by kind, stack and quantity, with the number of figures and their medians."""
+    """Return the experiments by kind, stack and quantity, with the number of values and their medians."""
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in inspection["experiments"]:
         groups.setdefault((row["experiment"], row["stack"], row["quantity"]), []).append(row)
@@ -96,7 +97,7 @@ def summary(inspection: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def place(share: float) -> float:
-    """Return where a share stands on its track, in per cent of its length; the ends catch what lies beyond."""
+    """Return the position of a share on its track, in per cent of its length, clipped to the ends."""
     return round(min(max(CONTROL + (THEORY - CONTROL) * share, EDGE), 100 - EDGE), 1)
 
 
@@ -114,14 +115,14 @@ def beyond(share: float) -> str:
 def _control(row: Mapping[str, Any], quantity: Mapping[str, Any]) -> Any:
     """Return the control of a row; chance where there is none or where it does worse than chance."""
     control, chance = row.get(quantity["control"], quantity["neutral"]), quantity["neutral"]
-    if _known(control) and _known(chance) and quantity["predicted"] > chance:
+    if is_finite(control) and is_finite(chance) and quantity["predicted"] > chance:
         return max(control, chance)
     return control
 
 
 def _ruler(name: str, rows: list[tuple[Any, Any, Any, str]]) -> Ruler | None:
-    """The ruler of rows ``(value, control, predicted, place)``; None if none of them has all three figures."""
-    there = [row for row in rows if all(map(_known, row[:3])) and abs(row[2] - row[1]) > 1e-9]
+    """Return the ruler of rows ``(value, control, predicted, label)``; None if no row has all three values."""
+    there = [row for row in rows if all(map(is_finite, row[:3])) and abs(row[2] - row[1]) > 1e-9]
     if not there:
         return None
     points = [
@@ -132,15 +133,11 @@ def _ruler(name: str, rows: list[tuple[Any, Any, Any, str]]) -> Ruler | None:
 
 
 def _median(values: list[Any]) -> float | None:
-    known = [value for value in values if _known(value)]
+    known = [value for value in values if is_finite(value)]
     return median(known) if known else None
 
 
-def _known(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
-
-
 def _label(row: Mapping[str, Any], stacks: set[Any]) -> str:
-    """Name a layer or head; its stack only where there are several."""
+    """Name a layer or head, with its stack if there are several."""
     head = f", head {row['head']}" if row.get("head") is not None else ""
     return f"{row.get('stack', '') if len(stacks) > 1 else ''} layer {row.get('layer')}{head}".strip()

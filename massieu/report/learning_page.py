@@ -1,4 +1,4 @@
-"""The page of a training run: error against examples, sensitivities, matrices, and retrieval against learning."""
+"""Page of an in-context learner: error against examples, sensitivities, matrices, and retrieval against learning."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from massieu.report.charts import Line, chart, cloud, matrix_map
-from massieu.report.pages import brief, page
+from massieu.report.number_format import brief
+from massieu.report.pages import page
 
 __all__ = ["render_learning"]
 
 STRONG = ("model", "gradient step", "best linear layer")
 ROUNDING = 1e-9
-SAME_COSINE = 1e-6  # cosines of sensitivities in float32 differ by this much without reason
-ROOM = 30  # the axis of errors ends this far below the least error of the model, where others have none
+SAME_COSINE = 1e-6  # rounding of cosines of sensitivities in float32
+ROOM = 30  # the axis of errors starts at this fraction of the least error of the model, if others are exact
 
 
 def render_learning(document: Mapping[str, Any]) -> str:
-    """The page as one file without network requests.
+    """Return the page as one file without network requests.
 
     Args:
         document: as ``massieu learn --json`` prints it.
@@ -51,21 +52,21 @@ def render_learning(document: Mapping[str, Any]) -> str:
 
 
 def _nearest(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Which predictor the model is nearest to, and whether that can be told from the next one."""
+    """Return sentences on the predictors nearest to the model."""
     if not rows:
         return ""
     best, *others = sorted(rows, key=lambda row: -row["cosine"])
-    said = (
+    text = (
         f"Its sensitivities are nearest to those of {best['predictor']}:"
         f" mean cosine {best['cosine']:.4f} ± {brief(best['standard_error'])}."
     )
     same = [row for row in others if row["behind"] <= max(2 * (row["behind_error"] or 0), SAME_COSINE)]
     behind = [row for row in others if row not in same]
     if same:
-        said += f" It cannot be told from {', '.join(map(_behind, same))}."
+        text += f" It cannot be distinguished from {', '.join(map(_behind, same))}."
     if behind:
-        said += f" The next is {_behind(behind[0])}."
-    return said
+        text += f" The next is {_behind(behind[0])}."
+    return text
 
 
 def _behind(row: Mapping[str, Any]) -> str:
@@ -73,14 +74,14 @@ def _behind(row: Mapping[str, Any]) -> str:
 
 
 def _over(error: float | None, other: float | None) -> str:
-    """How many times one error is another; a dash where the other is zero up to rounding."""
+    """Return the ratio of two errors; a dash where the second is zero up to rounding."""
     if error is None or other is None or other <= ROUNDING * error:
         return "–"
     return brief(error / other)
 
 
 def _written(value: Any) -> str:
-    """A fact in few words: of a matrix, whether it is the identity."""
+    """Return a fact in few words."""
     if not isinstance(value, list):
         return str(value)
     if any(not isinstance(row, list) for row in value):
