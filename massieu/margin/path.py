@@ -14,10 +14,9 @@ from torch import Tensor
 
 from massieu.margin.descent import Method, descend
 from massieu.margin.gradients import Landscape, misalignment, size_of
-from massieu.margin.minimum_norm import rounded_up
 from massieu.margin.problem import TokenSelection
 from massieu.margin.program import Floats, one_thread, scipy_module
-from massieu.margin.solver import MaxMargin, max_margin
+from massieu.margin.solver import MaxMargin, max_margin, rounded_up
 from massieu.margin.trajectory import table
 
 if TYPE_CHECKING:

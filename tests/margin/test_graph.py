@@ -157,7 +157,7 @@ def test_bad_embeddings_get_a_sentence():
         graph_margin(1e70 * torch.ones(3, 4, dtype=torch.float64), graph)
 
 
-@pytest.mark.parametrize("options", [{"rounds": 0}, {"tolerance": -1.0}])
+@pytest.mark.parametrize("options", [{"max_steps": 0}, {"tolerance": -1.0}])
 def test_bad_requests_get_a_sentence(options):
     with pytest.raises(ValueError, match="tolerance must be between zero and one and rounds at least one"):
         graph_margin(torch.eye(3), token_graph([[0, 1, 2]], [0]), **options)
@@ -174,5 +174,5 @@ def test_labels_may_be_a_tensor_of_whole_numbers():
 def test_the_norm_may_come_third_and_the_end_is_told():
     graph = token_graph([[0, 1, 2], [1, 0, 2]], [0, 1])
     found = graph_margin(torch.eye(3), graph, "nuc")
-    assert found.ended.startswith("solved: the bounds agree to ")
-    assert graph_margin(torch.eye(3), token_graph([[0, 0]], [0])).ended.startswith("nothing was asked")
+    assert found.message.startswith("solved: the bounds agree to ")
+    assert graph_margin(torch.eye(3), token_graph([[0, 0]], [0])).message.startswith("nothing was asked")

@@ -173,7 +173,7 @@ def test_where_all_tokens_are_tied_nothing_is_asked():
         assert found.feasible
         assert found.converged
         assert found.gap == 0
-        assert found.ended == "nothing was asked: all tokens are tied"
+        assert found.message == "nothing was asked: all tokens are tied"
         assert not found.weights.any()
         assert found.margin == float("inf")
         assert not found.direction.any()
@@ -243,12 +243,12 @@ def test_extreme_units_change_weights_and_margin_alone(unit, norm):
 def test_thin_data_are_solved_feasible_or_undecided_and_never_called_infeasible():
     found = {power: max_margin(nearly_twins(10.0**-power)) for power in (3, *range(6, 15))}
     assert all(found[power].feasible for power in (3, 6, 7, 8))
-    assert found[3].ended.startswith("solved: the bounds agree to ")
+    assert found[3].message.startswith("solved: the bounds agree to ")
     for power, solution in found.items():
         assert solution.eps == pytest.approx(10.0 ** (3 - power) * found[3].eps, rel=1e-2)
         if not solution.feasible:
             assert (solution.feasible, solution.converged, solution.farkas) == (None, False, None)
-            assert re.match("undecided: no margin was found, and none above [34]e-.* exists; margins", solution.ended)
+            assert re.match("undecided: no margin was found, and none above [34]e-.* exists; margins", solution.message)
 
 
 def test_thin_data_agree_with_cvxpy():
@@ -276,7 +276,7 @@ def test_what_cancels_is_infeasible_with_multipliers_that_cancel_to_rounding(uni
         sizes = np.linalg.norm(rows, axis=1)
         assert multipliers.min() >= 0
         assert np.linalg.norm(multipliers @ rows) <= 1e-14 * float(multipliers @ sizes)
-        assert found.ended.startswith("infeasible: constraints of size one cancel to less than 1e-15")
+        assert found.message.startswith("infeasible: constraints of size one cancel to less than 1e-15")
     assert shown >= 10
 
 
@@ -284,11 +284,11 @@ def test_an_undecided_answer_has_no_certificate(monkeypatch):
     monkeypatch.setattr(frobenius, "DENSE", 0)
     monkeypatch.setattr(frobenius, "bounded", lambda product, right, free, x, **_: x + 1)
     monkeypatch.setattr(frobenius, "face", lambda product, right, free, x: x)
-    found = max_margin(draw(24, 8, 2), rounds=1)
+    found = max_margin(draw(24, 8, 2), max_steps=1)
     assert found.feasible is None
     assert not found.converged
     assert found.farkas is None
-    assert found.ended.startswith(
+    assert found.message.startswith(
         f"undecided: no margin was found, and none above {rounded_up(found.eps)} exists; margins"
     )
 
@@ -363,7 +363,7 @@ def test_the_bound_asks_what_the_solution_was_asked():
 
 
 def test_a_solver_without_enough_rounds_says_so():
-    found = max_margin(draw(20, 10, 12), tolerance=1e-18, rounds=1)
+    found = max_margin(draw(20, 10, 12), tolerance=1e-18, max_steps=1)
     assert found.feasible
     assert not found.converged
     assert 0 <= found.gap < 1e-3
@@ -391,8 +391,8 @@ def test_products_run_on_one_thread():
         ({"ties": "both"}, "ties must be 'pick' or 'equal', got 'both'"),
         ({"tolerance": 0.0}, "tolerance must be between zero and one and rounds at least one, got 0.0 and 6"),
         ({"tolerance": float("nan")}, "tolerance must be between zero and one and rounds at least one, got nan and 6"),
-        ({"rounds": 0}, "rounds at least one, got 1e-10 and 0"),
-        ({"rounds": 1.5}, "rounds at least one, got 1e-10 and 1.5"),
+        ({"max_steps": 0}, "rounds at least one, got 1e-10 and 0"),
+        ({"max_steps": 1.5}, "rounds at least one, got 1e-10 and 1.5"),
         ({"limit": 0}, "limit must be at least one program, got 0"),
         ({"rivals": "untied"}, "rivals belong to a given selection; the best tokens have all others as rivals"),
         (
@@ -458,7 +458,7 @@ def test_a_solution_prints_a_summary_without_its_tensors(norm):
     assert len(str(found).splitlines()) <= 5
     assert f"margin {found.margin:.4g}" in str(found)
     assert f"{int(found.support.sum())} of {int(found.rivals.sum())} rivals" in str(found)
-    assert found.ended in str(found)
+    assert found.message in str(found)
 
 
 def test_the_summary_of_infeasible_data_says_that_no_weights_separate_them():
@@ -468,6 +468,6 @@ def test_the_summary_of_infeasible_data_says_that_no_weights_separate_them():
     )
     found = max_margin(problem)
     assert not found.feasible
-    assert found.ended in str(found)
+    assert found.message in str(found)
     assert "margin" in str(found)
     assert "least norm" not in str(found)
