@@ -1,4 +1,4 @@
-"""Conversion of tokens, scores and heads of any dtype, ragged ones too, to float64 tensors."""
+"""Conversion of arguments: tokens, scores and heads of any dtype, ragged ones too, to float64 tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from massieu.checks import UserError, check_floating, check_shape
 
-__all__ = ["as_double", "as_head", "check_sizes", "padded", "per_token", "whole_numbers"]
+__all__ = ["as_double", "as_generator", "as_head", "check_sizes", "padded", "per_token", "whole_numbers"]
 
 LARGEST = 1e60
 """Tokens and queries may be this large, and one over it small: squares of other products would overflow."""
@@ -88,7 +88,7 @@ def per_token(values: Tensor | Sequence[Tensor], name: str, present: Tensor) -> 
     if shapes != [(count,) for count in wanted]:
         raise UserError(
             f"{name} must have one number for each token, shape {tuple(present.shape)} or a list of rows,"
-            f" got rows of shape {', '.join(map(str, shapes))}"
+            f" got {len(rows)} rows of shapes {sorted(set(shapes))}"
         )
     filled = torch.zeros(present.shape, dtype=torch.float64)
     for row, count, own in zip(filled, lengths, rows, strict=True):
@@ -107,3 +107,8 @@ def as_head(head: Any, dim: int) -> Any:
         return head
     head = torch.as_tensor(head)
     return as_double(head, "head", dim) if head.ndim == 1 else as_double(head, "head", "classes", dim)
+
+
+def as_generator(generator: torch.Generator | int) -> torch.Generator:
+    """Return the generator, or a new one with this seed."""
+    return torch.Generator().manual_seed(generator) if isinstance(generator, int) else generator
