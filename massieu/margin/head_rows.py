@@ -111,11 +111,7 @@ class HeadRows:
         )
 
     def report(
-        self,
-        head: int,
-        *,
-        projection: Callable[[Tensor], Tensor] | None = None,
-        generator: torch.Generator | int = 0,
+        self, head: int, *, projection: Callable[[Tensor], Tensor] | None = None, generator: torch.Generator | int = 0
     ) -> dict[str, Any]:
         """Return the :class:`~massieu.margin.SelectionReport` of a head as a row of a table, with peak and sinks."""
         whole = bool(self.whole[head])

@@ -245,12 +245,7 @@ def _build(kind: str, patterns: Tensor, *, power: int, rectified: bool, diagonal
 
 
 def _run(
-    build: Callable[[Tensor], Polar],
-    dim: int,
-    criterion: str,
-    corruption: float,
-    seed: int,
-    task: tuple[int, int, int],
+    build: Callable[[Tensor], Polar], dim: int, criterion: str, corruption: float, seed: int, task: tuple[int, int, int]
 ) -> tuple[int, int]:
     """Return the number of trials in a range that met the criterion, and of random states that were fixed."""
     number, start, stop = task

@@ -60,12 +60,7 @@ class Continuous(Soft):
     """
 
     def __init__(
-        self,
-        patterns: Tensor,
-        beta: float | Tensor,
-        *,
-        values: Tensor | None = None,
-        log_weight: Tensor | None = None,
+        self, patterns: Tensor, beta: float | Tensor, *, values: Tensor | None = None, log_weight: Tensor | None = None
     ) -> None:
         super().__init__(patterns, beta, values, log_weight)
 

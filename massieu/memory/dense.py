@@ -146,11 +146,7 @@ class Exponential(Separable):
     """
 
     def __init__(
-        self,
-        patterns: Tensor,
-        *,
-        rule: Literal["gradient", "flip"] = "flip",
-        generator: torch.Generator | int = 0,
+        self, patterns: Tensor, *, rule: Literal["gradient", "flip"] = "flip", generator: torch.Generator | int = 0
     ) -> None:
         super().__init__(patterns, rule, generator)
 

@@ -48,7 +48,10 @@ def test_tokens_may_be_a_problem_or_have_other_queries():
     queries = torch.randn(5, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     weights = torch.randn(8, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     problem = TokenSelection(TOKENS, queries, scores=torch.zeros(5, 6))
-    found, same = selection_report(weights, problem, generator=4), selection_report(weights, TOKENS, queries, generator=4)
+    found, same = (
+        selection_report(weights, problem, generator=4),
+        selection_report(weights, TOKENS, queries, generator=4),
+    )
     assert found == same
     assert selection_report(weights, problem, generator=5).random_correlation != found.random_correlation
 

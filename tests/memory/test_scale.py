@@ -262,8 +262,7 @@ print(json.dumps({"index": found.index.tolist(), "log_z": found.log_normalizer.i
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits private memory alone")
 @pytest.mark.parametrize(
-    "kind",
-    ["map, data", "safetensors, data", "whole, data", "safetensors, address space", "map, address space"],
+    "kind", ["map, data", "safetensors, data", "whole, data", "safetensors, address space", "map, address space"]
 )
 def test_patterns_may_be_larger_than_the_memory_there_is(tmp_path, kind):
     rows, dim, path = 1_000_000, 64, tmp_path / "patterns"  # 256 MB under a limit of 100 MB
