@@ -108,9 +108,7 @@ def check_choice(value: Any, name: str, allowed: Iterable[Any]) -> None:
         raise UserError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}{near}")
 
 
-def check_floating(
-    tensor: Any, name: str, remedy: str = "convert it with .double()", *, finite: bool = False
-) -> None:
+def check_floating(tensor: Any, name: str, remedy: str = "convert it with .double()", *, finite: bool = False) -> None:
     """Raise unless this is a real floating-point tensor, with finite entries if ``finite``."""
     import torch
 

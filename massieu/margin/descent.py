@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from numbers import Real
 
 import torch
 from torch import Tensor
@@ -160,14 +159,20 @@ def _start(
         check_count(rank, "rank")
         if not factored:
             raise UserError('rank belongs to factors; leave it out, or set parametrization="KQ"')
-    if factored and (start is None or (isinstance(start, Real) and start == 0)):
+    if factored and (start is None or (isinstance(start, (int, float)) and start == 0)):
         raise UserError("factors need a start, because they cannot leave zero; give start=0.1 or (K, Q)")
-    parts = [] if start is None or isinstance(start, Real) else [start] if isinstance(start, Tensor) else list(start)
+    parts = (
+        []
+        if start is None or isinstance(start, (int, float))
+        else [start]
+        if isinstance(start, Tensor)
+        else list(start)
+    )
     shapes = [(rows, columns)]
     if factored:
         own = parts[0].shape[-1] if parts and isinstance(parts[0], Tensor) and parts[0].ndim else min(rows, columns)
         shapes = [(rows, rank or own), (columns, rank or own)]
-    if isinstance(start, Real):
+    if isinstance(start, (int, float)):
         size, draw = check_number(start, "start"), as_generator(generator)
         return [size * torch.randn(*shape, generator=draw, dtype=torch.float64) for shape in shapes]
     if start is None:

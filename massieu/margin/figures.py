@@ -50,7 +50,7 @@ def selection_plane(tokens: pandas.DataFrame, paths: Mapping[str, pandas.DataFra
         color = colors.lines()[number % len(colors.lines())]
         width = 3.2 / (1 + number)  # paths may coincide; the first is the widest
         axis.plot(path["x"], path["y"], color=color, linewidth=width, marker="o", markersize=3, label=name)
-    markers = "osD^vP"
+    style: dict[str, Any] = {"s": 42, "zorder": 3}
     for number, (name, group) in enumerate(tokens.groupby("sequence")):
         along = group["x"] * across + group["y"] * up
         level = (along[group["selected"]].max() + along[~group["selected"]].max()) / 2
@@ -59,16 +59,9 @@ def selection_plane(tokens: pandas.DataFrame, paths: Mapping[str, pandas.DataFra
         axis.plot(*zip(*ends, strict=True), ":", color=shade, linewidth=1.2)
         for chosen, face in ((True, shade), (False, "white")):
             part = group[group["selected"] == chosen]
-            axis.scatter(
-                part["x"],
-                part["y"],
-                s=42,
-                marker=markers[number % 6],
-                facecolors=face,
-                edgecolors=shade,
-                zorder=3,
-                label=f"sequence {name}" if chosen else None,
-            )
+            label = f"sequence {name}" if chosen else None
+            style |= {"marker": "osD^vP"[number % 6], "facecolors": face, "edgecolors": shade, "label": label}
+            axis.scatter(part["x"], part["y"], **style)
     return _framed(figure, "W z in training", reach)
 
 

@@ -88,7 +88,7 @@ class HeadRows:
         queries = torch.stack([row.queries for row in rows])
         rest = queries - torch.einsum("hkd,nd->nhk", query, states)
         bias, least = rest.mean(0), tolerance * queries.abs().max()
-        notes = [note] * (note is not None)
+        notes = [] if note is None else [note]
         if (rest - bias).abs().max() <= least and bias.abs().max() > least:
             column = scale * torch.einsum("hkd,hk->hd", key, bias)
             maps = torch.cat([maps, column[..., None]], -1)

@@ -95,7 +95,7 @@ def test_tokens_queries_and_selection_are_those_of_the_models_own_weights(paddin
     assert any(not torch.equal(sample.problem.selected(w), s) for w, s in zip(plain, sample.selection, strict=True))
 
 
-def test_correlations_are_at_least_what_margins_promise():
+def test_correlations_are_at_least_the_margin_ratios():
     table = margin_report(build("gpt2")[0], inputs=[build("gpt2")[1]], rows=8)
     assert len(table) == 8
     assert (table["margin_ratio"] > 0).all()

@@ -10,7 +10,15 @@ import torch
 from torch.testing import assert_close
 
 from massieu.checks import MissingPackageError, UserError
-from massieu.margin import TokenSelection, descend, max_margin, misalignment, next_token_component, random_problem
+from massieu.margin import (
+    TokenSelection,
+    descend,
+    log_gradient,
+    max_margin,
+    misalignment,
+    next_token_component,
+    random_problem,
+)
 from massieu.margin.descent import spaced
 
 
@@ -199,10 +207,15 @@ def test_a_run_says_why_it_stopped():
     run = descend(flat, "ngd", steps=5)
     assert not run.finished
     assert run.message == "stopped at step 1: the gradient is zero"
+    assert (run.converged, run.residual, run.steps) == (True, 0.0, 0)
     assert run.history.step.tolist() == [0]
     run = descend(TokenSelection(tokens, tokens[:, 0], scores=torch.eye(3)[:2]), "sign", step=1e308, steps=5)
     assert not run.finished
     assert run.message == "stopped at step 2: the weights are no longer finite"
+    assert (run.converged, run.steps) == (False, 1)
+    run = descend(random_problem(2, 3, 4), steps=3)
+    assert (run.finished, run.converged, run.steps, run.message) == (True, False, 3, "all 3 steps were made")
+    assert run.residual == pytest.approx(float(log_gradient(random_problem(2, 3, 4), run.weights).dense().norm()))
 
 
 @pytest.mark.parametrize(
@@ -236,7 +249,7 @@ def test_bad_arguments_get_a_sentence(arguments, message):
         descend(random_problem(3, 3, 4), **{"steps": 3, **arguments})
 
 
-def test_without_pandas_a_run_says_what_to_install(monkeypatch):
+def test_without_pandas_the_error_names_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MissingPackageError, match="pandas"):
         descend(random_problem(3, 3, 4), steps=1)

@@ -54,7 +54,7 @@ def test_the_max_margin_solution_is_orthogonal_to_the_subspace(finite):
 
 
 def test_targets_that_contradict_each_other_are_met_on_average():
-    # The same tokens and query twice, with different targets: their mean is what can be met.
+    # The same tokens and query twice, with different targets: only their mean can be met.
     tokens = random_problem(1, 4, 6).tokens.expand(2, -1, -1)
     targets = torch.tensor([[0.9, 0.1, 0.0, 0.0], [0.3, 0.7, 0.0, 0.0]], dtype=torch.float64)
     finite = finite_component(TokenSelection(tokens, torch.ones(2, 3), targets=targets))
@@ -64,7 +64,7 @@ def test_targets_that_contradict_each_other_are_met_on_average():
     assert_close(finite.attention, targets.mean(0).expand(2, -1), rtol=0.0, atol=1e-11)
 
 
-def test_newton_finds_what_plain_descent_finds():
+def test_newton_finds_the_limit_of_plain_descent():
     problem = random_problem(6, 5, 3, kind="soft", best=3, generator=2)
     inside = problem.best
     solution = max_margin(random_problem(6, 5, 3, generator=2))
@@ -84,6 +84,7 @@ def test_newton_finds_what_plain_descent_finds():
     optimizer.step(closure)  # from zero, gradients and hence weights stay in the subspace
     assert_close(finite.weights, weights.detach(), rtol=1e-5, atol=1e-5)
     assert finite.residual < 1e-12
+    assert finite.message.startswith("solved: gradient of norm ")
 
 
 def test_a_split_adds_up_and_its_parts_are_orthogonal(finite):

@@ -22,7 +22,7 @@ def data(seed, count=20, length=4):
 
 
 def reach(sequences, labels, last):
-    """Which tokens can be reached from which, by squaring until nothing is new."""
+    """Reachability among tokens, by squaring until there is no change."""
     edges = np.eye(VOCABULARY, dtype=bool)
     for row, label in zip(sequences, labels, strict=True):
         if int(row[-1]) == last:
@@ -176,4 +176,6 @@ def test_the_norm_may_come_third_and_the_message_says_the_end():
     graph = token_graph([[0, 1, 2], [1, 0, 2]], [0, 1])
     found = graph_margin(torch.eye(3), graph, "nuc")
     assert found.message.startswith("solved: the bounds agree to ")
+    assert repr(found) == f"GraphMargin of 1 graphs: {found.message}"
+    assert (found.residual, found.steps > 0) == (found.gap, True)
     assert graph_margin(torch.eye(3), token_graph([[0, 0]], [0])).message.startswith("no constraints")

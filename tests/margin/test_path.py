@@ -41,10 +41,16 @@ def test_the_path_turns_to_the_max_margin_direction_like_the_inverse_square_of_t
     assert path.selections[-1].tolist() == path.solution.selection.tolist()
 
 
-def test_the_path_is_within_its_bound_which_says_something_only_at_large_radii(path):
+def test_the_path_is_within_its_bound_which_is_vacuous_at_small_radii(path):
     assert (path.table.misalignment <= path.table.bound).all()
     assert path.table.bound.iloc[0] > 2
     assert path.table.bound.iloc[-1] < 0.05
+
+
+def test_the_path_has_the_outcome_of_every_radius(path):
+    assert (path.table.converged == (path.table.residual <= 1e-6)).all()
+    assert (path.table.steps > 0).all()
+    assert path.message.startswith(f"{int(path.table.converged.sum())} of 4 minimizers are stationary")
 
 
 def test_the_bound_is_its_formula():

@@ -132,7 +132,7 @@ def test_assumptions_are_checked():
 
 
 @pytest.mark.parametrize("kind", ["head", "equal", "tied", "soft"])
-def test_random_problems_are_what_they_are_called(kind):
+def test_random_problems_have_the_properties_of_their_kind(kind):
     problem = random_problem(4, 5, 7, kind=kind, best=3, generator=torch.Generator().manual_seed(3))
     same, other = (random_problem(4, 5, 7, kind=kind, best=3, generator=seed) for seed in (3, 4))
     assert_close(problem.tokens, same.tokens)

@@ -70,7 +70,7 @@ def test_the_selection_may_be_another_than_that_of_the_matrix():
     assert only.correlation != only.correlation
 
 
-def test_copies_are_one_token_and_what_is_not_defined_has_a_sentence():
+def test_copies_are_one_token_and_undefined_values_have_a_note():
     tokens = TOKENS.clone()
     chosen = int((tokens[0] @ tokens[0, -1]).argmax())
     assert chosen > 0

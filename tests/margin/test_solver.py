@@ -35,7 +35,7 @@ def test_the_gap_is_certified(size):
     assert found.feasible
     assert found.converged
     assert found.farkas is None
-    # Both bounds from what the result holds, with the problem's own logits and an explicit sum.
+    # Both bounds from the fields of the result, with the problem's own logits and an explicit sum.
     upper = found.weights.norm() / problem.margins(found.weights).min()
     combined = torch.einsum("nt,ntd,nq->dq", found.dual, problem.differences(found.selection), problem.queries)
     assert (found.dual >= 0).all()
@@ -94,7 +94,7 @@ def test_infeasible_data_are_recognized_and_none_else():
     assert 10 <= infeasible <= 50  # both kinds are there
 
 
-def test_twin_tokens_cannot_be_told_apart():
+def test_twin_tokens_are_infeasible():
     problem = draw(4, 5, 8)
     tokens = problem.tokens.clone()
     best = int(problem.selection()[2])
@@ -215,7 +215,7 @@ def test_one_unit_for_each_sequence_is_no_infeasibility(ratio):
     found = max_margin(TokenSelection(problem.tokens * ratio**powers, problem.queries, scores=problem.scores))
     assert found.feasible
     assert found.gap < 1e-9
-    # What cannot be told apart stays so in any units.
+    # Twins stay infeasible in any units.
     twins = problem.tokens.clone()
     twins[-1] = twins[-1, :1]
     assert not max_margin(TokenSelection(twins * ratio**powers, problem.queries, scores=problem.scores)).feasible
@@ -262,7 +262,7 @@ def test_thin_data_agree_with_cvxpy():
 
 
 @pytest.mark.parametrize("unit", [1.0, 1e-6, 1e6])
-def test_what_cancels_is_infeasible_with_multipliers_that_cancel_to_rounding(unit):
+def test_cancelling_constraints_are_infeasible_with_multipliers_that_cancel_to_rounding(unit):
     shown = 0
     for seed in range(20):
         problem = draw(20, 6, 3, seed)
@@ -288,6 +288,7 @@ def test_an_undecided_answer_has_no_certificate(monkeypatch):
     assert found.feasible is None
     assert not found.converged
     assert found.farkas is None
+    assert (found.steps, found.residual) == (1, found.eps)
     assert found.message.startswith(
         f"undecided: no margin was found, and none above {rounded_up(found.eps)} exists; margins"
     )

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import torch
 from scipy.stats import binomtest
 
 from massieu.checks import UserError
@@ -95,7 +96,7 @@ def test_all_recovered_is_harder_than_most_recovered():
     assert alone.rate == 1.0
 
 
-def test_a_number_that_is_asked_for_twice_has_two_equal_rows():
+def test_a_number_given_twice_has_two_equal_rows():
     options = {"criterion": "most_fixed", "trials": 10}
     seen = []
     rows = measure_capacity("classical", 32, [2, 8, 2], progress=lambda *both: seen.append(both), **options)
@@ -134,6 +135,10 @@ def test_the_result_depends_on_the_seed_and_not_on_the_workers():
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     others = [measure_capacity("classical", 64, [12], generator=seed, **options)[0].successes for seed in range(6)]
     assert len(set(others)) > 1
+    drawn = [torch.Generator().manual_seed(seed) for seed in (0, 0)]
+    assert measure_capacity("classical", 8, [2], generator=drawn[0], **options) == measure_capacity(
+        "classical", 8, [2], generator=drawn[1], **options
+    )
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_the_radius_is_never_smaller_than_that_of_ramsauer_and_the_condition_nev
     assert ours > both > 50
 
 
-def test_fields_are_what_loops_find():
+def test_fields_equal_those_of_loops():
     memory = Continuous(randn(0, 7, 4), 1.3)
     found = certificate(memory)
     patterns = memory.patterns
@@ -264,7 +264,7 @@ def test_bad_input_gets_a_sentence(call, message):
         call()
 
 
-def test_the_storage_is_told_where_numbers_overflow():
+def test_the_storage_is_exact_where_numbers_overflow():
     with mpmath.workdps(50):
         for dim, beta, radius in (
             (5000, 1.0, 3.0),
@@ -283,7 +283,7 @@ def test_the_storage_is_told_where_numbers_overflow():
             assert found.vacuous == (constant < (2 / mpmath.sqrt(p)) ** (mpmath.mpf(4) / (dim - 1)))
 
 
-def test_a_single_pattern_is_exact_and_every_bound_says_so():
+def test_a_single_pattern_is_exact_in_every_bound():
     found = certificate(Continuous(torch.tensor([[1.0, 2.0]]).double(), 1.0))
     bounds = [
         one_step_bound(found, 0.5),

@@ -210,7 +210,7 @@ def test_the_overlap_falls_at_the_transition_of_amit_gutfreund_and_sompolinsky()
     assert overlaps == sorted(overlaps, reverse=True)
 
 
-def test_one_step_of_the_exponential_memory_recovers_what_was_measured():
+def test_one_step_of_the_exponential_memory_recovers_the_measured_share():
     """d = 20, N = 1024: 99.5, 85, 27 and 0 % come back in one step of all coordinates from 0, 1, 2 and 4 flips."""
     generator, rates = torch.Generator().manual_seed(0), []
     for flips in (0, 1, 2, 4):

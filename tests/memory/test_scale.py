@@ -152,7 +152,7 @@ def test_a_memory_map_is_read_where_it_lies(tmp_path, mode, tile):
     assert_same(retrieve_at_scale(query, mapped[1:], beta=1.0, top=3, tile=tile), expected, 2e-6)
 
 
-def test_only_what_lies_in_memory_is_read_at_once(tmp_path, monkeypatch):
+def test_only_patterns_in_memory_are_read_at_once(tmp_path, monkeypatch):
     calls = []
     retrieve = kernels.retrieve
     monkeypatch.setattr(kernels, "retrieve", lambda *given: calls.append(1) or retrieve(*given))
@@ -217,7 +217,7 @@ def test_log_weights_weigh_and_hide_patterns(tile, dtype):
 
 @pytest.mark.parametrize("tile", [None, 2])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_what_is_not_a_number_is_noticed(tile, bad):
+def test_nan_and_infinity_raise(tile, bad):
     query, patterns = randn(2, 4), randn(5, 4)
     spoilt = patterns.clone()
     spoilt[3, 1] = bad
@@ -352,7 +352,7 @@ def test_files_that_do_not_serve_end_in_one_sentence(tmp_path):
 
 
 @pytest.mark.parametrize("beta", [1e8, 1e9, 1e12, 1e20])
-def test_scores_beyond_what_float32_resolves_choose_the_best_pattern(beta):
+def test_scores_beyond_the_resolution_of_float32_choose_the_best_pattern(beta):
     generator = torch.Generator().manual_seed(0)
     stored, queries = torch.randn(1000, 16, generator=generator), torch.randn(7, 16, generator=generator)
     found = retrieve_at_scale(queries, stored, beta=beta, top=1)

@@ -195,7 +195,7 @@ def test_the_sum_of_absolute_values_is_not_invariant_under_rotations():
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_masked_pattern_is_a_pattern_that_is_not_there(name):
+def test_a_masked_pattern_is_an_absent_pattern(name):
     patterns, state = randn(0, 7, 4), randn(1, 5, 4)
     patterns[2] *= 100  # neither its length nor its number counts
     mask = torch.tensor([True, True, False, True, False, True, True])
@@ -313,7 +313,7 @@ def test_clamped_coordinates_keep_the_cue_and_the_rest_descends():
     assert pair.retrieve(origin, clamp=held).kind[0] == "metastable"
 
 
-def test_a_search_that_is_cut_short_says_so():
+def test_a_search_that_is_cut_short_does_not_converge():
     memory, cue = Continuous(torch.tensor([[1.0], [-1.0]]).double(), 1.0), torch.tensor([[0.5]]).double()
     found = memory.retrieve(cue, steps=10)
     assert not bool(found.converged)
@@ -333,7 +333,7 @@ def test_half_precision_and_empty_batches():
 
 
 @pytest.mark.parametrize("similarity", ["l2", "l1", "cosine"])
-def test_what_was_not_observed_has_no_influence(similarity):
+def test_unobserved_coordinates_have_no_influence(similarity):
     patterns, cue = randn(0, 9, 6), randn(1, 5, 6)
     observed = torch.rand(5, 6, generator=torch.Generator().manual_seed(2)) < 0.6
     observed[:, 0] = True
@@ -356,7 +356,7 @@ def test_what_was_not_observed_has_no_influence(similarity):
     )
 
 
-def test_similarities_are_what_they_say():
+def test_similarities_equal_their_formulas():
     patterns, cue = randn(0, 9, 6), randn(1, 5, 6)
     scores = {
         "l2": -0.5 * torch.cdist(cue, patterns).square(),
