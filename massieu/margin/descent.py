@@ -11,7 +11,7 @@ from torch import Tensor
 from massieu.checks import UserError, check_choice, check_count, check_floating, check_number, check_shape
 from massieu.margin.conversions import as_generator
 from massieu.margin.finite import finite_component, tied_sets
-from massieu.margin.gradients import Landscape, LogGap
+from massieu.margin.gradients import Landscape, LogGap, size_of
 from massieu.margin.graph import GraphMargin
 from massieu.margin.problem import TokenSelection
 from massieu.margin.solver import MaxMargin
@@ -96,44 +96,28 @@ def descend(
     check_choice(norm, "norm", (None, "fro", "nuc"))
     norm = norm or ("fro" if parametrization == "W" else "nuc")
     parameters = _start(problem, start, parametrization, rank, generator)
-    moments = _moments(record, steps)
+    moments = _moments(record, check_count(steps, "steps"))
     ties = tied_sets(problem, tied, solution) if tied is not None else problem.best
     if solution is not None:
         check_shape(solution.weights, "weights of the solution", *problem.shape)
     best = best_solution(problem, norm, limit) if compare and solution is None else solution
     update = _update(problem, method, parameters, step, cap, lambda: _limit(problem, tied, best))
-    snapshots, at = [_product(parameters).clone()], [0]
-    trouble, made = "", 0
-    for k in range(1, steps + 1):
-        trouble = update()
-        if trouble:
-            break
-        made = k
-        if k == moments[len(at)]:
-            snapshots.append(_product(parameters).clone())
-            at.append(k)
-            if progress is not None:
-                progress(k, steps)
-    weights = _product(parameters).detach().clone()
-    if made > at[-1]:
-        snapshots.append(weights)
-        at.append(made)
-    finite = bool(weights.isfinite().all())
+    snapshots, weights, trouble = _train(parameters, update, moments, steps, progress)
+    made, finite = max(snapshots), bool(weights.isfinite().all())
     message = f"stopped at step {made + 1}: {trouble}" if trouble else f"all {steps} steps were made"
     selection = problem.selected(weights.nan_to_num())
     compared = comparison(problem, selection, ties, best, norm, compare)
     landscape = Landscape(problem)
-    rows = [measured(landscape, k, one, compared) for k, one in zip(at, snapshots, strict=True)]
     return Trajectory(
         weights=weights,
         factors=(parameters[0].detach(), parameters[1].detach()) if len(parameters) == 2 else None,
-        history=table(rows),
-        snapshots=torch.stack(snapshots),
+        history=table([measured(landscape, k, one, compared) for k, one in snapshots.items()]),
+        snapshots=torch.stack([*snapshots.values()]),
         selection=selection,
         compared=compared,
         finished=finite and not trouble,
         converged=trouble in AT_REST,
-        residual=math.exp(landscape.gradient(weights).log_norm) if finite else math.nan,
+        residual=size_of(landscape.gradient(weights).dense()) if finite else math.nan,
         steps=made,
         message=message if finite or trouble else f"{message}, but {NOT_FINITE}",
     )
@@ -161,13 +145,10 @@ def _start(
             raise UserError('rank belongs to factors; leave it out, or set parametrization="KQ"')
     if factored and (start is None or (isinstance(start, (int, float)) and start == 0)):
         raise UserError("factors need a start, because they cannot leave zero; give start=0.1 or (K, Q)")
-    parts = (
-        []
-        if start is None or isinstance(start, (int, float))
-        else [start]
-        if isinstance(start, Tensor)
-        else list(start)
-    )
+    if start is None or isinstance(start, (int, float)):
+        parts = []
+    else:
+        parts = [start] if isinstance(start, Tensor) else list(start)
     shapes = [(rows, columns)]
     if factored:
         own = parts[0].shape[-1] if parts and isinstance(parts[0], Tensor) and parts[0].ndim else min(rows, columns)
@@ -185,13 +166,34 @@ def _start(
     return [part.detach().double().clone() for part in parts]
 
 
-def _moments(record: int | Iterable[int], steps: int) -> list[int]:
-    check_count(steps, "steps")
+def _moments(record: int | Iterable[int], steps: int) -> set[int]:
+    """Return the steps to measure."""
     if isinstance(record, Iterable):
         wanted = [*record, steps]
     else:
         wanted = spaced(steps, check_count(record, "record", remedy="or pass a list of steps"))
-    return [0, *sorted({k for k in wanted if 1 <= k <= steps})]
+    return {k for k in wanted if 1 <= k <= steps}
+
+
+def _train(
+    parameters: list[Tensor],
+    update: Callable[[], str],
+    moments: set[int],
+    steps: int,
+    progress: Callable[[int, int], None] | None,
+) -> tuple[dict[int, Tensor], Tensor, str]:
+    """Make the steps; return the weights at the moments, the last weights, and the reason to stop."""
+    snapshots, made, trouble = {0: _product(parameters).clone()}, 0, ""
+    while made < steps and not trouble:
+        trouble = update()
+        made += not trouble
+        if made in moments and made not in snapshots:
+            snapshots[made] = _product(parameters).clone()
+            if progress is not None:
+                progress(made, steps)
+    weights = _product(parameters).detach().clone()
+    snapshots.setdefault(made, weights)
+    return snapshots, weights, trouble
 
 
 def _limit(problem: TokenSelection, tied: Tensor | None, best: MaxMargin | GraphMargin | None) -> Tensor | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -105,7 +106,7 @@ def fixed_points(trial: Trial) -> Evidence:
 
     @functools.cache
     def failing(criterion: str, number: float) -> float:
-        options = {"trials": draws, "generator": trial.seed}
+        options: dict[str, Any] = {"trials": draws, "generator": trial.seed}
         (row,) = measure_capacity("classical", dim, [int(number)], criterion=criterion, **options)
         return 1 - row.rate
 
