@@ -71,9 +71,15 @@ def check_count(value: Any, name: str, *, least: int = 1, remedy: str = "correct
 
 
 def check_number(
-    value: Any, name: str, *, least: float = -math.inf, above: float = -math.inf, remedy: str = "correct it"
+    value: Any,
+    name: str,
+    *,
+    least: float = -math.inf,
+    above: float = -math.inf,
+    below: float = math.inf,
+    remedy: str = "correct it",
 ) -> float:
-    """Return a finite number that is at least ``least`` and larger than ``above``.
+    """Return a finite number that is at least ``least``, larger than ``above`` and smaller than ``below``.
 
     Example:
         >>> check_number(2, "beta", above=0)
@@ -83,8 +89,9 @@ def check_number(
         got = type(value).__name__
         raise UserError(f"{name} must be a Python number, got {got}; convert a tensor with .item()")
     number = float(value)
-    if not (math.isfinite(number) and number >= least and number > above):
+    if not (math.isfinite(number) and number >= least and above < number < below):
         bounds = [f"at least {least:g}"] * (least > -math.inf) + [f"larger than {above:g}"] * (above > -math.inf)
+        bounds += [f"below {below:g}"] * (below < math.inf)
         raise UserError(f"{name} must be {' and '.join(['finite', *bounds])}, got {value}; {remedy}")
     return number
 
@@ -101,8 +108,8 @@ def check_choice(value: Any, name: str, allowed: Iterable[Any]) -> None:
         raise UserError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}{near}")
 
 
-def check_floating(tensor: Any, name: str, remedy: str = "convert it with .double()") -> None:
-    """Raise unless this is a real floating-point tensor."""
+def check_floating(tensor: Any, name: str, remedy: str = "convert it with .double()", *, finite: bool = False) -> None:
+    """Raise unless this is a real floating-point tensor, with finite entries if ``finite``."""
     import torch
 
     if not isinstance(tensor, torch.Tensor):
@@ -112,6 +119,8 @@ def check_floating(tensor: Any, name: str, remedy: str = "convert it with .doubl
         remedy = "attention weights are exponentials of real scores: pass the real and the imaginary part side by side"
     if not tensor.is_floating_point():
         raise UserError(f"{name} must be a floating-point tensor, got {tensor.dtype}; {remedy}")
+    if finite and not bool(tensor.detach().isfinite().all()):
+        raise UserError(f"{name} must be finite, got nan or infinity; remove or replace those entries")
 
 
 def check_shape(tensor: Any, name: str, *axes: int | str, remedy: str = "") -> None:

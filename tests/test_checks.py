@@ -37,6 +37,8 @@ def test_what_is_right_comes_back():
         (lambda: check_number(float("nan"), "beta"), "beta must be finite, got nan; correct it"),
         (lambda: check_number(0, "beta", above=0), "beta must be finite and larger than 0, got 0; correct it"),
         (lambda: check_number(-1, "noise", least=0), "noise must be finite and at least 0, got -1; correct it"),
+        (lambda: check_number(1, "error", above=0, below=0.5), "error must be finite and larger than 0 and below 0.5, got 1; correct it"),
+        (lambda: check_floating(torch.tensor([1.0, torch.nan]), "keys", finite=True), "keys must be finite, got nan or infinity; remove or replace those entries"),
         (lambda: check_choice("polyac", "method", ("gd", "polyak")), "method must be one of 'gd', 'polyak', got 'polyac' (did you mean polyak?)"),
         (lambda: check_choice(1, "flag", (True, None)), "flag must be one of True, None, got 1"),
         (lambda: check_floating([1.0], "keys"), "keys must be a floating-point tensor, got list; convert it with torch.as_tensor"),

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from massieu.corpus import Corpus
-    from massieu.inspection.margins import margin_report
     from massieu.inspection.merging import merge_runs
     from massieu.inspection.result import Inspection, read_inspection
     from massieu.inspection.run import NotObservable, inspect_model
+    from massieu.inspection.selection_report import margin_report
 
 __all__ = [
     "Corpus",
@@ -25,7 +25,7 @@ __all__ = [
 HOMES = {
     "Inspection": "result",
     "read_inspection": "result",
-    "margin_report": "margins",
+    "margin_report": "selection_report",
     "merge_runs": "merging",
 }
 

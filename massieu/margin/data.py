@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from massieu.checks import UserError, check_choice
+from massieu.margin.conversions import as_generator
 from massieu.margin.problem import TokenSelection
 
 __all__ = ["KINDS", "random_problem"]
@@ -22,29 +24,26 @@ def random_problem(
     loss: str = "logistic",
     generator: torch.Generator | int = 0,
 ) -> TokenSelection:
-    """A problem whose tokens and queries are independent and uniform on the unit sphere.
+    """Draw a problem whose tokens and queries are independent and uniform on the unit sphere.
 
     Args:
-        sequences, length, dim: how many sequences, of how many tokens, of what dimension.
-        kind: where the scores come from. "head": a random unit vector and random labels, so that descent may settle
-            on tokens that are not best. "equal": 1 for one random token, 0 for all others, which leaves descent no
-            finite stationary point. "tied": as "equal" with ``best`` tokens at 1. "soft": no scores but targets,
-            random distributions over ``best`` tokens, so that the optimum is partly at finite weights.
-        best: tokens of each sequence that are tied or have mass; of no effect on the first two kinds.
-        loss: of a score.
+        sequences, length, dim: number of sequences, of tokens in each, and their dimension.
+        kind: source of the scores. "head": a random unit vector and random labels, so that descent may settle on tokens
+            that are not best. "equal": 1 for one random token, 0 for all others, which leaves descent no finite
+            stationary point. "tied": as "equal" with ``best`` tokens at 1. "soft": no scores but targets, random
+            distributions over ``best`` tokens, so that the optimum is partly at finite weights.
+        best: tokens of each sequence that are tied or have mass; without effect on the first two kinds.
+        loss: as for :class:`TokenSelection`.
         generator: of the draws, or a seed for one.
 
     Example:
         >>> random_problem(3, 4, 5, kind="equal", generator=1).assumptions().equal_scores
         True
     """
-    if kind not in KINDS:
-        raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    check_choice(kind, "kind", KINDS)
     if kind in ("tied", "soft") and not 1 <= best < length:
-        raise ValueError(
-            f"best must leave some of the {length} tokens that are not, from 1 to {length - 1}; got {best}"
-        )
-    draw = torch.Generator().manual_seed(generator) if isinstance(generator, int) else generator
+        raise UserError(f"best must be at least 1 and below the {length} tokens of a sequence, got {best}")
+    draw = as_generator(generator)
     tokens, queries = _unit(draw, sequences, length, dim), _unit(draw, sequences, dim)
     if kind == "head":
         labels = 2 * torch.randint(2, (sequences,), generator=draw) - 1
@@ -53,7 +52,7 @@ def random_problem(
     scores = torch.zeros(sequences, length, dtype=torch.float64).scatter(1, chosen, 1.0)
     if kind != "soft":
         return TokenSelection(tokens, queries, scores=scores, loss=loss)
-    # Away from zero: a target of no mass would be another problem.
+    # Away from zero: a target without mass would be another problem.
     targets = scores * (0.2 + torch.rand(sequences, length, generator=draw, dtype=torch.float64))
     return TokenSelection(tokens, queries, targets=targets / targets.sum(-1, keepdim=True))
 

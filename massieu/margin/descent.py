@@ -1,16 +1,17 @@
-"""Training of attention weights on token selection: what grows, in which direction, and how near it comes."""
+"""Training of attention weights on token selection, compared with the max-margin direction."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from numbers import Integral
 
 import torch
 from torch import Tensor
 
+from massieu.checks import UserError, check_choice, check_count, check_floating, check_number, check_shape
+from massieu.margin.conversions import as_generator
 from massieu.margin.finite import finite_component, tied_sets
-from massieu.margin.gradients import Landscape, LogGap
+from massieu.margin.gradients import Landscape, LogGap, size_of
 from massieu.margin.graph import GraphMargin
 from massieu.margin.problem import TokenSelection
 from massieu.margin.solver import MaxMargin
@@ -19,6 +20,9 @@ from massieu.margin.trajectory import Trajectory, best_solution, comparison, mea
 __all__ = ["METHODS", "descend", "spaced"]
 
 METHODS = ("gd", "ngd", "polyak", "adam", "sign")
+
+NOT_FINITE = "the weights are no longer finite"
+AT_REST = ("the gradient is zero", "the loss is the least one, to rounding")
 
 Start = Tensor | Sequence[Tensor] | float | None
 Method = str | Callable[[list[Tensor]], torch.optim.Optimizer]
@@ -52,35 +56,35 @@ def descend(
     below it already, that of the best tokens; and no Polyak step is longer than ``cap``, whose natural unit is the norm
     of the max-margin solution. With targets, :math:`L^*` is the least loss that weights can approach: the entropy of
     the targets, or where targets contradict each other the loss at the finite component
-    (:func:`massieu.margin.finite_component`); it is not known, and Polyak is refused, where the tokens with mass
-    cannot all be put first. "sign" moves every entry by the step, "adam" is torch's with its own constants.
+    (:func:`massieu.margin.finite_component`); it is unknown, and Polyak raises, where no weights put all tokens with
+    mass first. "sign" moves every entry by the step, "adam" is that of torch with its default constants.
 
     Args:
-        problem: what to train on.
+        problem: training data.
         method: one of the names, or a function from a list of parameters to a torch optimizer, which then has its own
-            step and sees plain gradients.
-        step: :math:`\eta`.
-        steps: how many.
-        start: weights, or a pair K, Q; a number draws independent normal entries of that scale. Zero if omitted, which
-            factors cannot leave, so they need one.
+            step size and plain gradients.
+        step: step size :math:`\eta`.
+        steps: number of steps.
+        start: weights, or a pair K, Q; a number draws independent normal entries of that standard deviation. Zero if
+            omitted; factors cannot leave zero, so they need a start.
         parametrization: "W", or "KQ" for :math:`W = K Q^\top`, whose steps are normalized jointly.
         rank: of drawn factors; full if omitted.
-        norm: of the max-margin solutions to compare with, "fro" or "nuc"; by default the one that vanishing
-            regularization of the parametrization leads to, which is "nuc" for factors.
-        record: how many steps of each decade to measure, or the steps. The first and the last made always are.
+        norm: of the max-margin solutions to compare with, "fro" or "nuc"; by default the norm that the parametrization
+            minimizes implicitly, which is "nuc" for factors.
+        record: number of measured steps in each decade, or the steps. The first and the last step are always measured.
         cap: length of the longest Polyak step.
-        solution: to compare with as that of the best tokens, instead of the one of the problem.
+        solution: max-margin solution of the best tokens, instead of the one of the problem.
         tied: with targets, the tokens that share the first place in the end, boolean, ``(sequences, length)``, where
             they are more than those with mass; needs ``solution``. Next-token data have both in their
             :func:`massieu.margin.next_token_component`.
-        compare: with max-margin solutions at all; without, what needs them is nan.
-        limit: programs to solve for the best way to pick from tied tokens, before its columns are left nan.
+        compare: compare with max-margin solutions; otherwise the columns that need them are nan.
+        limit: programs to solve for the best way to pick from tied tokens; beyond it the columns are nan.
         generator: of a drawn start, or a seed for one.
-        progress: called with the step and their number at every measured step.
+        progress: called with the step and the number of steps at every measured step.
 
     Source:
-        The slides' GD, normalized GD and Polyak steps; that Polyak needs the loss of the tokens really selected was
-        found here: with the global one, runs that settle elsewhere diverge.
+        The slides' GD, normalized GD and Polyak steps. Polyak needs the loss of the tokens really selected: with the
+        global one, runs that settle elsewhere diverge (found here).
 
     Example:
         >>> problem = massieu.margin.random_problem(4, 3, 12, kind="equal")
@@ -88,43 +92,39 @@ def descend(
         >>> run.history.step.tolist(), bool(run.history.misalignment_best.iloc[-1] < 1e-3), run.finished
         ([0, 30, 300], True, True)
     """
+    check_choice(parametrization, "parametrization", ("W", "KQ"))
+    check_choice(norm, "norm", (None, "fro", "nuc"))
+    norm = norm or ("fro" if parametrization == "W" else "nuc")
     parameters = _start(problem, start, parametrization, rank, generator)
-    norm = _norm(norm, parametrization)
-    moments = _moments(record, steps)
+    moments = _moments(record, check_count(steps, "steps"))
     ties = tied_sets(problem, tied, solution) if tied is not None else problem.best
-    if solution is not None and tuple(solution.weights.shape) != problem.shape:
-        raise ValueError(f"solution must have weights of shape {problem.shape}, got {tuple(solution.weights.shape)}")
+    if solution is not None:
+        check_shape(solution.weights, "weights of the solution", *problem.shape)
     best = best_solution(problem, norm, limit) if compare and solution is None else solution
     update = _update(problem, method, parameters, step, cap, lambda: _limit(problem, tied, best))
-    snapshots, at = [_product(parameters).clone()], [0]
-    finished, ended, made = True, f"all {steps} steps were made", 0
-    for k in range(1, steps + 1):
-        trouble = update()
-        if trouble:
-            finished, ended = False, f"stopped at step {k}: {trouble}"
-            break
-        made = k
-        if k == moments[len(at)]:
-            snapshots.append(_product(parameters).clone())
-            at.append(k)
-            if progress is not None:
-                progress(k, steps)
-    weights = _product(parameters).detach().clone()
-    if made > at[-1]:
-        snapshots.append(weights)
-        at.append(made)
-    if finished and not weights.isfinite().all():
-        finished, ended = False, f"all {steps} steps were made, but the weights are no longer finite"
+    snapshots, weights, trouble = _train(parameters, update, moments, steps, progress)
+    made, finite = max(snapshots), bool(weights.isfinite().all())
+    message = f"stopped at step {made + 1}: {trouble}" if trouble else f"all {steps} steps were made"
     selection = problem.selected(weights.nan_to_num())
     compared = comparison(problem, selection, ties, best, norm, compare)
     landscape = Landscape(problem)
-    rows = [measured(landscape, k, one, compared) for k, one in zip(at, snapshots, strict=True)]
-    factors = (parameters[0].detach(), parameters[1].detach()) if len(parameters) == 2 else None
-    return Trajectory(weights, factors, table(rows), torch.stack(snapshots), selection, compared, finished, ended)
+    return Trajectory(
+        weights=weights,
+        factors=(parameters[0].detach(), parameters[1].detach()) if len(parameters) == 2 else None,
+        history=table([measured(landscape, k, one, compared) for k, one in snapshots.items()]),
+        snapshots=torch.stack([*snapshots.values()]),
+        selection=selection,
+        compared=compared,
+        finished=finite and not trouble,
+        converged=trouble in AT_REST,
+        residual=size_of(landscape.gradient(weights).dense()) if finite else math.nan,
+        steps=made,
+        message=message if finite or trouble else f"{message}, but {NOT_FINITE}",
+    )
 
 
 def spaced(steps: int, per_decade: int = 20) -> list[int]:
-    """Whole numbers from 1 to ``steps``, about so many in each decade, with 1 and ``steps``.
+    """Return whole numbers from 1 to ``steps``, both included, about ``per_decade`` in each decade.
 
     Example:
         >>> spaced(100, 3)
@@ -138,68 +138,71 @@ def _start(
     problem: TokenSelection, start: Start, parametrization: str, rank: int | None, generator: torch.Generator | int
 ) -> list[Tensor]:
     rows, columns = problem.shape
-    if parametrization not in ("W", "KQ"):
-        raise ValueError(f"parametrization must be W or KQ, got {parametrization!r}")
-    if rank is not None and (parametrization == "W" or not isinstance(rank, Integral) or rank < 1):
-        raise ValueError(f"rank must be a whole number from 1, and belongs to KQ; got {rank} with {parametrization}")
-    if parametrization == "KQ" and (start is None or (isinstance(start, (int, float)) and start == 0)):
-        raise ValueError("factors need a start, because zero is one that they cannot leave; give start=0.1 or (K, Q)")
-    parts = None if start is None or isinstance(start, (int, float)) else _parts(start)
+    factored = parametrization == "KQ"
+    if rank is not None:
+        check_count(rank, "rank")
+        if not factored:
+            raise UserError('rank belongs to factors; leave it out, or set parametrization="KQ"')
+    if factored and (start is None or (isinstance(start, (int, float)) and start == 0)):
+        raise UserError("factors need a start, because they cannot leave zero; give start=0.1 or (K, Q)")
+    if start is None or isinstance(start, (int, float)):
+        parts = []
+    else:
+        parts = [start] if isinstance(start, Tensor) else list(start)
     shapes = [(rows, columns)]
-    if parametrization == "KQ":
-        given = min(rows, columns) if rank is None else int(rank)
-        if parts is not None and parts[0].ndim == 2 and rank is None:
-            given = parts[0].shape[-1]
-        shapes = [(rows, given), (columns, given)]
+    if factored:
+        own = parts[0].shape[-1] if parts and isinstance(parts[0], Tensor) and parts[0].ndim else min(rows, columns)
+        shapes = [(rows, rank or own), (columns, rank or own)]
     if isinstance(start, (int, float)):
-        if not math.isfinite(start):
-            raise ValueError("start must be finite, but some of it is nan or infinite")
-        draw = torch.Generator().manual_seed(generator) if isinstance(generator, int) else generator
-        return [start * torch.randn(*shape, generator=draw, dtype=torch.float64) for shape in shapes]
-    if parts is None:
+        size, draw = check_number(start, "start"), as_generator(generator)
+        return [size * torch.randn(*shape, generator=draw, dtype=torch.float64) for shape in shapes]
+    if start is None:
         return [torch.zeros(*shapes[0], dtype=torch.float64)]
-    if [tuple(part.shape) for part in parts] != shapes:
-        got = " and ".join(str(tuple(part.shape)) for part in parts)
-        raise ValueError(f"start must have shape {' and '.join(map(str, shapes))}, got {got}")
-    if not all(part.isfinite().all() for part in parts):
-        raise ValueError("start must be finite, but some of it is nan or infinite")
+    if len(parts) != len(shapes):
+        raise UserError(f"start must have {len(shapes)} tensors with {parametrization}, got {len(parts)}")
+    for part, shape in zip(parts, shapes, strict=True):
+        check_floating(part, "start", finite=True)
+        check_shape(part, "start", *shape)
     return [part.detach().double().clone() for part in parts]
 
 
-def _parts(start: Tensor | Sequence[Tensor]) -> list[Tensor]:
-    parts = [start] if isinstance(start, Tensor) else list(start)
-    if not parts or not all(isinstance(part, Tensor) for part in parts):
-        raise ValueError(f"start must be a tensor, a pair of them or a number, got {type(start).__name__} of others")
-    return parts
-
-
-def _norm(norm: str | None, parametrization: str) -> str:
-    if norm not in (None, "fro", "nuc"):
-        raise ValueError(f"norm must be 'fro' or 'nuc', got {norm!r}")
-    return norm or ("fro" if parametrization == "W" else "nuc")
-
-
-def _moments(record: int | Iterable[int], steps: int) -> list[int]:
-    if not isinstance(steps, Integral) or steps < 1:
-        raise ValueError(f"steps must be a whole number, at least 1, got {steps}")
-    if isinstance(record, Integral):
-        if record < 1:
-            raise ValueError(f"record must be at least 1 for each decade, or a list of steps, got {record}")
-        wanted = spaced(steps, int(record))
-    elif isinstance(record, Iterable):
+def _moments(record: int | Iterable[int], steps: int) -> set[int]:
+    """Return the steps to measure."""
+    if isinstance(record, Iterable):
         wanted = [*record, steps]
     else:
-        raise ValueError(f"record must be a whole number for each decade, or a list of steps, got {record}")
-    return [0, *sorted({k for k in wanted if 1 <= k <= steps})]
+        wanted = spaced(steps, check_count(record, "record", remedy="or pass a list of steps"))
+    return {k for k in wanted if 1 <= k <= steps}
+
+
+def _train(
+    parameters: list[Tensor],
+    update: Callable[[], str],
+    moments: set[int],
+    steps: int,
+    progress: Callable[[int, int], None] | None,
+) -> tuple[dict[int, Tensor], Tensor, str]:
+    """Make the steps; return the weights at the moments, the last weights, and the reason to stop."""
+    snapshots, made, trouble = {0: _product(parameters).clone()}, 0, ""
+    while made < steps and not trouble:
+        trouble = update()
+        made += not trouble
+        if made in moments and made not in snapshots:
+            snapshots[made] = _product(parameters).clone()
+            if progress is not None:
+                progress(made, steps)
+    weights = _product(parameters).detach().clone()
+    snapshots.setdefault(made, weights)
+    return snapshots, weights, trouble
 
 
 def _limit(problem: TokenSelection, tied: Tensor | None, best: MaxMargin | GraphMargin | None) -> Tensor | None:
-    """Attention maps of the least loss of targets, which Polyak steps need; none for scores."""
+    """Return the attention maps of the least loss of targets, which Polyak steps need; None for scores."""
     if problem.targets is None:
         return None
     finite = finite_component(problem, tied=tied, solution=best)
     if not finite.solution.feasible:
-        raise ValueError(
+        raise UserError(
             "Polyak steps need the least loss, which is known only where the tokens with mass in the targets can all be"
             " put first, but no weights do that here; use gd or ngd, or give tied and solution"
         )
@@ -214,13 +217,14 @@ def _update(
     cap: float,
     limit: Callable[[], Tensor | None],
 ) -> Callable[[], str]:
-    """One step of the method, made in place; says what is wrong if it cannot be made."""
-    if method not in METHODS if isinstance(method, str) else not callable(method):
-        raise ValueError(f"method must be one of {', '.join(METHODS)} or make a torch optimizer, got {method!r}")
-    if not (step > 0 and cap > 0 and math.isfinite(step)):
-        raise ValueError(f"step and cap must be positive, got {step} and {cap}")
+    """Return a function that makes one step in place; it returns an empty string, or the reason to stop."""
+    if not callable(method):
+        check_choice(method, "method", METHODS)
+    check_number(step, "step", above=0)
+    if not cap > 0:
+        raise UserError(f"cap must be positive, got {cap}; it may be infinite")
     landscape = Landscape(problem, limit() if method == "polyak" else None)
-    if not isinstance(method, str):
+    if callable(method):
         return _optimizer_update(problem, landscape, parameters, method(parameters))
     if method == "adam":
         return _adam_update(landscape, parameters, step)
@@ -237,7 +241,7 @@ def _update(
         parts = _pulled(parameters, gradient.matrix)
         length = math.hypot(*(float(torch.linalg.vector_norm(part)) for part in parts))
         if not 0 < length < math.inf:
-            return "the gradient is zero" if length == 0 else "the weights are no longer finite"
+            return AT_REST[0] if length == 0 else NOT_FINITE
         if method == "sign":
             parts, size = [part.sign() for part in parts], step
         elif method == "gd":
@@ -247,7 +251,7 @@ def _update(
         else:
             above = gap(log_attention)
             if above.sign == 0 and problem.targets is not None:
-                return "the loss is the least one, to rounding"
+                return AT_REST[1]
             log_length = math.log(step) + above.log - gradient.log_scale - math.log(length)
             size = (math.exp(min(log_length, math.log(cap))) if above.sign > 0 else cap) / length
         for parameter, part in zip(parameters, parts, strict=True):
@@ -258,7 +262,7 @@ def _update(
 
 
 def _adam_update(landscape: Landscape, parameters: list[Tensor], step: float) -> Callable[[], str]:
-    """Adam as torch has it, without what an optimizer does besides at every step."""
+    """Return a step of Adam with the constants of torch, without the overhead of an optimizer."""
     first, second = ([torch.zeros_like(parameter) for parameter in parameters] for _ in range(2))
     fade = [1.0, 1.0]
 
@@ -272,7 +276,7 @@ def _adam_update(landscape: Landscape, parameters: list[Tensor], step: float) ->
             mean.lerp_(part, 0.1)
             square.mul_(0.999).addcmul_(part, part, value=0.001)
             parameter.addcdiv_(mean, (square.sqrt() / scale).add_(1e-8), value=-step / (1 - fade[0]))
-        return "" if gradient.isfinite().all() else "the weights are no longer finite"
+        return "" if gradient.isfinite().all() else NOT_FINITE
 
     return update
 
@@ -281,7 +285,7 @@ def _optimizer_update(
     problem: TokenSelection, landscape: Landscape, parameters: list[Tensor], optimizer: torch.optim.Optimizer
 ) -> Callable[[], str]:
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ValueError(f"method must make a torch optimizer from parameters, got {type(optimizer).__name__}")
+        raise UserError(f"method must make a torch optimizer from parameters, got {type(optimizer).__name__}")
 
     @torch.no_grad()
     def closure() -> float:
@@ -294,7 +298,7 @@ def _optimizer_update(
         with torch.no_grad():
             optimizer.step(closure)
             finite = all(bool(parameter.isfinite().all()) for parameter in parameters)
-        return "" if finite else "the weights are no longer finite"
+        return "" if finite else NOT_FINITE
 
     return update
 
@@ -304,5 +308,5 @@ def _product(parameters: Sequence[Tensor]) -> Tensor:
 
 
 def _pulled(parameters: Sequence[Tensor], matrix: Tensor) -> list[Tensor]:
-    """The gradient of the weights as one of the parameters."""
+    """Return the gradient by the parameters from that by the weights."""
     return [matrix] if len(parameters) == 1 else [matrix @ parameters[1], matrix.mT @ parameters[0]]

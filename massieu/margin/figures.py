@@ -1,4 +1,4 @@
-"""Figures of token selection: training in the plane, the approach to a direction, and where starts lead."""
+"""Figures of token selection: training in the plane, approach to a direction, and selections reached from starts."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["approach", "selection_plane", "starts_map"]
 
 
 def selection_plane(tokens: pandas.DataFrame, paths: Mapping[str, pandas.DataFrame], direction: Any) -> Figure:
-    """Tokens in the plane, paths of W z in training, the max-margin direction, and the lines that separate.
+    """Draw tokens in the plane, paths of W z in training, the max-margin direction, and the separating lines.
 
-    Sequences share a query z, so that W z is one vector. The direction is solid; dotted, for each sequence, is the line
-    across it half-way between the selected token and its nearest rival. Paths leave the frame where they diverge.
+    Sequences share a query z, so that W z is one vector. The direction is solid; the dotted line across it lies, for
+    each sequence, half-way between the selected token and its nearest rival. Diverging paths leave the frame.
 
     Args:
         tokens: columns ``sequence``, ``x``, ``y`` and ``selected``, which is true for one token of each sequence.
@@ -50,7 +50,7 @@ def selection_plane(tokens: pandas.DataFrame, paths: Mapping[str, pandas.DataFra
         color = colors.lines()[number % len(colors.lines())]
         width = 3.2 / (1 + number)  # paths may coincide; the first is the widest
         axis.plot(path["x"], path["y"], color=color, linewidth=width, marker="o", markersize=3, label=name)
-    markers = "osD^vP"
+    style: dict[str, Any] = {"s": 42, "zorder": 3}
     for number, (name, group) in enumerate(tokens.groupby("sequence")):
         along = group["x"] * across + group["y"] * up
         level = (along[group["selected"]].max() + along[~group["selected"]].max()) / 2
@@ -59,29 +59,18 @@ def selection_plane(tokens: pandas.DataFrame, paths: Mapping[str, pandas.DataFra
         axis.plot(*zip(*ends, strict=True), ":", color=shade, linewidth=1.2)
         for chosen, face in ((True, shade), (False, "white")):
             part = group[group["selected"] == chosen]
-            axis.scatter(
-                part["x"],
-                part["y"],
-                s=42,
-                marker=markers[number % 6],
-                facecolors=face,
-                edgecolors=shade,
-                zorder=3,
-                label=f"sequence {name}" if chosen else None,
-            )
-    finish(axis, "W z in training", "", "")
-    axis.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
-    axis.grid(visible=False)
-    figure.legend(*axis.get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=8)
-    return figure
+            label = f"sequence {name}" if chosen else None
+            style |= {"marker": "osD^vP"[number % 6], "facecolors": face, "edgecolors": shade, "label": label}
+            axis.scatter(part["x"], part["y"], **style)
+    return _framed(figure, "W z in training", reach)
 
 
 def approach(histories: Mapping[str, pandas.DataFrame], column: str = "misalignment_best") -> Figure:
-    """One minus the correlation with the max-margin direction against the step, on logarithmic axes, for several runs.
+    """Draw one minus the correlation with the max-margin direction by step, on logarithmic axes.
 
     Args:
         histories: of training runs, by name.
-        column: which misalignment, with the best or with the selected tokens.
+        column: misalignment with the best or with the selected tokens.
 
     Example:
         >>> import pandas
@@ -90,7 +79,7 @@ def approach(histories: Mapping[str, pandas.DataFrame], column: str = "misalignm
         'log'
     """
     if not histories:
-        raise UserError("there must be a history to draw, got none")
+        raise UserError("histories must hold at least one, got none")
     figure = new_figure(5.0, 3.2)
     axis = figure.subplots()
     ends = []
@@ -112,7 +101,7 @@ def approach(histories: Mapping[str, pandas.DataFrame], column: str = "misalignm
 
 
 def starts_map(starts: pandas.DataFrame, directions: Mapping[str, Any]) -> Figure:
-    """Which selection training reaches from which start in the plane, with the max-margin direction of each.
+    """Draw starts in the plane by the selection that training reaches, with the max-margin direction of each.
 
     Args:
         starts: columns ``x`` and ``y`` of W z at the start, ``selection``, a name, ``best`` and ``locally_optimal``.
@@ -143,7 +132,13 @@ def starts_map(starts: pandas.DataFrame, directions: Mapping[str, Any]) -> Figur
             across, up = (float(number) for number in directions[name])
             size = 2 * reach / math.hypot(across, up)
             axis.plot([0, size * across], [0, size * up], color=color, linewidth=1.8)
-    finish(axis, "Selection reached from each start", "", "")
+    return _framed(figure, "Selection reached from each start", reach)
+
+
+def _framed(figure: Figure, title: str, reach: float) -> Figure:
+    """Finish a figure of the plane, with the legend outside."""
+    (axis,) = figure.axes
+    finish(axis, title, "", "")
     axis.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
     axis.grid(visible=False)
     figure.legend(*axis.get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=8)

@@ -1,4 +1,4 @@
-"""The finite part of training: where targets share their mass among tokens, some of the weights converge."""
+"""Finite part of training: where targets share their mass among tokens, some of the weights converge."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from massieu.checks import UserError, check_count, check_number, check_shape
 from massieu.margin.gradients import size_of
 from massieu.margin.graph import GraphMargin, graph_margin, token_graph
 from massieu.margin.problem import TokenSelection
@@ -25,8 +26,8 @@ class Split:
 
     Attributes:
         projection: :math:`\Pi W` onto the finite subspace, shape ``(dim, query_dim)``.
-        coefficient: :math:`C = \langle W, W_{mm} \rangle / \|W_{mm}\|^2`; zero where all tokens have mass, so that
-            nothing diverges.
+        coefficient: :math:`C = \langle W, W_{mm} \rangle / \|W_{mm}\|^2`; zero where all tokens have mass and the
+            weights stay finite.
         residual: :math:`W - W_{fin} - C W_{mm}`.
         error: :math:`\|\Pi W - W_{fin}\|`, which goes to zero in training; the residual's norm need not.
     """
@@ -39,17 +40,17 @@ class Split:
 
 @dataclass(frozen=True)
 class FiniteComponent:
-    r"""The finite subspace, the weights that training approaches within it, and the direction in which it diverges.
+    r"""Finite subspace, weights that training approaches within it, and direction in which training diverges.
 
     Attributes:
         basis: orthonormal, shape ``(rank, dim, query_dim)``.
         weights: :math:`W_{fin}`, shape ``(dim, query_dim)``.
         attention: the limiting attention :math:`s^*`, shape ``(sequences, length)``.
-        attained: whether :math:`s^*` is the targets themselves, which it is where the equations are independent.
-        solution: the max-margin solution, equal within each tied set, hence orthogonal to the subspace.
-        converged: the gradient within the subspace fell below the tolerance.
-        gradient: norm of that gradient, where the largest entries of tokens and of queries are one.
         tied: the tied sets, boolean, shape ``(sequences, length)``.
+        attained: True if :math:`s^*` equals the targets, as it does where the equations are independent.
+        solution: the max-margin solution, equal within each tied set, hence orthogonal to the subspace.
+        converged: the residual is at most the tolerance.
+        residual: norm of the gradient within the subspace, where the largest entries of tokens and of queries are one.
         steps: Newton steps made.
     """
 
@@ -60,22 +61,27 @@ class FiniteComponent:
     attained: bool
     solution: MaxMargin | GraphMargin
     converged: bool
-    gradient: float
+    residual: float
     steps: int
 
+    @property
+    def message(self) -> str:
+        """Outcome of the solver, a sentence."""
+        end = "solved" if self.converged else "stopped early: raise max_steps or the tolerance"
+        return f"{end}: gradient of norm {self.residual:.0e} after {self.steps} Newton steps"
+
     def project(self, weights: Tensor) -> Tensor:
-        """Orthogonal projection onto the finite subspace, shape ``(dim, query_dim)``."""
+        """Return the orthogonal projection onto the finite subspace, shape ``(dim, query_dim)``."""
         coordinates = torch.einsum("rde,de->r", self.basis, weights.detach().double())
         return torch.einsum("r,rde->de", coordinates, self.basis)
 
     def split(self, weights: Tensor) -> Split:
-        """Write weights as finite part, multiple of the max-margin solution, and residual."""
-        if tuple(weights.shape) != tuple(self.weights.shape):
-            raise ValueError(f"weights must have shape {tuple(self.weights.shape)}, got {tuple(weights.shape)}")
+        """Split weights into finite part, multiple of the max-margin solution, and residual."""
+        check_shape(weights, "weights", *self.weights.shape)
         if not self.solution.feasible:
-            raise ValueError(
+            raise UserError(
                 "weights are split along the max-margin solution, but there is none: no weights put the tied tokens"
-                " first; project() is there still"
+                " first; use project()"
             )
         weights, far = weights.detach().double(), self.solution.weights
         size = size_of(far)
@@ -91,9 +97,9 @@ def finite_component(
     tied: Tensor | None = None,
     solution: MaxMargin | GraphMargin | None = None,
     tolerance: float = 1e-12,
-    steps: int = 100,
+    max_steps: int = 100,
 ) -> FiniteComponent:
-    r"""The part of the weights that stays finite under cross-entropy with shared targets.
+    r"""Find the part of the weights that stays finite under cross-entropy with shared targets.
 
     .. math:: S_{fin} = \mathrm{span}\{(x_{it} - x_{i\tau}) z_i^\top : t, \tau \in O_i\}, \qquad
         W_{fin} = \arg\min_{W \in S_{fin}} -\frac1n \sum_i \sum_{t \in O_i} p_{it} \log
@@ -107,8 +113,8 @@ def finite_component(
         tied: :math:`O_i`, boolean, ``(sequences, length)``, where they are not the tokens with mass: for next-token
             data, the tokens of the label's strongly connected component. Targets must lie within.
         solution: max-margin solution that belongs to ``tied``; needed if that is given.
-        tolerance: on the norm of the gradient, where the largest entries of tokens and of queries are one.
-        steps: Newton steps at most.
+        tolerance: on the residual.
+        max_steps: Newton steps allowed.
 
     Source:
         The slides' finite component, for which they leave the tied sets and the subspace undefined; for next-token data
@@ -120,8 +126,10 @@ def finite_component(
         >>> len(finite.basis), finite.converged, finite.attained
         (4, True, True)
     """
+    check_number(tolerance, "tolerance", above=0)
+    check_count(max_steps, "max_steps", least=0)
     if problem.targets is None:
-        raise ValueError("a finite component belongs to targets, but the problem has scores; their optimum is infinite")
+        raise UserError("a finite component belongs to targets, but the problem has scores; their optimum is infinite")
     inside = problem.best if tied is None else tied_sets(problem, tied, solution)
     if solution is None:
         solution = max_margin(problem, ties="equal")
@@ -129,7 +137,7 @@ def finite_component(
     tokens, queries = problem.tokens / units[0], problem.queries / units[1]
     basis = _basis(tokens, queries, inside)
     features = torch.einsum("ntd,rde,ne->ntr", tokens, basis, queries)
-    coordinates, size, made = _newton(features, inside, problem.targets, tolerance, steps)
+    coordinates, residual, steps = _newton(features, inside, problem.targets, tolerance, max_steps)
     attention = (features @ coordinates).masked_fill(~inside, -torch.inf).softmax(-1)
     return FiniteComponent(
         basis=basis,
@@ -137,29 +145,29 @@ def finite_component(
         attention=attention,
         attained=bool((attention - problem.targets).abs().max() < 1e-9),
         solution=solution,
-        converged=size <= tolerance,
-        gradient=size,
+        converged=residual <= tolerance,
+        residual=residual,
         tied=inside,
-        steps=made,
+        steps=steps,
     )
 
 
 def tied_sets(problem: TokenSelection, tied: Tensor, solution: MaxMargin | GraphMargin | None) -> Tensor:
-    """Tied sets of the caller's own, checked."""
+    """Check tied sets of the caller and return them."""
     if problem.targets is None:
-        raise ValueError("tied sets belong to targets, but the problem has scores, whose ties are found")
+        raise UserError("tied sets belong to targets, but the problem has scores, whose ties are found")
     if solution is None:
-        raise ValueError("tied sets of your own need their max-margin solution; give both, tied and solution")
+        raise UserError("tied sets of your own need their max-margin solution; give both, tied and solution")
     wrong = not isinstance(tied, Tensor) or tied.dtype != torch.bool or tied.shape != problem.present.shape
     if wrong or (problem.best & ~tied).any() or (tied & ~problem.present).any():
-        raise ValueError("tied must be boolean for every token, true where targets have mass and false where none is")
+        raise UserError("tied must be boolean for every token, true where targets have mass and false where none is")
     return tied
 
 
 def next_token_component(
     embeddings: Tensor, sequences: Sequence[Sequence[int] | Tensor], labels: Sequence[int] | Tensor
 ) -> tuple[TokenSelection, FiniteComponent]:
-    """Next-token data as a problem with targets, and the finite component that their graphs give it.
+    """Return next-token data as a problem with targets, and the finite component of their graphs.
 
     Args:
         embeddings: shape ``(vocabulary, dim)``.
@@ -202,7 +210,7 @@ def _basis(tokens: Tensor, queries: Tensor, inside: Tensor) -> Tensor:
     edges = torch.einsum("ed,eq->edq", (first - tokens)[others], queries[others.nonzero()[:, 0]])
     if len(edges) == 0:
         return edges
-    # A direction counts whatever its size.
+    # A direction of any size counts.
     flat = torch.nn.functional.normalize(edges.flatten(1), eps=1e-300)
     sizes: Tensor
     rows: Tensor
@@ -211,22 +219,22 @@ def _basis(tokens: Tensor, queries: Tensor, inside: Tensor) -> Tensor:
 
 
 def _newton(
-    features: Tensor, inside: Tensor, targets: Tensor, tolerance: float, steps: int
+    features: Tensor, inside: Tensor, targets: Tensor, tolerance: float, max_steps: int
 ) -> tuple[Tensor, float, int]:
-    """Minimize the cross-entropy over the tied tokens; coordinates, norm of the gradient and steps made."""
+    """Minimize the cross-entropy over the tied tokens; return coordinates, norm of the gradient and steps."""
     coordinates = features.new_zeros(features.shape[-1])
     wanted = torch.einsum("nt,ntr->r", targets, features)
 
     def loss(at: Tensor) -> Tensor:
         return (features @ at).masked_fill(~inside, -torch.inf).logsumexp(-1).sum() - wanted @ at
 
-    size, made = 0.0, 0
-    for made in range(steps + 1):
+    size, steps = 0.0, 0
+    for steps in range(max_steps + 1):
         attention = (features @ coordinates).masked_fill(~inside, -torch.inf).softmax(-1)
         mean = torch.einsum("nt,ntr->nr", attention, features)
         gradient = mean.sum(0) - wanted
         size = float(gradient.norm()) / len(features)
-        if size <= tolerance / 10 or made == steps:
+        if size <= tolerance / 10 or steps == max_steps:
             break
         centered = features - mean[:, None]
         hessian = torch.einsum("nt,ntr,ntq->rq", attention, centered, centered)
@@ -237,4 +245,4 @@ def _newton(
         while length > 1e-8 and loss(coordinates - length * move) > now - 1e-4 * length * slope + 1e-13 * now.abs():
             length /= 2
         coordinates = coordinates - length * move
-    return coordinates, size, made
+    return coordinates, size, steps

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from massieu.margin.program import (
@@ -20,10 +22,10 @@ from massieu.margin.program import (
 __all__ = ["bounded", "face", "least_frobenius"]
 
 DENSE = 2_000_000
-"""Up to this many numbers the constraints are written out, where products alone have not sufficed."""
+"""Constraints of at most this many numbers are written out, where products alone have not sufficed."""
 
 
-def least_frobenius(program: Program, *, tolerance: float, rounds: int) -> Solved:
+def least_frobenius(program: Program, *, tolerance: float, max_steps: int) -> Solved:
     r"""Solve a program for the Frobenius norm.
 
     The dual has one variable for each constraint, :math:`\max_\lambda 1^\top \lambda - \tfrac12 |A^\top \lambda|^2`
@@ -35,9 +37,10 @@ def least_frobenius(program: Program, *, tolerance: float, rounds: int) -> Solve
     """
     start = program.products
     if not program.least.any():
-        return _nothing(program)
-    if program.void.any():  # each of them shows alone, and without rounding, that there is no margin
-        return _ended(program, program.void.ravel()[program.index].astype(float), tolerance, start)
+        weights = np.zeros((program.rows.shape[-1], program.queries.shape[-1]))
+        return Solved(weights, np.zeros(program.least.shape), 0.0, 0.0, True, None, np.inf, True, 0, 0)
+    if program.void.any():  # each of them proves alone, and without rounding, that there is no margin
+        return _certified(program, program.void.ravel()[program.index].astype(float), tolerance, 0, start)
     right, ones = program.rewards, np.where(program.free, 0.0, 1.0)
     x = np.zeros(len(program.index))
     best: Solved | None = None
@@ -45,17 +48,17 @@ def least_frobenius(program: Program, *, tolerance: float, rounds: int) -> Solve
     def hull(x: Floats) -> Floats:
         return program.gram(x) + ones * float(ones @ x)
 
-    for turn in range(rounds):
-        effort = {"steps": 150 * 2**turn, "tolerance": 1e-6 * 0.1**turn}
+    for step in range(max_steps):
+        effort = {"steps": 150 * 2**step, "tolerance": 1e-6 * 0.1**step}
         x = bounded(program.gram, right, program.free, x, **effort)
         if _leads(program, x):
             x = face(program.gram, right, program.free, x)
         else:  # perhaps the dual has no bound; the point of the hull nearest to zero always exists
             x = bounded(hull, ones, program.free, x / max(float(ones @ x), 1e-300), **effort)
             x = face(hull, ones, program.free, x)
-        if turn in (1, 2) and len(x) * program.rows.shape[-1] * program.queries.shape[-1] <= DENSE:
+        if step in (1, 2) and len(x) * program.rows.shape[-1] * program.queries.shape[-1] <= DENSE:
             x = _exact(program, right if _leads(program, x) else ones)
-        found = _ended(program, x, tolerance, start)
+        found = _certified(program, x, tolerance, step + 1, start)
         if best is None or found.converged or _better(found, best):
             best = found
         if best.converged:
@@ -63,16 +66,16 @@ def least_frobenius(program: Program, *, tolerance: float, rounds: int) -> Solve
         # The best multiple: a nearest point p of the hull becomes p / |p|^2.
         x = x * float(right @ x) / max(float(x @ program.gram(x)), 1e-300)
     assert best is not None
-    return best
+    return replace(best, steps=max_steps)
 
 
 def _leads(program: Program, x: Floats) -> bool:
-    """Whether the constraints summed with multipliers have a margin."""
+    """Return True if the constraints summed with multipliers have a margin."""
     return program.margin(program.adjoint(program.scatter(x))) > 0
 
 
 def bounded(product: Product, right: Floats, free: Flags, x: Floats, *, steps: int, tolerance: float) -> Floats:
-    """L-BFGS-B on half x'Hx - b'x over x that is not negative, except where it is free."""
+    """Minimize half x'Hx - b'x by L-BFGS-B over x that is not negative, except where it is free."""
     optimize = scipy_module("optimize")
 
     def objective(x: Floats) -> tuple[float, Floats]:
@@ -104,10 +107,10 @@ def face(product: Product, right: Floats, free: Flags, x: Floats) -> Floats:
 
 
 def _exact(program: Program, right: Floats) -> Floats:
-    """The point of the hull nearest to zero by an active set, from all constraints written out."""
+    """Return the point of the hull nearest to zero by an active set, from all constraints written out."""
     rows = np.einsum("gsd,gq->gsdq", program.rows, program.queries).reshape(program.least.size, -1)[program.index]
     columns = np.vstack([rows.T, right])
-    both = np.hstack([columns, -columns[:, program.free]])  # what is free is the difference of two
+    both = np.hstack([columns, -columns[:, program.free]])  # a free multiplier is the difference of two
     try:
         found, _ = scipy_module("optimize").nnls(both, np.append(np.zeros(len(columns) - 1), 1.0))
     except RuntimeError:  # too many steps
@@ -117,20 +120,14 @@ def _exact(program: Program, right: Floats) -> Floats:
     return x
 
 
-def _nothing(program: Program) -> Solved:
-    """Where nothing is asked for, zero does."""
-    weights = np.zeros((program.rows.shape[-1], program.queries.shape[-1]))
-    return Solved(weights, np.zeros(program.least.shape), 0.0, 0.0, True, None, np.inf, True, 0)
-
-
 def _better(found: Solved, than: Solved) -> bool:
     if found.feasible and than.feasible:
         return found.upper / found.lower < than.upper / than.lower
     return bool(found.feasible) or (not than.feasible and found.eps < than.eps)
 
 
-def _ended(program: Program, x: Floats, tolerance: float, start: int) -> Solved:
-    """What multipliers show: bounds of the least norm, or that no weights have a margin."""
+def _certified(program: Program, x: Floats, tolerance: float, steps: int, start: int) -> Solved:
+    """Return what multipliers prove: bounds of the least norm, or that no weights have a margin."""
     multipliers = program.scatter(x)
     combined = program.adjoint(multipliers)
     total, norm = program.reward(multipliers), float(np.linalg.norm(combined))
@@ -147,7 +144,7 @@ def _ended(program: Program, x: Floats, tolerance: float, start: int) -> Solved:
         closer = program.scatter(program.cancelled(x))
         weight = float(closer[program.least].sum())
         off = float(np.linalg.norm(program.adjoint(closer)))
-        # Multipliers that keep their size while the constraints cancel show that there is no margin.
+        # Multipliers that keep their size while the constraints cancel prove that there is no margin.
         if weight >= 0.5 * float(multipliers[program.least].sum()) and off <= CANCEL * weight:
             feasible, multipliers, norm, total = False, closer, off, program.reward(closer)
             eps = norm / total
@@ -162,5 +159,6 @@ def _ended(program: Program, x: Floats, tolerance: float, start: int) -> Solved:
         farkas=multipliers if feasible is False else None,
         eps=eps,
         converged=feasible is False or (feasible is True and upper / lower - 1 <= tolerance),
+        steps=steps,
         products=program.products - start,
     )

@@ -1,4 +1,4 @@
-"""Gradients and loss gaps of token selection, held as logarithms so that large weights do not make them zero."""
+"""Gradients and loss gaps of token selection as logarithms, so that large weights do not make them zero."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from massieu.checks import UserError
 from massieu.margin.problem import TokenSelection
 
 __all__ = ["LogGap", "LogGradient", "log_gap", "log_gradient", "misalignment"]
 
 Floats = NDArray[np.float64]
 _quiet = np.errstate(divide="ignore", over="ignore", invalid="ignore")
-"""The logarithm of zero is meant, and weights that are no longer finite are for the caller to see."""
+"""Logarithms of zero are intended, and callers handle weights that are no longer finite."""
 
 NEAR = 1e-5
 """Mass off the reference token below which a head's loss gap is the derivative half-way; above, a difference."""
@@ -61,18 +62,17 @@ class LogGap:
 
 
 def log_gradient(problem: TokenSelection, weights: Tensor) -> LogGradient:
-    r"""Gradient of the objective, computed from log attention.
+    r"""Return the gradient of the objective, computed from log attention.
 
     .. math:: \nabla L = -\frac1n \sum_{it} c_{it}\, x_{it} z_i^\top, \qquad
         c_{it} = \sum_\tau e^{\log s_{it} + \log s_{i\tau}} (g_{it} - g_{i\tau})
 
     with :math:`g_{it} = -\partial\ell_i / \partial s_{it}`: scores times :math:`|\ell'|`, itself as a logarithm, for a
     linear head, else the derivative of the head at the attention output, by autograd. With targets, c = p - s.
-    Coefficients are taken relative to the token of highest logit and share one factor :math:`e^\sigma`, so that only
-    the spread between sequences can underflow. Three things are beyond this: a head that is flat at the attention
-    output (a dead ReLU) has no direction to keep; the loss of a head that is not linear is itself below the smallest
-    number at scores beyond 700; and where targets share their mass among several tokens, p - s is lost once it falls
-    below the rounding of p.
+    Coefficients are relative to the token of highest logit and share one factor :math:`e^\sigma`, so that only the
+    spread between sequences can underflow. There are three limits: a head that is flat at the attention output (a dead
+    ReLU) has no direction; the loss of a nonlinear head underflows at scores beyond 700; and where targets share their
+    mass among several tokens, p - s is lost once it falls below the rounding of p.
 
     Args:
         problem: tokens, queries and the loss.
@@ -89,11 +89,11 @@ def log_gradient(problem: TokenSelection, weights: Tensor) -> LogGradient:
         >>> far.log_scale, far.matrix.flatten(), far.dense().flatten()
         (-30000.0, tensor([-1.,  1.], dtype=torch.float64), tensor([-0., 0.], dtype=torch.float64))
     """
-    return Landscape(problem).gradient(checked(problem, weights))
+    return Landscape(problem).gradient(problem.as_weights(weights).detach())
 
 
 def log_gap(problem: TokenSelection, weights: Tensor, selection: Tensor | None = None) -> LogGap:
-    r"""By how much the objective exceeds what it would be with attention at rest on the selection.
+    r"""Return the excess of the objective over its value with all attention on the selection.
 
     .. math:: L(W) - \frac1n \sum_i \ell_i(e_{\alpha_i})
         \qquad\text{or, with targets,}\qquad \frac1n \sum_i \mathrm{KL}(p_i \,\|\, s_i)
@@ -102,7 +102,7 @@ def log_gap(problem: TokenSelection, weights: Tensor, selection: Tensor | None =
         problem: tokens, queries and the loss.
         weights: ``(dim, query_dim)``.
         selection: :math:`\alpha`, shape ``(sequences,)``; the tokens of highest logit if omitted. Without effect on
-            targets, whose gap is the one to their own entropy.
+            targets, whose gap is to their own entropy.
 
     Example:
         >>> problem = massieu.margin.TokenSelection(
@@ -111,16 +111,16 @@ def log_gap(problem: TokenSelection, weights: Tensor, selection: Tensor | None =
         >>> log_gap(problem, torch.tensor([[3e4], [0.0]], dtype=torch.float64))
         LogGap(sign=1, log=-30000.0)
     """
-    return Landscape(problem).gap(checked(problem, weights), selection)
+    return Landscape(problem).gap(problem.as_weights(weights).detach(), selection)
 
 
 def misalignment(first: Tensor, second: Tensor) -> float:
-    r"""One minus the correlation (the cosine) of two matrices, without its cancellation.
+    r"""Return one minus the correlation (the cosine) of two matrices, without cancellation.
 
     .. math:: 1 - \frac{\langle U, V \rangle}{\|U\| \|V\|}
         = \frac12 \left\| \frac{U}{\|U\|} - \frac{V}{\|V\|} \right\|^2,
 
-    whatever their scale; nan where one of them is zero or not finite.
+    at any size of the matrices; nan where one of them is zero or not finite.
 
     Example:
         >>> misalignment(torch.tensor([[1.0, 0.0]]), torch.tensor([[2.0, 0.0]]))
@@ -129,7 +129,7 @@ def misalignment(first: Tensor, second: Tensor) -> float:
         True
     """
     if first.shape != second.shape:
-        raise ValueError(f"matrices must have one shape, got {tuple(first.shape)} and {tuple(second.shape)}")
+        raise UserError(f"matrices must have one shape, got {tuple(first.shape)} and {tuple(second.shape)}")
     units = []
     for matrix in (first.double(), second.double()):
         largest = matrix.abs().max()
@@ -141,27 +141,20 @@ def misalignment(first: Tensor, second: Tensor) -> float:
 
 
 def size_of(matrix: Tensor, norm: str = "fro") -> float:
-    """A norm, "fro" or "nuc", whose squares neither overflow nor underflow; infinite or nan if an entry is."""
+    """Return a norm, "fro" or "nuc", whose squares neither overflow nor underflow; infinite or nan if an entry is."""
     largest = float(matrix.abs().max())
     if not 0 < largest < math.inf:
         return largest
     return largest * float(torch.linalg.matrix_norm(matrix / largest, norm))
 
 
-def checked(problem: TokenSelection, weights: Tensor) -> Tensor:
-    """Weights in float64, of the problem's shape."""
-    if tuple(weights.shape) != problem.shape:
-        raise ValueError(f"weights must have shape {problem.shape}, got {tuple(weights.shape)}")
-    return weights.detach().double()
-
-
 class Landscape:
-    """A problem prepared for many gradients: what does not depend on the weights is computed once.
+    """Problem prepared for many gradients: terms that do not depend on the weights are computed once.
 
     Args:
         problem: tokens, queries and the loss.
-        limit: with targets, attention maps of the least loss, ``(sequences, length)``, above which gaps are then taken,
-            zero where attention is to vanish; the targets if omitted.
+        limit: with targets, attention maps of the least loss, from which gaps are taken, ``(sequences, length)``; zero
+            where attention is to vanish; the targets if omitted.
     """
 
     def __init__(self, problem: TokenSelection, limit: Tensor | None = None) -> None:
@@ -180,22 +173,20 @@ class Landscape:
             self.kept, self.log_limit = limit > 0, limit.log()
 
     def log_attention(self, weights: Tensor) -> Tensor:
-        """Logarithms of the attention maps, shape ``(sequences, length)``."""
+        """Return the logarithms of the attention maps, shape ``(sequences, length)``."""
         logits = torch.bmm(self.problem.tokens, (self.problem.queries @ weights.mT)[..., None])[..., 0]
         if self.absent is not None:
             logits.masked_fill_(self.absent, -torch.inf)
         return logits.log_softmax(-1)
 
     def gradient(self, weights: Tensor) -> LogGradient:
-        """As :func:`log_gradient`."""
         return self.gradient_at(self.log_attention(weights))
 
     def gap(self, weights: Tensor, selection: Tensor | None = None) -> LogGap:
-        """As :func:`log_gap`."""
         return self.gap_at(self.log_attention(weights), selection)
 
     def gradient_at(self, log_attention: Tensor) -> LogGradient:
-        """The gradient where attention has these logarithms."""
+        """Return the gradient where attention has these logarithms."""
         if self.problem.targets is not None:
             sign, log_size = self._excess_of_targets(log_attention)
             shift = _finite(log_size.amax())
@@ -208,7 +199,7 @@ class Landscape:
         return LogGradient(pulled.mT @ self.scaled_queries, shift)
 
     def gap_at(self, log_attention: Tensor, selection: Tensor | None = None) -> LogGap:
-        """The gap where attention has these logarithms."""
+        """Return the gap where attention has these logarithms."""
         if self.problem.targets is not None:
             log_size = self._divergence(log_attention)
             sign = np.ones(())
@@ -222,7 +213,7 @@ class Landscape:
         return LogGap(1 if total > 0 else -1, math.log(abs(total)) + shift)
 
     def _slopes(self, attention: Tensor) -> Tensor:
-        """Minus the derivative of every sequence's loss by its attention: of the head, or of the score alone."""
+        """Return minus the derivative of every sequence's loss by its attention: of the head, or of the score alone."""
         if self.problem.linear:
             return self.scores
         with torch.enable_grad():
@@ -232,9 +223,9 @@ class Landscape:
 
     @_quiet
     def _pulls(self, log_attention: Tensor) -> tuple[Floats, float]:
-        """The coefficients c of all tokens over a common factor, and its logarithm.
+        """Return the coefficients c of all tokens over a common factor, and its logarithm.
 
-        Arrays of numpy, whose operations on a few numbers start faster than torch's.
+        Arrays of numpy, whose operations on a few numbers start faster than those of torch.
         """
         attention = log_attention.exp()
         rise, log_weights, weights = self._slopes(attention).numpy(), log_attention.numpy(), attention.numpy()
@@ -252,7 +243,7 @@ class Landscape:
 
     @_quiet
     def _rises(self, log_attention: Tensor, chosen: Tensor) -> tuple[Floats, Floats]:
-        """Sign and logarithm of each sequence's loss above that of the chosen token, ``(sequences,)``, from scores.
+        """Return sign and logarithm of each sequence's loss above that of the chosen token, ``(sequences,)``.
 
         With a score g, that of the chosen token h and D = h - g, the losses differ by D, by exp(-h) (exp(D) - 1) or,
         the logistic ones, by log(1 + sigmoid(-h) (exp(D) - 1)).
@@ -268,14 +259,14 @@ class Landscape:
         if self.problem.loss == "exponential" or log_size.max() < -40.0:
             return sign, log_size
         lost = np.where(sign > 0, np.logaddexp(0.0, log_size), -np.log1p(-np.exp(np.minimum(log_size, -0.5))))
-        # Close to the logarithm of zero only the difference of losses is left, which is large there.
+        # Close to the logarithm of zero the difference of losses itself is exact, which is large there.
         far = (sign < 0) & (log_size > -0.5)
         lost = np.where(far, np.logaddexp(0.0, -score) - np.logaddexp(0.0, drop - score), lost)
         return sign, np.where(log_size < -40.0, log_size, np.log(lost))
 
     @_quiet
     def _secants(self, log_attention: Tensor, chosen: Tensor) -> tuple[Floats, Floats]:
-        """The same for a head: its derivative half-way, or a difference of losses."""
+        """Return the same for a head: its derivative half-way, or a difference of losses."""
         attention = log_attention.exp()
         alone = torch.zeros_like(attention).scatter_(1, chosen, 1.0)
         rise = self._slopes((attention + alone) / 2)
@@ -289,7 +280,7 @@ class Landscape:
         return sign, log_size
 
     def _excess_of_targets(self, log_attention: Tensor) -> tuple[Tensor, Tensor]:
-        """Sign and logarithm of p - s, with nothing at each sequence's anchor, which takes what makes the sum zero."""
+        """Return sign and logarithm of p - s, zero at each sequence's anchor, which later balances the sum."""
         inside = self.targets * torch.expm1(log_attention - self.log_targets)
         wanted = self.targets > 0
         sign = torch.where(wanted, -inside.sign(), -1.0)
@@ -297,7 +288,7 @@ class Landscape:
         return sign, log_size.scatter(1, self.anchor, -torch.inf)
 
     def _divergence(self, log_attention: Tensor) -> Floats:
-        """Logarithm of KL(p | s) above that of the limit: within the kept tokens, and for leaving them."""
+        """Return the logarithm of KL(p | s) above that of the limit: within the kept tokens, and for leaving them."""
         inside = log_attention.masked_fill(~self.kept, -torch.inf).logsumexp(-1, keepdim=True)
         outside = log_attention.masked_fill(self.kept, -torch.inf).logsumexp(-1)
         ratio = outside - inside[:, 0]
@@ -310,12 +301,12 @@ class Landscape:
 
 
 def _log_slope(loss: str, score: Floats) -> Floats:
-    """Logarithm of minus the derivative of a loss that is not linear."""
+    """Return the logarithm of minus the derivative of a nonlinear loss."""
     return -np.logaddexp(0.0, score) if loss == "logistic" else -score
 
 
 def _signed_sum(log_weights: Floats, values: Floats) -> tuple[Floats, Floats]:
-    """Sign and logarithm of sums over the last axis of values, each times the exponential of its log weight."""
+    """Return sign and logarithm of the sums of values times exponentials of log weights over the last axis."""
     log_size = np.log(np.abs(values)) + log_weights
     largest = np.maximum(log_size.max(-1, keepdims=True), -1e300)
     total = np.copysign(np.exp(log_size - largest), values).sum(-1)
@@ -323,6 +314,6 @@ def _signed_sum(log_weights: Floats, values: Floats) -> tuple[Floats, Floats]:
 
 
 def _finite(largest: Any) -> float:
-    """A shift, none where there is nothing to shift."""
+    """Return a shift, zero for infinite or absent values."""
     shift = float(largest)
     return shift if -1e300 < shift < math.inf else 0.0

@@ -9,16 +9,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from massieu.margin.border import floats, sized, whole_numbers
-from massieu.margin.minimum_norm import checked_tolerance, least_norm, sentence
-from massieu.margin.program import Program, scipy_module
+from massieu.checks import UserError
+from massieu.margin.conversions import as_double, check_sizes, whole_numbers
+from massieu.margin.program import scipy_module
+from massieu.margin.solver import LeastNorm, as_tensors, least_norm
 
 __all__ = ["GraphMargin", "TokenGraph", "graph_margin", "token_graph"]
 
 
 @dataclass(frozen=True)
 class TokenGraph:
-    """For every last token, which tokens next-token data prefer to which.
+    """Preferences of next-token data among tokens, one graph for every last token.
 
     Attributes:
         last: the last tokens that occur, ascending, shape ``(graphs,)``.
@@ -35,48 +36,25 @@ class TokenGraph:
     above: Tensor
 
 
-@dataclass(frozen=True)
-class GraphMargin:
-    """Max-margin weights of next-token data; bounds and certificate as in ``MaxMargin``.
+@dataclass(frozen=True, repr=False)
+class GraphMargin(LeastNorm):
+    """Max-margin weights of next-token data, for the embedding z of the last token as query.
 
     Attributes:
-        weights: shape ``(dim, dim)``; logits of a sequence are X W z, with the last token's embedding z.
         dual: a multiplier for each row of ``graph.above``.
-        margin: largest margin of weights of norm one.
-        lower, upper: the least norm lies between them.
-        feasible: True if weights with a positive margin were found, False if ``farkas`` is given, None if undecided.
-        farkas: multipliers for the rows of ``graph.above``, then ``graph.equal``, that show there are none, or None.
-        eps: no weights of norm one that meet the equalities have a margin above it.
-        converged: the bounds agree to the tolerance, or ``farkas`` is given.
-        graph: what was asked.
+        farkas: multipliers for the rows of ``graph.above``, then ``graph.equal``, or None.
+        eps: among weights that meet the equalities.
+        graph: of the data.
     """
 
-    weights: Tensor
-    dual: Tensor
-    margin: float
-    lower: float
-    upper: float
-    feasible: bool | None
-    farkas: Tensor | None
-    eps: float
-    converged: bool
     graph: TokenGraph
 
-    @property
-    def ended(self) -> str:
-        """How the solver ended, a sentence."""
-        return sentence(self.feasible, self.converged, len(self.graph.above) > 0, self.gap, self.eps)
-
-    @property
-    def gap(self) -> float:
-        """Relative distance of the bounds; infinite where the data are not feasible."""
-        if not self.feasible:
-            return float("inf")
-        return self.upper / self.lower - 1 if self.upper > 0 else 0.0
+    def __repr__(self) -> str:
+        return f"GraphMargin of {len(self.graph.last)} graphs: {self.message}"
 
 
 def token_graph(sequences: Sequence[Sequence[int] | Tensor], labels: Sequence[int] | Tensor) -> TokenGraph:
-    """The graphs of next-token data, one for each last token: an edge from a label to every other token beside it.
+    """Return the graphs of next-token data, one for each last token: an edge from a label to every other token.
 
     Args:
         sequences: token indices of each sequence; its last one is the query.
@@ -94,13 +72,13 @@ def token_graph(sequences: Sequence[Sequence[int] | Tensor], labels: Sequence[in
     """
     rows = [torch.as_tensor(row) for row in sequences]
     if not rows or len(rows) != len(labels):
-        raise ValueError(f"there must be one label for each sequence, got {len(labels)} for {len(rows)}")
+        raise UserError(f"there must be one label for each sequence, got {len(labels)} for {len(rows)}")
     wanted = whole_numbers(labels, "labels", len(rows)).tolist()
     for i, (row, label) in enumerate(zip(rows, wanted, strict=True)):
         if row.ndim != 1 or row.dtype.is_floating_point or not len(row) or row.min() < 0:
-            raise ValueError(f"sequences must hold token indices from 0, but sequence {i} is {row.tolist()}")
+            raise UserError(f"sequences must hold token indices from 0, but sequence {i} is {row.tolist()}")
         if label not in row:
-            raise ValueError(
+            raise UserError(
                 f"labels must occur in their sequences, but {label} is not in sequence {i}; attention cannot select it,"
                 " so leave that sequence out"
             )
@@ -123,7 +101,7 @@ def token_graph(sequences: Sequence[Sequence[int] | Tensor], labels: Sequence[in
 
 
 def graph_margin(
-    embeddings: Tensor, graph: TokenGraph, norm: str = "fro", *, tolerance: float | None = None, rounds: int = 6
+    embeddings: Tensor, graph: TokenGraph, norm: str = "fro", *, tolerance: float | None = None, max_steps: int = 6
 ) -> GraphMargin:
     r"""Weights of least norm that order the logits of every last token as its graph does.
 
@@ -134,8 +112,7 @@ def graph_margin(
         embeddings: :math:`e_t`, shape ``(vocabulary, dim)``.
         graph: of ``token_graph``.
         norm: "fro" or "nuc".
-        tolerance: on the relative gap between the bounds.
-        rounds: of the solver.
+        tolerance, max_steps: as for :func:`max_margin`.
 
     Source:
         Li et al. 2024, the graph form of the max-margin program.
@@ -146,10 +123,9 @@ def graph_margin(
         >>> found.weights[:, 2]
         tensor([ 0.3333,  0.3333, -0.6667], dtype=torch.float64)
     """
-    tolerance = checked_tolerance(norm, tolerance, rounds)
-    embeddings = sized(floats(embeddings, "embeddings", 2), "embeddings")
+    embeddings = check_sizes(as_double(embeddings, "embeddings", "vocabulary", "dim"), "embeddings")
     if len(embeddings) < graph.component.shape[1]:
-        raise ValueError(
+        raise UserError(
             f"embeddings must have one row for each of {graph.component.shape[1]} tokens or more,"
             f" got shape {tuple(embeddings.shape)}"
         )
@@ -163,29 +139,19 @@ def graph_margin(
     shape = (len(graph.last), max(1, int(counts.max())))
     differences = torch.zeros(*shape, embeddings.shape[1], dtype=torch.float64)
     differences[where] = embeddings[triples[:, 1]] - embeddings[triples[:, 2]]
-    least = torch.zeros(shape, dtype=torch.bool)
+    least, equal = torch.zeros(2, *shape, dtype=torch.bool)
     least[where] = torch.arange(len(triples)) < len(graph.above)
-    equal = torch.zeros(shape, dtype=torch.bool)
-    equal[where] = torch.arange(len(triples)) >= len(graph.above)
+    equal[where] = ~least[where]
     arrays = (differences, embeddings[graph.last], least, equal)
-    found = least_norm(Program(*(array.numpy() for array in arrays)), norm, tolerance=tolerance, rounds=rounds)
-    weights = torch.from_numpy(np.ascontiguousarray(found.weights))
-    return GraphMargin(
-        weights=weights,
-        dual=torch.from_numpy(found.multipliers)[where][: len(graph.above)],
-        margin=1 / found.upper if found.upper > 0 else float("inf"),
-        lower=found.lower,
-        upper=found.upper,
-        feasible=found.feasible,
-        farkas=None if found.farkas is None else torch.from_numpy(found.farkas)[where],
-        eps=found.eps,
-        converged=found.converged,
-        graph=graph,
-    )
+    fields = as_tensors(least_norm(arrays, norm, tolerance=tolerance, max_steps=max_steps))
+    fields["dual"] = fields["dual"][where][: len(graph.above)]
+    if fields["farkas"] is not None:
+        fields["farkas"] = fields["farkas"][where]
+    return GraphMargin(**fields, graph=graph)
 
 
 def _components(edges: list[tuple[int, int]], size: int) -> np.ndarray:
-    """Names of the strongly connected components of all tokens."""
+    """Return the strongly connected component of every token."""
     sparse = scipy_module("sparse")
     ends = np.array(edges, dtype=np.intp).reshape(-1, 2)
     matrix = sparse.coo_array((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), shape=(size, size))

@@ -9,11 +9,14 @@ from massieu.margin.program import Floats, Program, Solved
 
 __all__ = ["least_nuclear"]
 
+ITERATIONS = 100
+"""Iterations of a step."""
+
 RELAXATION = 1.6
-"""Steps of alternating directions are lengthened by this factor."""
+"""Factor that lengthens moves of alternating directions."""
 
 
-def least_nuclear(program: Program, *, tolerance: float, rounds: int) -> Solved:
+def least_nuclear(program: Program, *, tolerance: float, max_steps: int) -> Solved:
     r"""Solve a program for the nuclear norm.
 
     .. math:: \max_{\lambda \ge 0} 1^\top\lambda \quad\text{subject to}\quad A^\top\lambda = Y, \; |Y|_{op} \le 1.
@@ -21,10 +24,10 @@ def least_nuclear(program: Program, *, tolerance: float, rounds: int) -> Solved:
     Of the two blocks, the multipliers solve a quadratic program with the Gram products of the Frobenius norm, and Y is
     a projection that clips singular values. The scaled multiplier of the equation is the primal solution, and bounds
     follow as for the Frobenius norm: :math:`1^\top\lambda / |A^\top\lambda|_{op} \le |W^*|_* \le |W|_* / m(W)`.
-    The solution need not be unique. ``rounds`` are of 100 steps each.
+    The solution need not be unique. A step has 100 iterations.
     """
     start = program.products
-    first = least_frobenius(program, tolerance=1e-6, rounds=6)
+    first = least_frobenius(program, tolerance=1e-6, max_steps=6)
     if not first.feasible or not program.least.any():
         return first
     state = _Bounds(program, first)
@@ -32,7 +35,8 @@ def least_nuclear(program: Program, *, tolerance: float, rounds: int) -> Solved:
     image, primal = program.adjoint(program.scatter(x)), first.weights
     penalty = float(np.linalg.norm(primal) / np.linalg.norm(image))
     clipped = clip(image)
-    for _ in range(100 * rounds):
+    for iteration in range(ITERATIONS * max_steps):
+        steps = 1 + iteration // ITERATIONS
         right = program.rewards / penalty + program.select(program.values(clipped - primal / penalty))
         accuracy = 0.1 * min(state.gap, 0.1) * float(program.rewards.max()) / penalty
         x = bounded(program.gram, right, program.free, x, steps=100, tolerance=accuracy)
@@ -56,12 +60,13 @@ def least_nuclear(program: Program, *, tolerance: float, rounds: int) -> Solved:
         farkas=None,
         eps=1 / state.lower,
         converged=state.gap <= tolerance,
+        steps=steps,
         products=program.products - start,
     )
 
 
 class _Bounds:
-    """The best multipliers and weights so far, with what they certify."""
+    """Best multipliers and weights so far, with the bounds that they certify."""
 
     def __init__(self, program: Program, first: Solved) -> None:
         self.program, self.lower, self.upper = program, 0.0, np.inf
@@ -87,6 +92,6 @@ class _Bounds:
 
 
 def clip(matrix: Floats) -> Floats:
-    """The nearest matrix whose singular values are at most one."""
+    """Return the nearest matrix whose singular values are at most one."""
     left, values, right = np.linalg.svd(matrix, full_matrices=False)
     return np.asarray((left * np.minimum(values, 1.0)) @ right)

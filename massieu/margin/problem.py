@@ -1,4 +1,4 @@
-"""Token selection: sequences of tokens, a query for each, and how good it would be to attend to one token alone."""
+"""Token selection: sequences of tokens, a query for each, and the score of attending to one token alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, softplus
 
-from massieu.margin.border import floats, head_of, padded, per_token, sized, whole_numbers
+from massieu.checks import UserError, check_choice, check_floating, check_shape
+from massieu.margin.conversions import as_double, as_head, check_sizes, padded, per_token, whole_numbers
 
 __all__ = ["Assumptions", "TokenSelection"]
 
@@ -26,7 +27,7 @@ TIE = 1e-9
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What theorems about token selection ask of their data.
+    """Assumptions of theorems about token selection, checked.
 
     Attributes:
         unique: every sequence has one best token.
@@ -35,9 +36,9 @@ class Assumptions:
             combinations of the constraints, and no finite stationary point exists.
         coherence: the largest absolute inner product of two different tokens over the smallest squared norm.
         near_orthogonal: (tokens - 1) coherence < 1, so that the Gram matrix of all tokens is diagonally dominant. The
-            sources ask for something of this kind without a constant; this one makes the tokens independent.
+            sources assume something of this kind without a constant; this one makes the tokens independent.
         independent: queries are linearly independent, and so are the differences of each sequence's tokens: the
-            margin constraints can then all be met, whatever token each sequence selects.
+            margin constraints of every selection can then be met.
     """
 
     unique: bool
@@ -49,16 +50,16 @@ class Assumptions:
 
 
 class TokenSelection:
-    r"""Sequences of tokens :math:`x_{it}`, each with a query :math:`z_i`, from which attention is to select.
+    r"""Sequences of tokens :math:`x_{it}`, each with a query :math:`z_i` that is to select one of them.
 
     .. math:: s_i = \mathrm{softmax}(X_i W z_i), \qquad
         L(W) = \frac1n \sum_i \ell\Big(\sum_t s_{it} \gamma_{it}\Big)
         \quad\text{or}\quad -\frac1n \sum_i \sum_t p_{it} \log s_{it}.
 
-    Scores :math:`\gamma_{it}` say how good it is to attend to token t alone. They are given, or come from a head: with
+    The score :math:`\gamma_{it}` is the value of attending to token t alone. Scores are given or come from a head: with
     a vector, :math:`\gamma_{it} = y_i \langle v, x_{it} \rangle`; a matrix ``(classes, dim)`` or any function makes the
     loss one of the head at the attention output, and the score of a token is minus its loss. With ``targets`` the loss
-    is the cross-entropy of the attention map itself. Everything is held in float64.
+    is the cross-entropy of the attention map itself. All tensors are held in float64.
 
     Args:
         tokens: ``(sequences, length, dim)``, or one tensor ``(length_i, dim)`` for each sequence.
@@ -66,7 +67,7 @@ class TokenSelection:
         scores: ``(sequences, length)``, or one tensor ``(length_i,)`` for each sequence.
         labels: -1 and 1 for a head with one output, classes from 0 for one with several; shape ``(sequences,)``.
         head: ``(dim,)``, ``(classes, dim)``, or a function of ``(..., dim)`` with one output or several. A module is
-            copied, in float64 and as it evaluates, without dropout; training leaves it as it is.
+            copied, in float64 and in evaluation mode, and not trained.
         targets: distributions :math:`p_i` over the tokens, shaped as ``scores``.
         loss: of a score: "logistic", "exponential" or "linear".
         lengths: tokens of each sequence that are present, where ``tokens`` is one padded tensor.
@@ -94,25 +95,20 @@ class TokenSelection:
         loss: str = "logistic",
         lengths: Tensor | None = None,
     ) -> None:
-        if loss not in LOSSES:
-            raise ValueError(f"loss must be one of {', '.join(LOSSES)}, got {loss!r}")
+        check_choice(loss, "loss", LOSSES)
         ways = {"scores": scores is not None, "head": head is not None, "targets": targets is not None}
         if sum(ways.values()) != 1 or (head is None) != (labels is None):
             given = [*(name for name, there in ways.items() if there), *(["labels"] if labels is not None else [])]
-            raise ValueError(f"give scores, or labels and head, or targets; got {', '.join(given) or 'none of them'}")
+            raise UserError(f"give scores, or labels and head, or targets; got {', '.join(given) or 'none of them'}")
         self.tokens, self.present = padded(tokens, lengths)
-        self.queries = sized(floats(queries, "queries", 2), "queries")
-        if len(self.queries) != len(self.tokens):
-            raise ValueError(
-                f"queries must have one row for each of the {len(self.tokens)} sequences, got {len(self.queries)}"
-            )
+        self.queries = check_sizes(as_double(queries, "queries", len(self.tokens), "query_dim"), "queries")
         self.loss, self.labels, self.targets = loss, labels, None
-        self.head = None if head is None else head_of(head, self.tokens.shape[-1])
+        self.head = None if head is None else as_head(head, self.tokens.shape[-1])
         if targets is not None:
             self.targets = per_token(targets, "targets", self.present)
             total = self.targets.sum(-1)
             if (self.targets < 0).any() or (total - 1).abs().max() > 1e-6:
-                raise ValueError("targets must be distributions: not negative, with sum one over each sequence")
+                raise UserError("targets must be distributions: not negative, with sum one over each sequence")
             self.targets = self.targets / total[:, None]
             self.scores = self.targets
         elif scores is not None:
@@ -127,46 +123,47 @@ class TokenSelection:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the weights: ``(dim, query_dim)``."""
+        """Shape of the weights, ``(dim, query_dim)``."""
         return self.tokens.shape[-1], self.queries.shape[-1]
 
     @property
     def linear(self) -> bool:
-        """Whether the loss sees the attention map through the scores alone."""
+        """True if the loss depends on the attention map through the scores alone."""
         return self.targets is None and (self.head is None or (isinstance(self.head, Tensor) and self.head.ndim == 1))
 
     @property
     def best(self) -> Tensor:
-        """Which tokens are best: highest score, or any mass in the targets; ``(sequences, length)``, boolean."""
+        """Flags of the best tokens: highest score, or any mass in the targets; ``(sequences, length)``."""
         if self.targets is not None:
             return self.targets > 0
         high = self.scores.masked_fill(~self.present, -torch.inf).amax(-1, keepdim=True)
         return self.present & (high - self.scores <= TIE * self._range())
 
     def selection(self) -> Tensor:
-        """The best token of every sequence, shape ``(sequences,)``; a sentence if there is not exactly one."""
+        """Return the best token of every sequence, shape ``(sequences,)``; raise if one has several."""
         tied = (self.best.sum(-1) > 1).nonzero().flatten().tolist()
         if tied:
-            raise ValueError(
+            raise UserError(
                 f"every sequence must have one best token, but sequence {tied[0]} has {int(self.best[tied[0]].sum())}"
-                f" ({len(tied)} sequences of {len(self.tokens)} are tied); break the ties, or ask max_margin, which can"
-                " pick"
+                f" ({len(tied)} sequences of {len(self.tokens)} are tied); break the ties, or let max_margin pick"
             )
         return self.best.int().argmax(-1)
 
     def picked(self, selection: Tensor | Sequence[int]) -> Tensor:
-        """Any token of every sequence, checked to be there; shape ``(sequences,)``."""
+        """Return the given tokens of the sequences, shape ``(sequences,)``; raise if one is not present."""
         chosen, count = torch.as_tensor(selection), len(self.tokens)
         inside = chosen.shape == (count,) and bool(((chosen >= 0) & (chosen < self.lengths)).all())
         if not inside or chosen.dtype.is_floating_point or chosen.dtype == torch.bool:
-            raise ValueError(
+            raise UserError(
                 f"selection must be the index of a token for each of the {count} sequences, got {chosen.tolist()}"
             )
         return chosen.long()
 
     def tied(self, selection: Tensor | Sequence[int]) -> Tensor:
-        """Tokens as good as the selected ones, which are among them: of the same score up to rounding, or with mass in
-        the targets if the selected one has some; ``(sequences, length)``, boolean."""
+        """Return flags of the tokens as good as the selected ones, these included, ``(sequences, length)``.
+
+        They have the same score up to rounding, or mass in the targets if the selected one has some.
+        """
         chosen = self.picked(selection)[:, None]
         alone = torch.zeros_like(self.present).scatter(1, chosen, True)
         if self.targets is not None:
@@ -175,7 +172,7 @@ class TokenSelection:
         return self.present & (away <= TIE * self._range())
 
     def assumptions(self) -> Assumptions:
-        """What theorems ask for, checked."""
+        """Check the assumptions of theorems."""
         tied = tuple((self.best.sum(-1) > 1).nonzero().flatten().tolist())
         others = self.present & ~self.best
         rest = self.scores.masked_fill(~others, torch.nan).nan_to_num(nan=-torch.inf).amax(-1)
@@ -196,23 +193,25 @@ class TokenSelection:
         )
 
     def as_weights(self, weights: Tensor) -> Tensor:
-        """Weights in float64, with their derivatives, checked to have the right shape."""
+        """Return the weights in float64, with their derivatives; raise unless they have the shape of this problem."""
         weights = torch.as_tensor(weights)
-        if weights.shape != self.shape or weights.dtype.is_complex:
-            raise ValueError(f"weights must be real with shape {self.shape}, got shape {tuple(weights.shape)}")
-        return weights.double()
+        check_shape(weights, "weights", *self.shape)
+        if not weights.is_complex():
+            weights = weights.double()
+        check_floating(weights, "weights")
+        return weights
 
     def logits(self, weights: Tensor) -> Tensor:
-        r""":math:`X_i W z_i`, shape ``(sequences, length)``; minus infinity where no token is."""
+        r"""Return :math:`X_i W z_i`, shape ``(sequences, length)``; minus infinity where no token is present."""
         logits = torch.einsum("ntd,nd->nt", self.tokens, self.queries @ self.as_weights(weights).mT)
         return logits.masked_fill(~self.present, -torch.inf)
 
     def attention(self, weights: Tensor) -> Tensor:
-        """The attention maps, shape ``(sequences, length)``."""
+        """Return the attention maps, shape ``(sequences, length)``."""
         return self.logits(weights).softmax(-1)
 
     def losses(self, attention: Tensor) -> Tensor:
-        """Loss of every sequence at given attention maps, shape ``(sequences,)``; differentiable."""
+        """Return the loss of every sequence at given attention maps, shape ``(sequences,)``; differentiable."""
         if self.targets is not None:
             # An absent token has no mass and no attention: its derivative would be 0 / 0.
             return -torch.xlogy(self.targets, attention.masked_fill(self.targets == 0, 1.0)).sum(-1)
@@ -221,23 +220,23 @@ class TokenSelection:
         return self._losses_of_head(torch.einsum("nt,ntd->nd", attention, self.tokens))
 
     def objective(self, weights: Tensor) -> Tensor:
-        """Mean loss at the weights, a scalar; differentiable."""
+        """Return the mean loss at the weights, a scalar; differentiable."""
         if self.targets is not None:
             log_attention = self.logits(weights).log_softmax(-1).masked_fill(self.targets == 0, 0.0)
             return -(self.targets * log_attention).sum(-1).mean()
         return self.losses(self.attention(weights)).mean()
 
     def selected(self, weights: Tensor) -> Tensor:
-        """The token of highest logit in every sequence, shape ``(sequences,)``."""
+        """Return the token of highest logit in every sequence, shape ``(sequences,)``."""
         return self.logits(weights).argmax(-1)
 
     def loss_of(self, selection: Tensor | Sequence[int]) -> float:
-        """Mean loss if attention rests on one token of each sequence: what the objective tends to on its way there."""
+        """Return the mean loss if all attention is on one token of each sequence: a limit of the objective."""
         alone = torch.nn.functional.one_hot(self.picked(selection), self.tokens.shape[1]).to(self.tokens)
         return float(self.losses(alone).mean())
 
     def margins(self, weights: Tensor, selection: Tensor | Sequence[int] | None = None) -> Tensor:
-        """By how much the selected token's logit exceeds every other's, least over the others; ``(sequences,)``."""
+        """Return the least lead of the selected token's logit over all others, ``(sequences,)``."""
         chosen = (self.selection() if selection is None else self.picked(selection))[:, None]
         logits = self.logits(weights)
         return logits.gather(1, chosen)[:, 0] - logits.scatter(1, chosen, -torch.inf).amax(-1)
@@ -258,7 +257,7 @@ class TokenSelection:
         )
 
     def _range(self) -> Tensor:
-        """Highest score of every sequence minus its lowest, shape ``(sequences, 1)``."""
+        """Return the highest score of every sequence minus its lowest, shape ``(sequences, 1)``."""
         low = self.scores.masked_fill(~self.present, torch.inf).amin(-1, keepdim=True)
         return self.scores.masked_fill(~self.present, -torch.inf).amax(-1, keepdim=True) - low
 
@@ -267,16 +266,16 @@ class TokenSelection:
         with torch.no_grad():
             outputs = self._outputs(self.tokens)
         if outputs.shape[:2] != self.present.shape or outputs.ndim > 3:
-            raise ValueError(
+            raise UserError(
                 f"head must turn {tuple(self.tokens.shape)} into {tuple(self.present.shape)}, with classes as a last"
                 f" axis if there are several, got {tuple(outputs.shape)}"
             )
         if not outputs[self.present].isfinite().all():
-            raise ValueError("head must give finite numbers for all tokens, but some are nan or infinite")
+            raise UserError("head must give finite numbers for all tokens, but some are nan or infinite")
         if outputs.ndim == 2 and not (labels.abs() == 1).all():
-            raise ValueError("labels must be -1 and 1 for a head with one output")
+            raise UserError("labels must be -1 and 1 for a head with one output")
         if outputs.ndim == 3 and not ((labels >= 0) & (labels < outputs.shape[-1])).all():
-            raise ValueError(f"labels must be classes from 0 to {outputs.shape[-1] - 1} for this head")
+            raise UserError(f"labels must be classes from 0 to {outputs.shape[-1] - 1} for this head")
         self.labels = labels.to(self.tokens) if outputs.ndim == 2 else labels
         if self.linear:
             scores = self.labels[:, None] * outputs
@@ -287,16 +286,16 @@ class TokenSelection:
         return scores.masked_fill(~self.present, 0.0)
 
     def _outputs(self, states: Tensor) -> Tensor:
-        """What the head says: ``(...)`` for one output, else ``(..., classes)``."""
+        """Return the outputs of the head: ``(...)`` for one output, else ``(..., classes)``."""
         if isinstance(self.head, Tensor):
             return states @ self.head.mT if self.head.ndim == 2 else states @ self.head
         assert self.head is not None
         try:
             outputs = self.head(states)
         except (RuntimeError, TypeError) as error:
-            raise ValueError(f"head must take a float64 tensor of shape {tuple(states.shape)}, but: {error}") from error
+            raise UserError(f"head must take a float64 tensor of shape {tuple(states.shape)}, but: {error}") from error
         if not isinstance(outputs, Tensor):
-            raise ValueError(f"head must give a tensor, got {type(outputs).__name__}")
+            raise UserError(f"head must give a tensor, got {type(outputs).__name__}")
         outputs = outputs.double()
         return outputs[..., 0] if outputs.ndim == states.ndim and outputs.shape[-1] == 1 else outputs
 

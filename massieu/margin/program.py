@@ -1,8 +1,7 @@
-"""Programs of least norm whose constraints are dyads, and products with them that never hold their Gram matrix."""
+"""Programs of least norm with rank-one constraints, and products with them that never hold their Gram matrix."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from massieu.checks import MissingPackageError, pip_install
+from massieu.checks import optional_package
 
 __all__ = ["Program", "Solved", "one_thread", "scipy_module"]
 
@@ -21,30 +20,23 @@ Flags = NDArray[np.bool_]
 Product = Callable[[Floats], Floats]
 
 CANCEL = 1e-15
-"""Constraints of size one that sum to less than this part of their multipliers cancel: what is left is rounding."""
+"""Constraints of size one that sum to less than this part of their multipliers cancel: the rest is rounding."""
 
 RESOLUTION = 1e-8
 """Margins of constraints of size one below this may stay undecided: the hull is found by least squares, whose residual
-is the square of the margin, and rounding hides what is below the square root of 1e-16."""
+is the square of the margin, and rounding hides values below the square root of 1e-16."""
 
 ROUNDING = 1e-12
-"""What rounding leaves of values of size one."""
+"""Rounding of values of size one."""
 
 
 @dataclass(frozen=True)
 class Solved:
-    """How a program ended: its weights and multipliers, bounds that hold whatever the solver did, and a certificate.
+    """Solution of a program as arrays; the attributes are those of :class:`~massieu.margin.solver.LeastNorm`.
 
     Attributes:
         weights: shape ``(dim, query_dim)``; of the largest margin found where the program is not feasible.
         multipliers: shape ``(groups, slots)``.
-        lower, upper: the least norm lies between them.
-        feasible: True with weights of a positive margin, False with multipliers that show that there are none, None
-            if neither was found.
-        farkas: these multipliers, or None.
-        eps: no weights of norm one have a margin above it.
-        converged: the bounds agree to the tolerance, or ``farkas`` is given.
-        products: Gram products spent.
     """
 
     weights: Floats
@@ -55,14 +47,15 @@ class Solved:
     farkas: Floats | None
     eps: float
     converged: bool
+    steps: int
     products: int
 
 
 class Program:
     r"""Least norm of W subject to :math:`\langle a_c, W z_g \rangle \ge 1`, or :math:`= 0` for some constraints.
 
-    Rows and queries are held with size one and weights in units of one over the smallest constraint, so that a
-    constraint asks for :math:`b_c \le 1`, whatever the units of the data; ``natural`` undoes this.
+    Rows and queries are held with size one and weights in units of one over the smallest constraint, so that the bound
+    of a constraint is :math:`b_c \le 1`, whatever the units of the data; ``natural`` undoes this.
 
     Each group has a query :math:`z_g` and constraints :math:`a_c z_g^\top`, so that a product with all of them costs
     two small matrix products and no Gram matrix is ever held:
@@ -71,13 +64,16 @@ class Program:
         A^\top \lambda = \sum_g \Big(\sum_{c \in g} \lambda_c a_c\Big) z_g^\top.
 
     Args:
-        rows: :math:`a_c`, shape ``(groups, slots, dim)``; anything where there is no constraint.
+        rows: :math:`a_c`, shape ``(groups, slots, dim)``; arbitrary where there is no constraint.
         queries: :math:`z_g`, shape ``(groups, query_dim)``.
-        least: which slots ask for at least one, boolean, ``(groups, slots)``.
-        equal: which slots ask for zero.
+        least: the slots of inequalities, boolean, ``(groups, slots)``.
+        equal: the slots of equalities.
 
     Attributes:
-        void: constraints that ask for at least one and are zero, as of twins, whatever the weights.
+        bounds: :math:`b_c`, shape ``(groups, slots)``.
+        rewards: the same of the constraints alone, zero for equalities.
+        free: equalities among the constraints alone, whose multipliers may be negative.
+        void: inequalities whose row is zero, as of twins: no weights meet them.
     """
 
     def __init__(self, rows: Floats, queries: Floats, least: Flags, equal: Flags) -> None:
@@ -85,56 +81,56 @@ class Program:
         self.queries, query_sizes = _units(queries)
         sizes = row_sizes * query_sizes[:, None]
         self.least, self.equal = least, equal & (sizes > 0)  # zero equals zero
-        self.void = least & (sizes == 0)  # and is never at least one
+        self.void = least & (sizes == 0)  # zero is never at least one
         self.index = np.flatnonzero(self.least | self.equal)
         self.free = self.equal.ravel()[self.index]
-        asked = sizes[self.least & (sizes > 0)]
-        self.size = float(asked.min()) if asked.size else 1.0
-        # The smallest constraint asks most of weights in these units; one without size asks for what cannot be.
-        self.asks = self.size / np.where(sizes > 0, sizes, self.size)
-        # Who asks for less than rounding leaves over is given that, which costs nothing; bounds take what was asked.
-        self.rewards = np.where(self.free, 0.0, np.maximum(self.asks.ravel()[self.index], ROUNDING))
+        own = sizes[self.least & (sizes > 0)]
+        self.size = float(own.min()) if own.size else 1.0
+        # The smallest constraint has the largest bound in these units; one without size cannot be met.
+        self.bounds = self.size / np.where(sizes > 0, sizes, self.size)
+        # Bounds below rounding are raised to it, which costs nothing; margins and certificates take the exact ones.
+        self.rewards = np.where(self.free, 0.0, np.maximum(self.bounds.ravel()[self.index], ROUNDING))
         self.products = 0
 
     def values(self, weights: Floats) -> Floats:
-        """What the weights give to every constraint, shape ``(groups, slots)``."""
+        """Return the value of every constraint under the weights, shape ``(groups, slots)``."""
         return np.asarray(np.matmul(self.rows, (self.queries @ weights.T)[:, :, None])[:, :, 0])
 
     def adjoint(self, multipliers: Floats) -> Floats:
-        """Constraints summed with multipliers, shape ``(dim, query_dim)``."""
+        """Return the constraints summed with multipliers, shape ``(dim, query_dim)``."""
         return np.asarray(np.matmul(multipliers[:, None, :], self.rows)[:, 0].T @ self.queries)
 
     def scatter(self, x: Floats) -> Floats:
-        """Multipliers ``(groups, slots)`` from those of the constraints alone."""
+        """Return multipliers ``(groups, slots)`` from those of the constraints alone."""
         multipliers = np.zeros(self.least.shape)
         multipliers.ravel()[self.index] = x
         return multipliers
 
     def select(self, values: Floats) -> Floats:
-        """Values of the constraints alone: the inverse of ``scatter``."""
+        """Return the values of the constraints alone: the inverse of ``scatter``."""
         return np.asarray(values.ravel()[self.index])
 
     def gram(self, x: Floats) -> Floats:
-        """Gram matrix of the constraints times a vector."""
+        """Return the Gram matrix of the constraints times a vector."""
         self.products += 1
         return self.select(self.values(self.adjoint(self.scatter(x))))
 
     def margin(self, weights: Floats) -> float:
-        """Least value, as a part of what is asked for, minus what is left of the constraints that ask for zero."""
+        """Return the least value of the inequalities over their bound, minus the largest error of the equalities."""
         if not self.least.any():
             return np.inf
         values = self.values(weights)
-        rest = np.abs(values[self.equal] / self.asks[self.equal]).max() if self.equal.any() else 0.0
-        return float((values[self.least] / self.asks[self.least]).min() - rest)
+        rest = np.abs(values[self.equal] / self.bounds[self.equal]).max() if self.equal.any() else 0.0
+        return float((values[self.least] / self.bounds[self.least]).min() - rest)
 
     def separates(self, weights: Floats) -> bool:
-        """Whether weights have a positive margin by more than rounding."""
+        """Return True if the weights have a positive margin by more than rounding."""
         if self.margin(weights) <= 0:
             return False
         return bool(self.values(weights)[self.least].min(initial=np.inf) > CANCEL * np.linalg.norm(weights))
 
     def cancelled(self, x: Floats) -> Floats:
-        """The multipliers nearest to given ones under which the constraints in use cancel, as far as they can.
+        """Return the multipliers nearest to given ones under which the constraints in use cancel, as far as they can.
 
         Multipliers from a solver leave a residual of its tolerance. Where the constraints in use are dependent, a small
         correction removes it; where they are independent, nothing but zero cancels.
@@ -153,23 +149,23 @@ class Program:
 
         operator = linalg.LinearOperator((size, len(inside)), matvec=spread, rmatvec=back, dtype=float)
         part = x[inside]
-        for _ in range(3):  # each pass removes what rounding left of the last
+        for _ in range(3):  # each pass removes the rounding of the last
             part = part - linalg.lsmr(operator, spread(part), atol=1e-16, btol=1e-16, maxiter=4 * len(inside))[0]
         found = np.zeros(len(x))
         found[inside] = np.where(self.free[inside], part, np.maximum(part, 0.0))
         return found
 
     def reward(self, multipliers: Floats) -> float:
-        """Sum of the multipliers with what is asked for."""
-        return float((multipliers * self.asks)[self.least].sum())
+        """Return the sum of the multipliers times the bounds."""
+        return float((multipliers * self.bounds)[self.least].sum())
 
     def natural(self, found: Solved) -> Solved:
-        """A result in the units of the data; multipliers of a certificate have sum one over what is asked for."""
-        shown = None if found.farkas is None else found.farkas * self.asks
+        """Return a result in the units of the data; multipliers of a certificate sum to one over the inequalities."""
+        shown = None if found.farkas is None else found.farkas * self.bounds
         return replace(
             found,
             weights=found.weights / self.size,
-            multipliers=found.multipliers * self.asks / self.size / self.size,
+            multipliers=found.multipliers * self.bounds / self.size / self.size,
             lower=found.lower / self.size,
             upper=found.upper / self.size,
             farkas=None if shown is None else shown / shown[self.least].sum(),
@@ -177,14 +173,14 @@ class Program:
         )
 
     def level(self, weights: Floats) -> Floats:
-        """The weights without their part along the constraints that ask for zero."""
+        """Return the weights without their part along the equalities."""
         return self.meet(weights, self.free) if self.free.any() else weights
 
     def meet(self, weights: Floats, chosen: Flags) -> Floats:
-        """The nearest weights that give some constraints just what they ask for."""
+        """Return the nearest weights that give some constraints exactly their bounds."""
         inside = np.flatnonzero(chosen)
         product = restricted(self.gram, inside, len(self.index))
-        for _ in range(2):  # the second pass removes what rounding left
+        for _ in range(2):  # the second pass removes the rounding of the first
             part = np.zeros(len(self.index))
             off = (self.select(self.values(weights)) - self.rewards)[inside]
             part[inside] = conjugate_gradient(product, off, steps=2 * len(inside) + 50)
@@ -193,7 +189,7 @@ class Program:
 
 
 def _units(vectors: Floats) -> tuple[Floats, Floats]:
-    """Vectors of size one, zero ones excepted, and what their sizes were."""
+    """Return the vectors scaled to size one, zero ones excepted, and their sizes."""
     largest = np.abs(vectors).max(-1, initial=0.0)
     units = vectors / np.where(largest > 0, largest, 1.0)[..., None]
     sizes = np.sqrt(np.einsum("...d,...d->...", units, units))
@@ -202,7 +198,7 @@ def _units(vectors: Floats) -> tuple[Floats, Floats]:
 
 
 def restricted(product: Product, inside: NDArray[np.intp], size: int) -> Product:
-    """A product with vectors of a given size, on some of their entries alone."""
+    """Restrict a product with vectors of a given size to some of their entries."""
 
     def part(values: Floats) -> Floats:
         full = np.zeros(size)
@@ -222,26 +218,20 @@ def conjugate_gradient(product: Product, right: Floats, *, steps: int, tolerance
 
 
 def one_thread() -> AbstractContextManager[Any]:
-    """Within it, linear algebra runs on one thread: small products lose more to waiting than a second one gives."""
+    """Limit linear algebra to one thread: small products lose more to waiting than a second thread gains."""
     return _controller().limit(limits=1, user_api="blas")  # type: ignore[no-any-return]
 
 
 @cache
 def _controller() -> Any:
     for module in ("optimize", "sparse.linalg"):
-        scipy_module(module)  # brings a library of its own, which must be there to be limited
-    return _imported("threadpoolctl").ThreadpoolController()
+        scipy_module(module)  # loads a library of its own, which must be there to be limited
+    return _package("threadpoolctl").ThreadpoolController()
 
 
 def scipy_module(name: str) -> Any:
-    return _imported(f"scipy.{name}")
+    return _package(f"scipy.{name}")
 
 
-def _imported(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        package = name.split(".")[0]
-        raise MissingPackageError(
-            f"max-margin programs need {package}, which is not installed; {pip_install('verify')}"
-        ) from None
+def _package(module: str) -> Any:
+    return optional_package(module, "a max-margin program", "verify")

@@ -1,4 +1,4 @@
-"""How far the tokens that a matrix selects are from a max-margin selection, each figure beside its control."""
+"""Distance of a matrix from the max-margin weights of the tokens that it selects, beside controls."""
 
 from __future__ import annotations
 
@@ -9,26 +9,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from massieu.checks import UserError, check_floating
+from massieu.margin.conversions import as_generator
 from massieu.margin.problem import TokenSelection
 from massieu.margin.program import scipy_module
 from massieu.margin.solver import MaxMargin, max_margin
 
 __all__ = ["SelectionReport", "random_head", "selection_report", "span_projection"]
 
-NOT_CERTAIN = "the solver stopped before its bounds agreed: best_margin is its best guess"
+NOT_CERTAIN = "the solver stopped before its bounds agreed: best_margin is approximate"
 UNDECIDED = "it is undecided if a matrix selects these tokens with a margin: none was found, and none was ruled out"
 NOT_FEASIBLE = "no matrix selects these tokens with a margin: there is no max-margin direction to compare with"
-NOTHING_ASKED = "every row sees copies of one token alone: nothing is asked of a matrix"
+NO_CONSTRAINTS = "every row has copies of one token alone: there are no constraints"
 
 
 @dataclass(frozen=True)
 class SelectionReport:
-    r"""One matrix W against the max-margin weights :math:`W_{mm}` of the tokens that it selects; nan where not defined.
+    r"""Matrix W against the max-margin weights :math:`W_{mm}` of the tokens that it selects; nan where not defined.
 
     Attributes:
-        rows: sequences.
-        constraints: tokens that are to lose.
-        feasible: whether some matrix selects these tokens with a margin; None if that is undecided.
+        rows: number of sequences.
+        constraints: number of tokens that are to lose.
+        feasible: True if some matrix selects these tokens with a margin; None if undecided.
         reproduced: share of rows in which :math:`XWz` selects the selected token, or a copy of it.
         best_margin: :math:`\gamma`, the largest margin of a matrix of norm one, certified to ``gap``.
         gap: relative distance of the bounds on it.
@@ -36,12 +38,12 @@ class SelectionReport:
         span_share: the part of :math:`\|W\|^2` in the span of the constraints, where :math:`W_{mm}` lies.
         margin_ratio: :math:`\mu / \gamma`.
         correlation: of W with :math:`W_{mm}`, at least that ratio where it is positive.
-        span_correlation: of the part of W in the span with it.
-        span_bound: what that is at least.
+        span_correlation: of the part of W in the span with :math:`W_{mm}`.
+        span_bound: lower bound of it.
         shuffled_correlation, shuffled_span_correlation: of W with the max-margin weights of tokens drawn at random.
         random_span_share, random_margin_ratio, random_correlation, random_span_correlation, random_span_bound: of a
             random matrix with the singular values of W, against the max-margin weights of its own selection.
-        note: what does not hold here, in sentences; empty if nothing.
+        note: limits of these values, in sentences; or empty.
     """
 
     rows: int
@@ -75,29 +77,28 @@ def selection_report(
     compared: bool = True,
     copies: float = 1e-12,
     projection: Callable[[Tensor], Tensor] | None = None,
-    seed: int = 0,
+    generator: torch.Generator | int = 0,
 ) -> SelectionReport:
-    r"""How far the selection that one matrix makes is from the max-margin one.
+    r"""Compare a matrix with the max-margin weights of the tokens that it selects.
 
     .. math:: \alpha_i = \arg\max_t x_{it}^\top W z_i, \qquad
         W_{mm} = \arg\min \|W\| \;\text{ s.t. }\; (x_{i\alpha_i} - x_{it})^\top W z_i \ge 1
 
-    Two controls say what the figures are worth: a random matrix with the singular values of W, against the max-margin
-    weights of its own selection; and W against those of tokens drawn at random. A copy of the selected token, which no
-    matrix can tell from it, is not asked to lose.
+    There are two controls: a random matrix with the singular values of W, against the max-margin weights of its own
+    selection; and W against those of tokens drawn at random. Copies of the selected token have no constraint.
 
     Args:
         weights: W, shape ``(dim, query_dim)``; of a head :math:`\mathrm{scale}\, W_K^\top W_Q`.
         tokens: a problem, or tokens as :class:`TokenSelection` takes them.
         queries: ``(sequences, query_dim)``; None for the last token of every sequence, or those of the problem.
         selection: the selected tokens, shape ``(sequences,)``, if not those of highest logit.
-        compared: whether W makes the selection; if not, only what the selection itself shows is reported.
+        compared: W makes the selection; if False, only the values of the selection itself are reported.
         copies: tokens that differ by less than this part of their size are the same.
-        projection: of :func:`span_projection` for the same tokens, if there are many matrices.
-        seed: of the controls.
+        projection: of :func:`span_projection` for the same tokens, to share it among matrices.
+        generator: of the controls, or a seed for one.
 
     Source:
-        The slides' "attention as an SVM", asked of any matrix.
+        The slides' "attention as an SVM", applied to any matrix.
 
     Example:
         >>> tokens = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(0))
@@ -110,8 +111,7 @@ def selection_report(
     """
     problem = _problem(tokens, queries)
     weights = problem.as_weights(weights).detach()
-    if not weights.isfinite().all():
-        raise ValueError("weights must be finite, but some are nan or infinite")
+    check_floating(weights, "weights", finite=True)
     chosen = problem.selected(weights) if selection is None else problem.picked(selection)
 
     def best(selection: Tensor) -> MaxMargin:
@@ -120,10 +120,10 @@ def selection_report(
     solution = best(chosen)
     rivals = solution.rivals
     again = int((problem.present & ~rivals).sum(-1).gt(1).sum())
-    asked = bool(rivals.any())
+    constrained = bool(rivals.any())
     notes = {
-        f"{again} of {len(chosen)} rows see the selected token again: its copies are not asked to lose": again > 0,
-        NOTHING_ASKED: not asked,
+        f"{again} of {len(chosen)} rows have copies of the selected token, which have no constraint": again > 0,
+        NO_CONSTRAINTS: not constrained,
         NOT_FEASIBLE: solution.feasible is False,
         UNDECIDED: solution.feasible is None,
         NOT_CERTAIN: solution.feasible is True and not solution.converged,
@@ -133,14 +133,15 @@ def selection_report(
         "constraints": int(rivals.sum()),
         "feasible": solution.feasible,
         "reproduced": float((~rivals).gather(1, problem.selected(weights)[:, None]).double().mean()),
-        "best_margin": solution.margin if asked and solution.feasible is not None else torch.nan,
+        "best_margin": solution.margin if constrained and solution.feasible is not None else torch.nan,
         "gap": solution.gap if solution.feasible else torch.nan,
         "note": "; ".join(note for note, holds in notes.items() if holds),
     }
     if compared:
-        generator = torch.Generator().manual_seed(seed)
-        other = (chosen + 1 + _drawn(problem.lengths - 1, generator)) % problem.lengths
-        drawn = random_head(weights, generator)
+        draw = as_generator(generator)
+        shift = (torch.rand(len(chosen), generator=draw, dtype=torch.float64) * (problem.lengths - 1)).long()
+        other = (chosen + 1 + shift) % problem.lengths
+        drawn = random_head(weights, draw)
         project = projection or span_projection(problem)
         inner = project(weights)
         found |= _against(problem, weights, solution, inner)
@@ -152,7 +153,7 @@ def selection_report(
 
 
 def random_head(weights: Tensor, generator: torch.Generator) -> Tensor:
-    """A matrix with the same singular values and random singular vectors: a head that knows nothing.
+    """Draw a matrix with the same singular values and random singular vectors.
 
     Example:
         >>> drawn = random_head(torch.diag(torch.tensor([3.0, 1.0])), torch.Generator().manual_seed(0))
@@ -167,9 +168,9 @@ def random_head(weights: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def span_projection(problem: TokenSelection) -> Callable[[Tensor], Tensor]:
-    r"""The projection of weights on the span of all :math:`(x_{it} - x_{i\tau}) z_i^\top`, whatever is selected.
+    r"""Return the projection of weights on the span of all :math:`(x_{it} - x_{i\tau}) z_i^\top`.
 
-    Logits of W and of its projection differ by a constant in every row, and no smaller matrix does that. With
+    It is the smallest matrix whose logits differ from those of W by a constant in every row. With
     :math:`P = \sum_i b_i z_i^\top` and :math:`\Pi_i` on the differences of row i, it solves
     :math:`\Pi_i P z_i = \Pi_i W z_i` by conjugate gradients.
 
@@ -181,7 +182,7 @@ def span_projection(problem: TokenSelection) -> Callable[[Tensor], Tensor]:
     queries, present = problem.queries, problem.present
     centered = (problem.tokens - _mean(problem)[:, None]) * present[..., None]
     _, sizes, vectors = torch.linalg.svd(centered, full_matrices=False)
-    # Directions that rounding alone holds are none.
+    # Directions below rounding are left out.
     kept = sizes > 1e-10 * sizes[:, :1]
     basis = vectors * kept[..., None]
     gram = queries @ queries.mT
@@ -214,18 +215,18 @@ def _mean(problem: TokenSelection) -> Tensor:
 def _problem(tokens: TokenSelection | Tensor | Sequence[Tensor], queries: Tensor | None) -> TokenSelection:
     if isinstance(tokens, TokenSelection):
         if queries is not None:
-            raise ValueError("queries belong to tokens; a problem has its own")
+            raise UserError("queries belong to tokens; a problem has its own")
         return tokens
     rows = [torch.as_tensor(row) for row in tokens]
     if queries is None and all(row.ndim == 2 and len(row) for row in rows) and rows:
         queries = torch.stack([row[-1] for row in rows])
-    # Every matrix selects for itself, so that no token has a score.
+    # The matrix selects, so that no token has a score.
     none = [torch.zeros(len(row)) if row.ndim else torch.zeros(0) for row in rows]
     return TokenSelection(rows, torch.zeros(len(rows), 1) if queries is None else queries, scores=none)
 
 
 def _different(problem: TokenSelection, selection: Tensor, copies: float) -> Tensor:
-    """Tokens that are no copies of the selected ones, flags ``(sequences, length)``."""
+    """Return flags of the tokens that are no copies of the selected ones, ``(sequences, length)``."""
     away = problem.differences(selection).norm(dim=-1)
     chosen = problem.tokens.gather(1, selection[:, None, None].expand(-1, 1, problem.shape[0])).norm(dim=-1)
     different: Tensor = problem.present & (away > copies * torch.maximum(chosen, problem.tokens.norm(dim=-1)))
@@ -233,22 +234,17 @@ def _different(problem: TokenSelection, selection: Tensor, copies: float) -> Ten
 
 
 def _against(problem: TokenSelection, weights: Tensor, solution: MaxMargin, inner: Tensor) -> dict[str, float]:
-    """A matrix and its projection on the constraints, against a max-margin solution; nan where there is none."""
+    """Compare a matrix and its projection on the constraints with a max-margin solution; nan where there is none."""
     norm, size = float(weights.norm()), float(inner.norm())
-    logits, asked = problem.logits(weights), solution.rivals
-    leads = (logits.gather(1, solution.selection[:, None]) - logits)[asked]
-    margin = float(leads.min()) / norm if norm > 0 and asked.any() else torch.nan
+    logits, rivals = problem.logits(weights), solution.rivals
+    leads = (logits.gather(1, solution.selection[:, None]) - logits)[rivals]
+    margin = float(leads.min()) / norm if norm > 0 and rivals.any() else torch.nan
     found = {"margin": margin, "span_share": (size / norm) ** 2 if norm > 0 else torch.nan}
     names = ("margin_ratio", "correlation", "span_correlation", "span_bound")
-    if not solution.feasible or size == 0 or not asked.any():
+    if not solution.feasible or size == 0 or not rivals.any():
         return found | dict.fromkeys(names, torch.nan)
     best = solution.weights
     ratio = margin * float(best.norm())
     product = float((weights * best).sum() / best.norm())
     bound = ratio * norm / size if ratio > 0 else torch.nan
     return found | dict(zip(names, (ratio, product / norm, product / size, bound), strict=True))
-
-
-def _drawn(bounds: Tensor, generator: torch.Generator) -> Tensor:
-    """Whole numbers from zero to each bound, without it."""
-    return (torch.rand(len(bounds), generator=generator, dtype=torch.float64) * bounds).long()

@@ -1,4 +1,4 @@
-"""How many random patterns a memory holds: formulas with the criterion each belongs to, and measurements."""
+"""Capacities of memories for random patterns: formulas, each with its criterion, and measurements."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from massieu.measures.measure import as_integer
+from massieu.checks import UserError, check_choice, check_count, check_number
 from massieu.memory.classical import Classical
 from massieu.memory.dense import Dense, Exponential
+from massieu.memory.memory import as_seed
 from massieu.memory.polar import Polar
 
 __all__ = ["CapacityRow", "capacity", "measure_capacity", "wilson_interval"]
@@ -24,15 +25,17 @@ OVERLAP = 0.95
 """A state with this overlap has a small fraction of wrong bits."""
 
 LARGEST_EXPONENT = 709.0
-"""The exponential of more overflows."""
+"""Exponentials of larger numbers overflow."""
 
 TASK_TRIALS = 10
-"""Trials that a worker makes at a time."""
+"""Trials of a task of a worker."""
+
+CRITERIA = ("all_fixed", "most_fixed", "small_errors", "all_recovered", "most_recovered")
 
 
 @dataclass(frozen=True)
 class CapacityRow:
-    """How often the criterion held with so many patterns.
+    """Frequency of a criterion at a number of patterns.
 
     Attributes:
         number: patterns stored.
@@ -41,8 +44,8 @@ class CapacityRow:
         rate: successes over trials.
         low: lower end of the Wilson interval of the rate.
         high: its upper end.
-        random_fixed: how many of the random states, one in each draw, were fixed points; None where the criterion does
-            not speak of fixed points.
+        random_fixed: number of random states, one in each draw, that were fixed points; None where the criterion is not
+            about fixed points.
     """
 
     number: int
@@ -55,16 +58,16 @@ class CapacityRow:
 
 
 class Mapper(Protocol):
-    """What runs a function elsewhere."""
+    """Engine that maps a function over arguments on its workers."""
 
     def map(self, function: Callable[[Any], Any], given: Iterable[Any], /) -> Iterator[Any]:
-        """The function of each, in the order given."""
+        """Yield the results in the given order."""
 
 
 def capacity(
     kind: str, dim: int, criterion: str, *, power: int = 3, corruption: float = 0.0, error: float = 0.0036
 ) -> float:
-    r"""How many random patterns a memory holds, in the sense of the criterion; asymptotic in the dimension.
+    r"""Return the number of random patterns that a memory holds by a criterion, asymptotic in the dimension.
 
     ============= ================ ==============================================================================
     kind          criterion        patterns
@@ -100,11 +103,9 @@ def capacity(
         >>> [round(capacity("classical", 1024, criterion)) for criterion in ("all_fixed", "most_fixed", "small_errors")]
         [37, 74, 141]
     """
-    dim, power = as_integer(dim, "dim", least=2), as_integer(power, "power", least=2)
-    if not 0 <= corruption < 0.5:
-        raise ValueError(f"corruption must be at least 0 and below 1/2, got {corruption}; it is a share of bits")
-    if not 0 < error < 0.5:
-        raise ValueError(f"error must be above 0 and below 1/2, got {error}; it is the share of wrong bits")
+    dim, power = check_count(dim, "dim", least=2), check_count(power, "power", least=2)
+    check_number(corruption, "corruption", least=0, below=0.5, remedy="it is a share of bits")
+    check_number(error, "error", above=0, below=0.5, remedy="it is the share of wrong bits")
     double = math.prod(range(1, 2 * power - 2, 2))
     held = float(dim) ** (power - 1) / double
     a = 1 - 2 * corruption
@@ -121,7 +122,7 @@ def capacity(
     }
     if (kind, criterion) not in formulas:
         choices = ", ".join(f"{first} with {second}" for first, second in formulas)
-        raise ValueError(f"capacity knows {choices}, got {kind!r} with {criterion!r}; or measure it: measure_capacity")
+        raise UserError(f"capacity has formulas for {choices}, got {kind!r} with {criterion!r}; see measure_capacity")
     return float(formulas[kind, criterion])
 
 
@@ -132,7 +133,7 @@ def measure_capacity(
     *,
     criterion: str,
     trials: int = 100,
-    seed: int = 0,
+    generator: torch.Generator | int = 0,
     workers: int = 1,
     engine: Mapper | None = None,
     progress: Callable[[int, int], Any] | None = None,
@@ -143,32 +144,31 @@ def measure_capacity(
     corruption: float = 0.1,
     confidence: float = 0.95,
 ) -> list[CapacityRow]:
-    """How often a criterion holds for random patterns, with binomial confidence intervals.
+    """Measure the frequency of a criterion for random patterns, with binomial confidence intervals.
 
     Every trial draws all of its patterns anew, so that trials are independent and the interval is that of a binomial;
-    except for "all_fixed" and "all_recovered" it looks at one of the patterns only, which stands for all. A trial
-    depends on the seed, the number of patterns and its place, not on the workers.
+    except for "all_fixed" and "all_recovered" it tests the first pattern only. A trial depends on the seed, the number
+    of patterns and its place, not on the workers.
 
-    Where the criterion says "fixed", a random state is tried in each draw as well: if random states are fixed points
-    too, then so are the patterns for no reason of their own, and the measurement is refused.
+    For criteria of fixed points each draw also tests a random state: where random states are fixed points too, the
+    measurement has no meaning and raises.
 
     Args:
         kind: "classical", "dense" or "exponential".
         dim: of the patterns.
-        numbers: how many patterns to store, one row for each.
-        criterion: "all_fixed", "most_fixed" (the pattern that is looked at is fixed), "small_errors" (its retrieval
-            from itself keeps an overlap of 0.95), "all_recovered" or "most_recovered" (they, or it, come back exactly
-            from flipped bits).
+        numbers: numbers of patterns to store, one row for each.
+        criterion: "all_fixed", "most_fixed" (the tested pattern is fixed), "small_errors" (its retrieval from itself
+            keeps an overlap of 0.95), "all_recovered" or "most_recovered" (all patterns, or the tested one, come back
+            exactly from flipped bits).
         trials: draws for each number.
-        seed: of everything random.
+        generator: of all draws, or a seed.
         workers: processes; more than one needs a script to protect its main part by ``if __name__ == "__main__"``.
         engine: such as :class:`massieu.engine.Dask`, whose workers run the trials instead.
-        progress: called with the trials done and those to do.
-        power: of "dense".
-        rectified: of "dense".
+        progress: called with the trials done and the number of all.
+        power, rectified: of "dense".
         diagonal: of "classical".
         rule: of the memory; by default states are retrieved asynchronously.
-        corruption: share of bits that are flipped for what is "recovered", rounded to a number of bits.
+        corruption: share of flipped bits for the criteria of recovery, rounded to a number of bits.
         confidence: of the intervals.
 
     Example:
@@ -176,24 +176,16 @@ def measure_capacity(
         >>> row.rate, round(row.low, 3), row.random_fixed
         (1.0, 0.929, 0)
     """
-    if kind not in ("classical", "dense", "exponential"):
-        raise ValueError(f'kind must be "classical", "dense" or "exponential", got {kind!r}; these have polar states')
-    if criterion not in ("all_fixed", "most_fixed", "small_errors", "all_recovered", "most_recovered"):
-        raise ValueError(
-            'criterion must be "all_fixed", "most_fixed", "small_errors", "all_recovered" or "most_recovered",'
-            f" got {criterion!r}; capacities differ by criterion"
-        )
-    if not 0 <= corruption < 0.5:
-        raise ValueError(f"corruption must be at least 0 and below 1/2, got {corruption}; it is a share of bits")
-    dim, trials = as_integer(dim, "dim", least=1), as_integer(trials, "trials", least=1)
-    seed, workers = as_integer(seed, "seed", least=0), as_integer(workers, "workers", least=1)
-    if isinstance(numbers, (str, bytes)) or not isinstance(numbers, Iterable):
-        raise TypeError(
-            f"numbers must be a sequence of integers, got {numbers!r}; write [{numbers!r}] for a single one"
-        )
-    counts = [as_integer(number, "numbers", least=1) for number in numbers]
+    check_choice(kind, "kind", ("classical", "dense", "exponential"))
+    check_choice(criterion, "criterion", CRITERIA)
+    check_number(corruption, "corruption", least=0, below=0.5, remedy="it is a share of bits")
+    dim, trials, workers = check_count(dim, "dim"), check_count(trials, "trials"), check_count(workers, "workers")
+    seed = as_seed(generator)
+    if not isinstance(numbers, Iterable):
+        raise UserError(f"numbers must be a sequence, got {numbers!r}; write [{numbers!r}] for a single one")
+    counts = [check_count(number, "numbers") for number in numbers]
     build = partial(_build, kind, power=power, rectified=rectified, diagonal=diagonal, rule=rule)
-    # What is wrong with the options is said before the work begins.
+    # Wrong options raise before the work begins.
     build(torch.ones(1, dim))
     wilson_interval(0, trials, confidence)
     run = partial(_run, build, dim, criterion, corruption, seed)
@@ -215,18 +207,18 @@ def measure_capacity(
     for number in counts:
         good, fixed = sums[number]
         low, high = wilson_interval(good, trials, confidence)
-        speaks = criterion.endswith("fixed")
-        if speaks and wilson_interval(fixed, trials, confidence)[0] > 0.1:
-            raise ValueError(
+        about_fixed = criterion.endswith("fixed")
+        if about_fixed and wilson_interval(fixed, trials, confidence)[0] > 0.1:
+            raise UserError(
                 f"random states must not be fixed points for {criterion!r} to mean anything, got {fixed} of {trials}"
                 f' with {number} patterns; leave the diagonal out, or measure with criterion="most_recovered"'
             )
-        rows.append(CapacityRow(number, trials, good, good / trials, low, high, fixed if speaks else None))
+        rows.append(CapacityRow(number, trials, good, good / trials, low, high, fixed if about_fixed else None))
     return rows
 
 
 def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """The interval of Wilson for the probability behind so many successes; it stays within 0 and 1.
+    """Return the interval of Wilson for the probability of a success; it stays within 0 and 1.
 
     Example:
         >>> low, high = wilson_interval(0, 10)
@@ -234,9 +226,8 @@ def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> tu
         (0.0, 0.278)
     """
     if not 0 <= successes <= trials or trials < 1:
-        raise ValueError(f"successes must lie between 0 and trials, got {successes} of {trials}; count again")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}; 0.95 is common")
+        raise UserError(f"successes must lie between 0 and trials, got {successes} of {trials}; count again")
+    check_number(confidence, "confidence", above=0, below=1, remedy="0.95 is common")
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
     rate, weight = successes / trials, z * z / trials
     center = (rate + weight / 2) / (1 + weight)
@@ -254,14 +245,9 @@ def _build(kind: str, patterns: Tensor, *, power: int, rectified: bool, diagonal
 
 
 def _run(
-    build: Callable[[Tensor], Polar],
-    dim: int,
-    criterion: str,
-    corruption: float,
-    seed: int,
-    task: tuple[int, int, int],
+    build: Callable[[Tensor], Polar], dim: int, criterion: str, corruption: float, seed: int, task: tuple[int, int, int]
 ) -> tuple[int, int]:
-    """How often the criterion held in a range of trials, and how many random states were fixed."""
+    """Return the number of trials in a range that met the criterion, and of random states that were fixed."""
     number, start, stop = task
     good = fixed = 0
     for trial in range(start, stop):
@@ -271,16 +257,16 @@ def _run(
         other = 2.0 * torch.randint(0, 2, (1, dim), generator=generator, dtype=torch.float64) - 1
         memory = build(patterns)
         if criterion.endswith("fixed"):
-            looked = patterns if criterion == "all_fixed" else patterns[:1]
-            good += bool(_is_fixed(memory, looked).all())
+            tested = patterns if criterion == "all_fixed" else patterns[:1]
+            good += bool(_is_fixed(memory, tested).all())
             fixed += bool(_is_fixed(memory, other)) and not bool(((patterns @ other[0]).abs() == dim).any())
             continue
-        looked = patterns if criterion == "all_recovered" else patterns[:1]
-        cue = looked.clone()
+        tested = patterns if criterion == "all_recovered" else patterns[:1]
+        cue = tested.clone()
         if criterion != "small_errors":
             for row in cue:
                 row[torch.randperm(dim, generator=generator)[: round(corruption * dim)]] *= -1
-        overlap = (memory.retrieve(cue).state * looked).mean(-1).min()
+        overlap = (memory.retrieve(cue).state * tested).mean(-1).min()
         good += float(overlap) >= (OVERLAP if criterion == "small_errors" else 1.0)
     return good, fixed
 
@@ -300,7 +286,7 @@ def _map(
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
 
-    # Processes that start afresh: a fork of a process in which torch has threads may never end.
+    # Spawned, not forked: a fork of a process in which torch has threads may hang.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         yield from pool.map(run, tasks)

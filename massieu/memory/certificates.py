@@ -1,4 +1,4 @@
-"""What can be guaranteed about the patterns of a memory before anything is retrieved."""
+"""Guarantees on the patterns of a memory before any retrieval."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from massieu.checks import UserError
-from massieu.measures.measure import as_integer
+from massieu.checks import UserError, check_count, check_number
 from massieu.memory.continuous import Continuous
 from massieu.memory.memory import Memory
 from massieu.memory.sparse import Sparse
@@ -33,27 +32,27 @@ TILE = 1024
 
 @dataclass(frozen=True, repr=False)
 class Certificate:
-    r"""What is known of each pattern; the fields have shape ``(atoms,)``, with several betas ``(heads, atoms)``.
+    r"""Guarantees for each pattern; the fields have shape ``(atoms,)``, with several betas ``(heads, atoms)``.
 
-    It covers the cues inside of the radius of a certified pattern (:meth:`covers`): each of them is retrieved to the
-    fixed point beside that pattern. Of other cues it says nothing. They may be retrieved as well, and may end in a
-    minimum that is another pattern than the one meant, or a blend of several: a minimum need not be the right pattern.
+    It covers the cues inside the radius of a certified pattern (:meth:`covers`): each of them is retrieved to the fixed
+    point beside that pattern. There is no guarantee for other cues. They may be retrieved as well, and may end in a
+    minimum at another pattern than the intended one, or at a blend of several.
 
     Attributes:
         separation: :math:`\Delta_i = x_i \cdot x_i - \max_{j \ne i} x_i \cdot x_j`; infinite for a single pattern.
         radius: every state that is closer to :math:`x_i` than this is retrieved to the one fixed point of that ball;
             zero without certificate. States farther away may be retrieved as well.
-        bound: the fixed point is at most so far from :math:`x_i`; zero where it is :math:`x_i` itself, infinite without
+        bound: largest distance of the fixed point from :math:`x_i`; zero where they are the same, infinite without
             certificate.
-        certified: whether the condition of the certificate holds.
+        certified: True if the condition of the certificate holds.
         reach: :math:`D_i = \max_j |x_j - x_i|`.
         kappa: :math:`\kappa_i`, which must be below 1/e; nan for entmax, which has a margin instead.
-        margin: how much the separation exceeds the :math:`1 / (\beta (\alpha - 1))` at which entmax is exact; nan for
+        margin: excess of the separation over the :math:`1 / (\beta (\alpha - 1))` at which entmax is exact; nan for
             softmax, which never is.
         ramsauer_radius: :math:`1 / (\beta N M)`, the radius of Ramsauer et al.
-        ramsauer_certified: whether their condition holds; never for entmax.
-        contraction: :math:`\beta\, \mathrm{diam}^2 / 4`; below one the update contracts everywhere and there is one
-            fixed point in all. Infinite for entmax, whose slope has another bound.
+        ramsauer_certified: True if their condition holds; never for entmax.
+        contraction: :math:`\beta\, \mathrm{diam}^2 / 4`; below one the update is a contraction with a single fixed
+            point. Infinite for entmax, whose slope has another bound.
         beta: as in the memory.
         log_rivals: :math:`\log \sum_{j \ne i} w_j / w_i`, without weights :math:`\log (N - 1)`.
         longest: M.
@@ -78,7 +77,7 @@ class Certificate:
     patterns: Tensor
 
     def covers(self, cue: Tensor) -> Tensor:
-        """Whether each cue is closer to a certified pattern than the radius of that pattern, ``(..., queries)``.
+        """Return True for cues closer to a certified pattern than the radius of that pattern, ``(..., queries)``.
 
         Args:
             cue: shape ``(..., queries, dim)``, with several betas ``(..., heads, queries, dim)``.
@@ -98,7 +97,7 @@ class Certificate:
 
     @property
     def globally_contracting(self) -> Tensor:
-        """Whether there is one fixed point in all, to which every state is retrieved."""
+        """True if there is a single fixed point, to which every state is retrieved."""
         return self.contraction < 1
 
     def __repr__(self) -> str:
@@ -112,20 +111,20 @@ class Certificate:
         return (
             f"{title}\nradius from {radius.min():.3g} to {radius.max():.3g}, median {radius.median():.3g};"
             f" fixed points at most {bound.max():.2g} from their patterns\n"
-            "covers(cue) tells which cues lie inside of a radius: they are retrieved to the fixed point there.\n"
+            "covers(cue) marks the cues inside a radius: they are retrieved to the fixed point there.\n"
             "Other cues may end elsewhere, and a minimum need not be the right pattern."
         )
 
 
 class Bound(NamedTuple):
-    """An upper bound, and whether it says nothing, since the quantity cannot be larger anyway."""
+    """Upper bound; vacuous where the quantity cannot be larger anyway."""
 
     value: Tensor
     vacuous: Tensor
 
 
 class Storage(NamedTuple):
-    """Theorem 3 of Ramsauer et al.: its constant, how many patterns it guarantees, and whether its condition fails."""
+    """Theorem 3 of Ramsauer et al.: its constant and number of patterns; vacuous if its condition fails."""
 
     constant: float
     patterns: float
@@ -133,7 +132,7 @@ class Storage(NamedTuple):
 
 
 def certificate(memory: Memory) -> Certificate:
-    r"""Which patterns are stored, and how large their basins are at least.
+    r"""Certify which patterns are stored, with a lower bound of their basins.
 
     For softmax, with :math:`\kappa_i = \beta D_i^2 (N - 1) e^{-\beta \Delta_i} < 1/e`, every state closer to
     :math:`x_i` than
@@ -162,18 +161,14 @@ def certificate(memory: Memory) -> Certificate:
         (tensor(1.1811, dtype=torch.float64), tensor(0.0833, dtype=torch.float64), tensor(0.0016, dtype=torch.float64))
     """
     if not isinstance(memory, (Continuous, Sparse)):
-        raise TypeError(f"memory must be Continuous or Sparse, got {type(memory).__name__}; no other has a certificate")
+        raise UserError(f"memory must be Continuous or Sparse, got {type(memory).__name__}; no other has a certificate")
     weights = memory.log_weight
     if weights is not None and weights.dim() > 1:
-        raise ValueError(
-            f"log_weight must have shape (atoms,) for a certificate, got {tuple(weights.shape)};"
-            " certify each row by itself"
-        )
+        raise UserError(f"log_weight must have shape (atoms,) for a certificate, got {tuple(weights.shape)}")
     beta = torch.as_tensor(memory.beta, dtype=torch.float64).detach()
     if beta.dim() and beta.shape[-1] != 1:
-        raise ValueError(
-            f"beta must be one number or one per head, (heads, 1), for a certificate, got {tuple(beta.shape)};"
-            " certify each beta by itself"
+        raise UserError(
+            f"beta must be a number, or one per head, (heads, 1), for a certificate, got {tuple(beta.shape)}"
         )
     patterns = memory.patterns.detach().double()
     present = memory._present({})
@@ -187,7 +182,7 @@ def certificate(memory: Memory) -> Certificate:
     if alpha > 1:
         kappa, margin = nothing, separation - 1 / (beta * (alpha - 1))
         if bool((weight[present] != weight[present].max()).any()):
-            raise ValueError("log_weight must be equal where it is finite for Sparse, got different ones; mask instead")
+            raise UserError("log_weight must be equal where it is finite for Sparse, got different ones; mask instead")
         certified = margin >= 0
         radius = torch.where(margin.isinf() | (reach == 0), torch.inf, margin / reach)
         bound = torch.zeros_like(margin)
@@ -226,12 +221,12 @@ def certificate(memory: Memory) -> Certificate:
 
 
 def _distances(cue: Tensor, patterns: Tensor) -> Tensor:
-    # By differences: a product of large numbers would leave too few digits to compare with a radius.
+    # By differences: a product of large numbers has too few digits to compare with a radius.
     return torch.cdist(cue, patterns, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def one_step_bound(found: Certificate, distance: float | Tensor) -> Bound:
-    r"""How far one update of softmax can leave a state from :math:`x_i`, if it was at most so far.
+    r"""Bound the distance from :math:`x_i` after one update of softmax by the distance before.
 
     .. math:: |f(\xi) - x_i| \le D_i \min(1,\; (N - 1)\, e^{-\beta (\Delta_i - D_i r)}), \qquad |\xi - x_i| \le r
 
@@ -254,7 +249,7 @@ def one_step_bound(found: Certificate, distance: float | Tensor) -> Bound:
 
 
 def contraction_bound(found: Certificate, distance: float | Tensor, fixed_distance: float | Tensor) -> Bound:
-    r"""Theorem 4 of Ramsauer et al.: how much an update shrinks the distance to the fixed point.
+    r"""Bound the factor by which an update shrinks the distance to the fixed point: theorem 4 of Ramsauer et al.
 
     .. math:: |f(\xi) - x_i^*| \le c\, |\xi - x_i^*|, \qquad
               c = 2 \beta N M^2 (N - 1)\, e^{-\beta (\Delta_i - 2 M \max(|\xi - x_i|, |x_i^* - x_i|))}
@@ -274,33 +269,33 @@ def contraction_bound(found: Certificate, distance: float | Tensor, fixed_distan
 
 
 def error_bound(found: Certificate, distance: float | Tensor, fixed_distance: float | Tensor) -> Bound:
-    r"""Theorem 5 of Ramsauer et al.: the error after one update; :func:`one_step_bound` is never larger.
+    r"""Bound the error after one update: theorem 5 of Ramsauer et al.; :func:`one_step_bound` is never larger.
 
     .. math:: |f(\xi) - x_i| \le 2 M (N - 1)\, e^{-\beta (\Delta_i - 2 M \max(|\xi - x_i|, |x_i^* - x_i|))}
 
-    Arguments as for :func:`contraction_bound`. Vacuous where the diameter :math:`D_i` of the patterns says as much.
+    Arguments as for :func:`contraction_bound`. Vacuous where it is not below the reach :math:`D_i`.
     """
     farthest = _farthest(found, distance, fixed_distance)
     lead = found.separation - 2 * found.longest * farthest
     value = 2 * found.longest * (found.atoms - 1) * (-found.beta * lead).exp()
-    return Bound(torch.minimum(value, found.reach), _says_nothing(value, found))
+    return Bound(torch.minimum(value, found.reach), _vacuous(value, found))
 
 
 def fixed_point_bound(found: Certificate) -> Bound:
-    r"""Second part of theorem 5 of Ramsauer et al.: how far the fixed point is from its pattern.
+    r"""Bound the distance of the fixed point from its pattern: second part of theorem 5 of Ramsauer et al.
 
     .. math:: |x_i^* - x_i| \le 2 e (N - 1) M e^{-\beta \Delta_i}
 
-    if the fixed point is within :math:`1 / (2 \beta M)`; vacuous where ``found.bound`` does not say so.
+    if the fixed point is within :math:`1 / (2 \beta M)`; vacuous where ``found.bound`` does not guarantee that.
     """
     _check_softmax(found)
     value = 2 * math.e * (found.atoms - 1) * found.longest * (-found.beta * found.separation).exp()
     outside = ~(found.bound <= 1 / (2 * found.beta * found.longest))
-    return Bound(torch.minimum(value, found.reach), outside | _says_nothing(value, found))
+    return Bound(torch.minimum(value, found.reach), outside | _vacuous(value, found))
 
 
 def guaranteed_storage(dim: int, *, beta: float = 1.0, radius: float = 1.0, failure: float = 0.001) -> Storage:
-    r"""Theorem 3 of Ramsauer et al.: how many random patterns on a sphere are stored, with probability 1 - p.
+    r"""Return the number of random patterns on a sphere stored with probability 1 - p: theorem 3 of Ramsauer et al.
 
     .. math:: N \ge \sqrt p\, c^{(d - 1)/4}, \quad c = \frac{b}{W_0(e^{a + \ln b})}, \quad
               a = \tfrac{2}{d - 1} (1 + \ln(2 \beta K^2 p (d - 1))), \quad b = \tfrac25 K^2 \beta
@@ -314,18 +309,15 @@ def guaranteed_storage(dim: int, *, beta: float = 1.0, radius: float = 1.0, fail
         failure: p.
 
     Example:
-        >>> found = guaranteed_storage(20, radius=3.0)  # the example of the paper: it guarantees seven patterns
+        >>> found = guaranteed_storage(20, radius=3.0)  # the example of the paper: seven patterns
         >>> round(found.constant, 4), round(found.patterns, 2), found.vacuous
         (3.1546, 7.41, False)
     """
-    dim = as_integer(dim, "dim", least=2)
-    if not 0 < beta < math.inf or not 0 < radius < math.inf or not 0 < failure < 1:
-        raise ValueError(
-            "beta and radius must be positive and finite, and failure a probability,"
-            f" got {beta}, {radius} and {failure};"
-            " theorem 3 speaks of random patterns on a sphere"
-        )
-    # In logarithms: the number of patterns overflows long before its constant does.
+    check_count(dim, "dim", least=2)
+    check_number(beta, "beta", above=0)
+    check_number(radius, "radius", above=0)
+    check_number(failure, "failure", above=0, below=1)
+    # In logarithms: the number of patterns overflows long before its constant.
     strength = math.log(beta) + 2 * math.log(radius)
     a = 2 / (dim - 1) * (1 + math.log(2 * failure * (dim - 1)) + strength)
     log_b = math.log(0.4) + strength
@@ -336,7 +328,7 @@ def guaranteed_storage(dim: int, *, beta: float = 1.0, radius: float = 1.0, fail
 
 
 def lambert_w(x: Tensor) -> Tensor:
-    r"""The branch :math:`W_0` of the inverse of :math:`w e^w`, for x of at least -1/e.
+    r"""Return the branch :math:`W_0` of the inverse of :math:`w e^w`, for x of at least -1/e.
 
     Example:
         >>> lambert_w(torch.tensor([1.0]))
@@ -355,13 +347,13 @@ def lambert_w(x: Tensor) -> Tensor:
 
 
 def _log_lambert_w(log_x: float) -> float:
-    """Logarithm of :math:`W_0(x)` for any positive x, by its logarithm."""
+    """Return the logarithm of :math:`W_0(x)` for any positive x, from its logarithm."""
     if log_x < -40:
         return log_x
     if log_x < 500:
         return math.log(float(lambert_w(torch.tensor(math.exp(log_x), dtype=torch.float64))))
     w = log_x - math.log(log_x)
-    for _ in range(5):  # steps of Newton for w + log w = log x
+    for _ in range(5):  # Newton steps for w + log w = log x
         w -= (w + math.log(w) - log_x) / (1 + 1 / w)
     return math.log(w)
 
@@ -371,7 +363,7 @@ def _exponential(exponent: float) -> float:
 
 
 def _separations(patterns: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
-    """Separation and reach of every pattern, by tiles of the Gram matrix; nan for patterns that are masked."""
+    """Return separation and reach of every pattern, by tiles of the Gram matrix; nan for masked patterns."""
     squares = patterns.square().sum(-1)
     rival, reach = torch.full_like(squares, -torch.inf), torch.zeros_like(squares)
     for start in range(0, len(patterns), TILE):
@@ -386,7 +378,7 @@ def _separations(patterns: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
                 distance.fill_diagonal_(0.0)
             rival[rows] = torch.maximum(rival[rows], inner.amax(-1))
             reach[rows] = torch.maximum(reach[rows], distance.amax(-1))
-    # Squared distances carry the rounding of the squares; larger is on the safe side.
+    # Squared distances have the rounding of the squares; larger is safe.
     slack = 4 * torch.finfo(torch.float64).eps * squares.amax()
     reach = torch.where(reach > slack, (reach + slack).sqrt(), _exact_reach(patterns, present, reach <= slack))
     separation = squares - rival
@@ -394,7 +386,7 @@ def _separations(patterns: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _exact_reach(patterns: Tensor, present: Tensor, wanted: Tensor) -> Tensor:
-    """Where all patterns are almost the same the differences themselves are needed."""
+    """Return the reach by differences, for patterns that are almost the same."""
     reach = torch.zeros_like(patterns[:, 0])
     for row in wanted.nonzero()[:, 0].tolist():
         reach[row] = (patterns[present] - patterns[row]).norm(dim=-1).amax()
@@ -402,11 +394,11 @@ def _exact_reach(patterns: Tensor, present: Tensor, wanted: Tensor) -> Tensor:
 
 
 def _log_rivals(weight: Tensor) -> Tensor:
-    """Logarithm of the total weight of the others over the own, for log weights ``(atoms,)``."""
+    """Return the logarithm of the total weight of the others over the own, for log weights ``(atoms,)``."""
     count = len(weight)
     shifted = weight - weight.max()
     share = shifted.exp()
-    # Sums before and after, not a difference: an atom may hold nearly all of the weight.
+    # Sums before and after, not a difference: an atom may have nearly all of the weight.
     before = torch.cat([share.new_zeros(1), share.cumsum(0)[: count - 1]])
     after = torch.cat([share.flip(0).cumsum(0).flip(0)[1:], share.new_zeros(1)])
     return (before + after).log() - shifted
@@ -418,11 +410,11 @@ def _farthest(found: Certificate, distance: float | Tensor, fixed_distance: floa
     return torch.maximum(first, second)
 
 
-def _says_nothing(value: Tensor, found: Certificate) -> Tensor:
-    """Whether a bound is not below the reach; that nothing is lost, as with a single pattern, does say something."""
+def _vacuous(value: Tensor, found: Certificate) -> Tensor:
+    """Return True if a bound is not below the reach; a bound of zero, as with a single pattern, is not vacuous."""
     return (value >= found.reach) & (value > 0)
 
 
 def _check_softmax(found: Certificate) -> None:
     if bool(found.contraction.isinf().any()):
-        raise ValueError("found must be the certificate of a Continuous memory, got that of entmax; see its margin")
+        raise UserError("found must be the certificate of a Continuous memory, got that of entmax; see its margin")

@@ -1,4 +1,4 @@
-"""The memory of Hopfield: a quadratic energy on polar states."""
+"""Memory of Hopfield: a quadratic energy on polar states."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from massieu.checks import check_floating
+from massieu.checks import check_choice, check_floating, check_shape
 from massieu.memory.polar import ROUNDING, Polar
 
 __all__ = ["Classical"]
@@ -29,7 +29,7 @@ class Classical(Polar):
         bias: b, shape ``(dim,)``.
         diagonal: keep the diagonal of W. With it nearly every state is a fixed point once there are many more
             patterns than dimensions, and capacities mean nothing.
-        seed: of the order of the sweeps.
+        generator: of the order of the sweeps, or a seed.
 
     Source:
         Hopfield 1982. A tie keeps the coordinate.
@@ -50,19 +50,15 @@ class Classical(Polar):
         *,
         bias: Tensor | None = None,
         diagonal: bool = False,
-        seed: int = 0,
+        generator: torch.Generator | int = 0,
     ) -> None:
-        super().__init__(patterns, seed)
-        if rule not in ("async", "sync"):
-            raise ValueError(f'rule must be "async" or "sync", got {rule!r}; "async" always comes to rest')
+        super().__init__(patterns, generator)
+        check_choice(rule, "rule", ("async", "sync"))
         self.rule, self.diagonal = rule, bool(diagonal)
         if bias is None:
             bias = torch.zeros(self.dim, dtype=torch.float64)
-        check_floating(bias, "bias")
-        if bias.shape != (self.dim,):
-            raise ValueError(f"bias must have shape ({self.dim},), got {tuple(bias.shape)}; one number per coordinate")
-        if not bool(torch.isfinite(bias.detach()).all()):
-            raise ValueError("bias must be finite, got nan or infinity; clamp coordinates that must not move")
+        check_floating(bias, "bias", finite=True)
+        check_shape(bias, "bias", self.dim)
         self.bias = bias.detach().double()
 
     @property

@@ -11,16 +11,16 @@ from torch import Tensor
 from massieu import kernels
 from massieu.measures import Points
 from massieu.memory.memory import Conditions
-from massieu.memory.soft import TILE_NUMBERS, Soft, check_scores
+from massieu.memory.soft import TILE_NUMBERS, Soft, check_scores, largest_eigenvalue
 from massieu.statistics import attend, row_statistics
 
-__all__ = ["Continuous", "largest_eigenvalue"]
+__all__ = ["Continuous"]
 
 WARM = 0.5
 """Below this bound of all scores energies are integrals instead of differences."""
 
 NODES, SHARES = (torch.from_numpy(each) for each in np.polynomial.legendre.leggauss(8))
-"""Of the rule of Gauss on -1 and 1."""
+"""Nodes and half weights of Gauss-Legendre quadrature on -1 to 1."""
 
 
 class Continuous(Soft):
@@ -35,14 +35,14 @@ class Continuous(Soft):
     :math:`E(\xi) - E(f(\xi)) \ge \tfrac12 |f(\xi) - \xi|^2`. The end is a stationary point, perhaps a saddle. A pattern
     itself is not a fixed point at finite beta; one may be close by, see :func:`~massieu.memory.certificate`.
 
-    Nothing of size queries x atoms is held, and everything can be differentiated in state, patterns, beta and log
+    No tensor of size queries x atoms is held, and all methods are differentiable in state, patterns, beta and log
     weights.
 
     Args:
         patterns: :math:`x_j`, shape ``(atoms, dim)``.
         beta: inverse temperature, a positive number or a tensor that broadcasts to ``(..., queries)``: one per head has
             shape ``(heads, 1)``. It may be a parameter.
-        values: what is read out in place of the patterns, shape ``(atoms, value_dim)``: hetero-association.
+        values: readout in place of the patterns, shape ``(atoms, value_dim)``: hetero-association.
         log_weight: :math:`\log w`, broadcasting to ``(..., queries, atoms)``; minus infinity, or False in a boolean
             mask, takes a pattern away.
 
@@ -60,12 +60,7 @@ class Continuous(Soft):
     """
 
     def __init__(
-        self,
-        patterns: Tensor,
-        beta: float | Tensor,
-        *,
-        values: Tensor | None = None,
-        log_weight: Tensor | None = None,
+        self, patterns: Tensor, beta: float | Tensor, *, values: Tensor | None = None, log_weight: Tensor | None = None
     ) -> None:
         super().__init__(patterns, beta, values, log_weight)
 
@@ -90,19 +85,19 @@ class Continuous(Soft):
         return energy.to(rows.dtype)
 
     def _potential(self, rows: Tensor, conditions: Conditions) -> Tensor:
-        """Logarithm of the mean of exponentials over beta."""
-        beta, weights = self._temperature(rows, conditions), self._weights(rows, conditions)
+        """Return the logarithm of the mean of exponentials, over beta."""
+        beta, weights = self._beta(rows, conditions), self._weights(rows, conditions)
         query, found = rows * beta, []
         for tile, patterns in self._tiles(query, weights):
             own = row_statistics(query, patterns, None if weights is None else weights[..., tile]).log_normalizer
             found.append(own)
-        # A tile in which a row sees nothing has no log normalizer.
+        # A tile without visible patterns of a row has no log normalizer.
         log_normalizer = found[0] if len(found) == 1 else torch.stack(found).nan_to_num(nan=-torch.inf).logsumexp(0)
         total = rows.new_tensor(len(self.patterns)).log() if weights is None else weights.logsumexp(-1)
         return (log_normalizer - total) / beta.expand(len(rows), 1)[:, 0]
 
     def _mean_score(self, rows: Tensor, conditions: Conditions) -> Tensor:
-        """The same as the mean of the scores over all temperatures from infinity down: no difference over beta."""
+        """Return the same as the mean of the scores over betas from zero up: without a difference over beta."""
         query, weights, mean = self._query(rows, conditions), self._weights(rows, conditions), torch.zeros_like(rows)
         patterns = self.patterns.double()
         for node, share in zip(NODES.tolist(), SHARES.tolist(), strict=True):
@@ -111,11 +106,11 @@ class Continuous(Soft):
         return (rows * mean).sum(-1)
 
     def _query(self, rows: Tensor, conditions: Conditions) -> Tensor:
-        """States times beta; in double where float32 does not hold their scores."""
-        query = rows * self._temperature(rows, conditions)
-        # What is large in the patterns the kernels see for themselves.
+        """Return states times beta, in double where float32 does not hold their scores."""
+        query = rows * self._beta(rows, conditions)
+        # The kernels handle large patterns.
         if rows.numel() and not float(query.detach().abs().max()) < torch.finfo(torch.float32).max ** 0.75:
-            query = check_scores(rows.double() * self._temperature(rows.double(), conditions))
+            query = check_scores(rows.double() * self._beta(rows.double(), conditions))
         return query
 
     def _read(self, rows: Tensor, values: Tensor, **conditions: Tensor) -> Tensor:
@@ -141,13 +136,13 @@ class Continuous(Soft):
         return best[1].reshape(-1)
 
     def _jacobian(self, rows: Tensor, **conditions: Tensor) -> Tensor:
-        beta, weights = self._temperature(rows, conditions), self._weights(rows, conditions)
+        beta, weights = self._beta(rows, conditions), self._weights(rows, conditions)
         fisher = Points(self.patterns.to(rows), weights).fisher(rows * beta)
         return beta.expand(len(rows), 1)[..., None] * fisher
 
     def _growth(self, rows: Tensor, held: Tensor | None, **conditions: Tensor) -> Tensor:
         wide = rows.double()
-        beta, weights = self._temperature(wide, conditions), self._weights(wide, conditions)
+        beta, weights = self._beta(wide, conditions), self._weights(wide, conditions)
         query, center = wide * beta, self.patterns.mean(0).double()
         log_normalizer, moments = wide.new_full((len(rows),), -torch.inf), wide.new_zeros(len(rows), self.dim + 1)
         for tile, patterns in self._tiles(query, weights):
@@ -156,13 +151,13 @@ class Continuous(Soft):
             own = None if weights is None else weights[..., tile]
             output, statistics = attend(query, patterns, value, own, scale=1.0, statistics="light")
             assert statistics is not None
-            # A tile in which a row sees nothing has no log normalizer, and no share.
+            # A tile without visible patterns of a row has no log normalizer, and no share.
             found = statistics.log_normalizer.nan_to_num(nan=-torch.inf)
             before, log_normalizer = log_normalizer, torch.logaddexp(log_normalizer, found)
             kept, share = ((x - log_normalizer).exp().nan_to_num(nan=0.0)[:, None] for x in (before, found))
             moments = kept * moments + share * output
         mean, spread = moments[:, :-1], moments[:, -1] - moments[:, :-1].square().sum(-1)
-        # The trace is an upper bound, and most states at rest are so sharp that it tells enough.
+        # The trace is an upper bound, which decides for most states at rest, since they are sharp.
         beta = beta.expand(len(rows), 1)[:, 0]
         growth = spread * beta
         for row in (growth > 0.99).nonzero()[:, 0].tolist():
@@ -172,7 +167,7 @@ class Continuous(Soft):
         return growth
 
     def _covariance(self, query: Tensor, log_normalizer: Tensor, mean: Tensor, weights: Tensor | None) -> Tensor:
-        """Of the patterns under the weights of a single row, shape ``(dim, dim)``."""
+        """Return the covariance of the patterns under the weights of a single row, shape ``(dim, dim)``."""
         covariance = query.new_zeros(self.dim, self.dim)
         for tile, patterns in self._tiles(query, weights):
             scores = patterns @ query - log_normalizer
@@ -182,7 +177,7 @@ class Continuous(Soft):
         return covariance
 
     def _tiles(self, query: Tensor, weights: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
-        """The patterns in double, a few at a time; all at once if they are double, or derivatives hold them anyway."""
+        """Yield the patterns in double, in tiles; all at once if they are double, or derivatives hold them anyway."""
         atoms = len(self.patterns)
         followed = any(x is not None and x.requires_grad for x in (query, self.patterns, weights))
         whole = self.patterns.dtype == torch.float64 or (followed and torch.is_grad_enabled())
@@ -190,12 +185,3 @@ class Continuous(Soft):
         for start in range(0, atoms, height):
             tile = slice(start, start + height)
             yield tile, self.patterns[tile].double()
-
-
-def largest_eigenvalue(jacobian: Tensor, held: Tensor | None) -> Tensor:
-    """Of symmetric matrices ``(rows, dim, dim)``, without the coordinates that are held."""
-    if held is not None:
-        free = (~held).to(jacobian)
-        jacobian = jacobian * free[:, :, None] * free[:, None, :]
-    largest: Tensor = torch.linalg.eigvalsh(jacobian)[..., -1]
-    return largest

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from massieu.measures.measure import as_integer
+from massieu.checks import check_choice, check_count
 from massieu.memory.polar import ROUNDING, Polar
 
 __all__ = ["Dense", "Exponential"]
@@ -20,12 +20,9 @@ class Separable(Polar):
     In F(m) a flip of a coordinate moves the overlap m by two, up where the pattern disagrees and down where it agrees.
     """
 
-    def __init__(self, patterns: Tensor, rule: str, seed: int) -> None:
-        super().__init__(patterns, seed)
-        if rule not in ("gradient", "flip"):
-            raise ValueError(
-                f'rule must be "gradient" or "flip", got {rule!r}; "flip" is asynchronous and always comes to rest'
-            )
+    def __init__(self, patterns: Tensor, rule: str, generator: torch.Generator | int) -> None:
+        super().__init__(patterns, generator)
+        check_choice(rule, "rule", ("gradient", "flip"))
         self.rule = rule
 
     @property
@@ -34,15 +31,15 @@ class Separable(Polar):
 
     @abc.abstractmethod
     def _reference(self, overlap: Tensor) -> Tensor:
-        """For each row what keeps :meth:`_potential` of its overlaps within range, shape ``(rows, 1)``."""
+        """Return a number for each row that keeps :meth:`_potential` within range, shape ``(rows, 1)``."""
 
     @abc.abstractmethod
     def _potential(self, overlap: Tensor, reference: Tensor) -> Tensor:
-        """F of the overlaps, times a positive factor for each row."""
+        """Return F of the overlaps, times a positive factor for each row."""
 
     @abc.abstractmethod
     def _slope(self, overlap: Tensor, reference: Tensor) -> Tensor:
-        """Derivative of F at the overlaps, times a positive factor for each row."""
+        """Return the derivative of F at the overlaps, times a positive factor for each row."""
 
     def _field(self, rows: Tensor, overlap: Tensor) -> tuple[Tensor, Tensor]:
         slope = self._slope(overlap, self._reference(overlap))
@@ -58,7 +55,7 @@ class Separable(Polar):
     def _scaled_cost(self, rows: Tensor, overlap: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
         here = self._potential(overlap, reference)
         fall, rise = here - self._potential(overlap - 2, reference), self._potential(overlap + 2, reference) - here
-        # Where pattern and state agree a flip costs the fall, elsewhere it brings the rise.
+        # A flip costs the fall where pattern and state agree, and gains the rise elsewhere.
         cost = 0.5 * (rows * ((fall + rise) @ self.patterns) + (fall - rise).sum(-1, keepdim=True))
         return cost, ROUNDING * (here.abs() + fall.abs() + rise.abs()).sum(-1, keepdim=True)
 
@@ -76,10 +73,9 @@ class Dense(Separable):
             once, :math:`\xi' = \mathrm{sgn} \sum_i F'(x_i \cdot \xi)\, x_i`: it never raises the energy either if F is
             convex, which the odd powers are only when rectified. But each coordinate then pulls on itself, as with the
             diagonal of :class:`~massieu.memory.Classical`: among many patterns random states are fixed points too.
-        seed: of the order of the sweeps.
+        generator: of the order of the sweeps, or a seed.
 
-    The energy of high powers may be beyond what a number holds, then it is minus infinity; rule and kinds are not
-    affected.
+    The energy of high powers may overflow to minus infinity, without effect on rule and kinds.
 
     Source:
         Krotov and Hopfield 2016, eq. 3 and 4, for the flip rule. The gradient rule minimizes the linearized energy.
@@ -97,10 +93,10 @@ class Dense(Separable):
         *,
         rectified: bool = True,
         rule: Literal["gradient", "flip"] = "flip",
-        seed: int = 0,
+        generator: torch.Generator | int = 0,
     ) -> None:
-        super().__init__(patterns, rule, seed)
-        self.power, self.rectified = as_integer(power, "power", least=2), bool(rectified)
+        super().__init__(patterns, rule, generator)
+        self.power, self.rectified = check_count(power, "power", least=2), bool(rectified)
 
     def _energy(self, rows: Tensor, **conditions: Tensor) -> Tensor:
         return -self._potential(rows @ self.patterns.T, rows.new_ones(1)).sum(-1)
@@ -138,7 +134,7 @@ class Exponential(Separable):
     Args:
         patterns: :math:`x_i`, entries 1 and -1, shape ``(atoms, dim)``.
         rule: "flip" or "gradient", as for :class:`Dense`; neither raises the energy.
-        seed: of the order of the sweeps.
+        generator: of the order of the sweeps, or a seed.
 
     Source:
         Demircigil et al. 2017.
@@ -149,8 +145,10 @@ class Exponential(Separable):
         tensor([[ 1.,  1., -1., -1.]], dtype=torch.float64)
     """
 
-    def __init__(self, patterns: Tensor, *, rule: Literal["gradient", "flip"] = "flip", seed: int = 0) -> None:
-        super().__init__(patterns, rule, seed)
+    def __init__(
+        self, patterns: Tensor, *, rule: Literal["gradient", "flip"] = "flip", generator: torch.Generator | int = 0
+    ) -> None:
+        super().__init__(patterns, rule, generator)
 
     def _energy(self, rows: Tensor, **conditions: Tensor) -> Tensor:
         return -(rows @ self.patterns.T).logsumexp(-1)

@@ -1,4 +1,4 @@
-"""A memory as a density: a mixture of Gaussians around the patterns, whose ideal denoiser is the update."""
+"""Memory as a density: a mixture of Gaussians around the patterns, whose ideal denoiser is the update."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from massieu.checks import UserError
 from massieu.memory.continuous import Continuous
 from massieu.memory.memory import Memory
 from massieu.memory.similarity import Kernel
@@ -15,7 +16,7 @@ __all__ = ["denoise", "log_density"]
 
 
 def log_density(memory: Memory, state: Tensor) -> Tensor:
-    r"""Logarithm of :math:`e^{-\beta E(\xi)}`, normalized: a mixture of Gaussians of variance :math:`1/\beta`.
+    r"""Return the logarithm of :math:`e^{-\beta E(\xi)}`, normalized: a mixture of Gaussians of variance 1 / beta.
 
     .. math:: p(\xi) = \sum_j \pi_j\, \mathcal N(\xi;\, x_j, I/\beta), \qquad \pi_j \propto w_j e^{\beta |x_j|^2 / 2}
 
@@ -38,7 +39,7 @@ def log_density(memory: Memory, state: Tensor) -> Tensor:
     assert isinstance(memory, (Continuous, Kernel))
     constant = 0.5 * memory.dim * (math.log(2 * math.pi) - beta.log())
     if isinstance(memory, Continuous):
-        # The energy counts from the longest pattern, so that every exponent here is negative.
+        # The constant of the energy is that of the longest pattern, so that every exponent here is negative.
         squares = 0.5 * (memory.patterns.double().square().sum(-1) - memory._size().double().square())
         weights = squares.new_zeros(len(squares)) if memory.log_weight is None else memory.log_weight.double()
         constant = constant + (beta * squares + weights).logsumexp(-1) - weights.logsumexp(-1)
@@ -46,7 +47,7 @@ def log_density(memory: Memory, state: Tensor) -> Tensor:
 
 
 def denoise(memory: Memory, state: Tensor) -> Tensor:
-    r"""The clean pattern to expect behind a noisy state, by the formula of Tweedie.
+    r"""Return the expected clean pattern of a noisy state, by the formula of Tweedie.
 
     .. math:: E[x \mid \xi] = \xi + \beta^{-1} \nabla \log p(\xi), \qquad \xi = x + \beta^{-1/2} \varepsilon
 
@@ -72,14 +73,11 @@ def denoise(memory: Memory, state: Tensor) -> Tensor:
 
 def _one_beta(memory: Memory) -> Tensor:
     if not isinstance(memory, Continuous) and not (isinstance(memory, Kernel) and memory.similarity == "l2"):
-        raise TypeError(
+        raise UserError(
             f'memory must be Continuous, or Kernel with "l2", got {memory!r};'
             " only their energies are those of Gaussian mixtures"
         )
     beta = torch.as_tensor(memory.beta, dtype=torch.float64)
     if beta.dim() or (memory.log_weight is not None and memory.log_weight.dim() > 1):
-        raise ValueError(
-            "memory must have one beta and log weights of shape (atoms,), got some for each query or head;"
-            " take them apart"
-        )
+        raise UserError("memory must have one beta and log weights of shape (atoms,), not one for each query or head")
     return beta

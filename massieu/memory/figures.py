@@ -32,12 +32,12 @@ __all__ = ["capacity_curve", "energy_landscape", "overlap_transition", "retrieve
 
 
 def energy_landscape(memory: Continuous | Sparse, *, points: int = 161, margin: float = 0.6) -> Figure:
-    """Energy of a memory of the plane as contours, basins as colors, and the certified ball around each pattern.
+    """Draw the energy of a memory in the plane as contours, basins as colors, and the certified ball of each pattern.
 
     Args:
         memory: with patterns of two coordinates.
-        points: along each side of the picture.
-        margin: how far the picture goes beyond the patterns, as a share of their extent.
+        points: along each side of the figure.
+        margin: around the patterns, as a share of their extent.
 
     Example:
         >>> axis = energy_landscape(massieu.memory.Continuous(3 * torch.eye(2), beta=2.0), points=11).axes[0]
@@ -67,7 +67,7 @@ def energy_landscape(memory: Continuous | Sparse, *, points: int = 161, margin: 
     extent = (float(across[0]), float(across[-1]), float(up[0]), float(up[-1]))
     picture: dict[str, Any] = {"extent": extent, "origin": "lower", "alpha": 0.3, "interpolation": "nearest"}
     axis.imshow((place % shades.N).numpy(), cmap=shades, vmin=-0.5, vmax=shades.N - 0.5, **picture)
-    # Close together where the energy is low: the walls would take most of them.
+    # Dense at low energies: most even levels would lie on the walls.
     levels = energy.min() + (energy.max() - energy.min()) * torch.linspace(0, 1, 20)[1:] ** 2
     axis.contour(across.numpy(), up.numpy(), energy.numpy(), levels=levels.numpy(), colors=SOFT, linewidths=0.6)
     axis.plot(patterns[:, 0].numpy(), patterns[:, 1].numpy(), "o", color=INK, markersize=4, label="pattern")
@@ -80,12 +80,12 @@ def energy_landscape(memory: Continuous | Sparse, *, points: int = 161, margin: 
 
 
 def retrieved_images(before: Tensor, after: Tensor, truth: Tensor, *, width: int | None = None) -> Figure:
-    """Images as cues, as they were retrieved, and as they were stored: three rows, one column for each.
+    """Draw images as cues, as retrieved, and as stored: three rows, one column for each image.
 
     Args:
         before: cues, shape ``(images, pixels)``.
-        after: what was retrieved, the same shape.
-        truth: what was stored, the same shape.
+        after: retrieved images, the same shape.
+        truth: stored images, the same shape.
         width: of an image in pixels; by default they are square.
     """
     if not before.shape == after.shape == truth.shape or before.dim() != 2 or not len(before):
@@ -111,11 +111,11 @@ def retrieved_images(before: Tensor, after: Tensor, truth: Tensor, *, width: int
 
 
 def capacity_curve(measured: Sequence[CapacityRow], formula: float | None = None) -> Figure:
-    """How often a criterion held by the number of patterns, with its intervals, and the formula as a line.
+    """Draw the frequency of a criterion by the number of patterns, with intervals, and the formula as a line.
 
     Args:
         measured: rows of :func:`massieu.memory.measure_capacity`.
-        formula: what :func:`massieu.memory.capacity` says, if anything.
+        formula: the value of :func:`massieu.memory.capacity`, or None.
     """
     if not measured:
         raise UserError("measured must have a row, got none; measure_capacity gives one for every number")
@@ -133,7 +133,7 @@ def capacity_curve(measured: Sequence[CapacityRow], formula: float | None = None
 
 
 def overlap_transition(shares: Sequence[float], overlaps: Mapping[str, Sequence[float]]) -> Figure:
-    """Overlap after retrieval against patterns over dimension, with the transition at 0.138.
+    """Draw the overlap after retrieval by patterns over dimension, with the transition at 0.138.
 
     Args:
         shares: N / d.

@@ -1,4 +1,4 @@
-"""What every associative memory shares: checks at the border, and retrieval that stops for each sample by itself."""
+"""Base of all associative memories: conversion of arguments, and retrieval that stops for each sample by itself."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from massieu.checks import check_floating
+from massieu.checks import UserError, check_count, check_floating, check_number, check_shape
 from massieu.kernels.blocks import ABSENT
-from massieu.measures.measure import as_integer
+from massieu.measures.measure import as_log_weight
 
-__all__ = ["Memory", "Retrieval", "as_mask", "lowest_log_weight", "row_chunks"]
+__all__ = ["Memory", "Retrieval", "as_log_weights", "as_mask", "as_seed", "broadcast", "check_patterns", "row_chunks"]
 
 CHUNK_NUMBERS = 1 << 22
-"""Rows are taken so many at a time that rows x atoms does not exceed this, where such a matrix is needed at all."""
+"""Largest size of a matrix rows x atoms, where one is needed; rows are taken in chunks."""
 
 Conditions = dict[str, Tensor]
-"""What belongs to the single rows of a flattened batch, beside the state: first axis rows."""
+"""Tensors of a flattened batch beside the state, with rows as first axis."""
 
 
 @dataclass(frozen=True, repr=False)
 class Retrieval:
-    r"""Where a retrieval ended, and how, for every sample.
+    r"""Final states of a retrieval, and the outcome for every sample.
 
     Attributes:
         state: shape ``(..., queries, dim)``.
-        index: the pattern that has most weight in the state, shape ``(..., queries)``.
+        index: the pattern of largest weight in the state, shape ``(..., queries)``.
         energy: shape ``(..., queries)``.
-        steps: updates (sweeps, if asynchronous) that were made, shape ``(..., queries)``.
-        converged: whether the residual is within the tolerance, shape ``(..., queries)``.
-        kind: what the state is, an array of words of shape ``(..., queries)``: "minimum", "saddle", "metastable", as
+        steps: updates made (sweeps, if asynchronous), shape ``(..., queries)``.
+        converged: True if the residual is within the tolerance, shape ``(..., queries)``.
+        kind: class of the state, an array of words of shape ``(..., queries)``: "minimum", "saddle", "metastable", as
             the class of the memory defines them; "cycle" for a state that alternates with another, by more than its
             last digits; "moving" where the steps did not suffice.
         residual: :math:`|f(\xi) - \xi|`, shape ``(..., queries)``.
-        value: what the values of the memory say at the state, shape ``(..., queries, value_dim)``; None without values.
+        value: readout of the values of the memory at the state, shape ``(..., queries, value_dim)``; None without.
     """
 
     state: Tensor
@@ -50,16 +50,24 @@ class Retrieval:
     residual: Tensor
     value: Tensor | None = None
 
-    def __repr__(self) -> str:
+    @property
+    def message(self) -> str:
+        """Outcome of all samples, a sentence."""
         title = f"Retrieval of {self.index.numel()} states in {self.state.shape[-1]} dimensions"
         if not self.index.numel():
             return title
+        return (
+            f"{title}: {int(self.converged.sum())} converged, steps at most {int(self.steps.max())},"
+            f" residual at most {self.residual.max():.2g}"
+        )
+
+    def __repr__(self) -> str:
+        if not self.index.numel():
+            return self.message
         kinds, numbers = np.unique(self.kind, return_counts=True)
         counted = ", ".join(f"{number} {kind}" for kind, number in zip(kinds, numbers, strict=True))
         return (
-            f"{title}: {int(self.converged.sum())} converged, steps at most {int(self.steps.max())},"
-            f" residual at most {self.residual.max():.2g}\n"
-            f"kinds: {counted}; {len(self.index.unique())} different patterns have most weight (index)\n"
+            f"{self.message}\nkinds: {counted}; {len(self.index.unique())} different patterns in index\n"
             "A minimum need not be the right pattern: massieu.memory.certificate(memory).covers(cue)."
         )
 
@@ -67,37 +75,37 @@ class Retrieval:
 class Memory(abc.ABC):
     """Stored patterns with an energy, and an update that descends it.
 
-    A new memory writes the methods with an underscore, which see rows of a flattened batch, ``(rows, dim)``; what
-    belongs to each row apart from its state comes as keyword arguments with rows as first axis.
+    A new memory implements the methods with an underscore, on rows of a flattened batch, ``(rows, dim)``; tensors of
+    each row beside its state are keyword arguments with rows as first axis.
     """
 
     patterns: Tensor
     dim: int
 
     def energy(self, state: Tensor) -> Tensor:
-        """Energy of the states, shape ``(..., queries)``."""
+        """Return the energy of the states, shape ``(..., queries)``."""
         rows, shape, conditions = self._arrange(state)
         return self._energy(rows, **conditions).reshape(shape)
 
     def update(self, state: Tensor) -> Tensor:
-        """The states after one update (one sweep, if asynchronous), shape ``(..., queries, dim)``."""
+        """Return the states after one update (one sweep, if asynchronous), shape ``(..., queries, dim)``."""
         rows, shape, conditions = self._arrange(state)
         return self._move(rows, 0, None, **conditions).reshape(*shape, self.dim)
 
     def retrieve(
         self, state: Tensor, *, steps: int = 100, tolerance: float | None = None, clamp: Tensor | None = None
     ) -> Retrieval:
-        r"""Update until nothing moves; each sample stops by itself, whatever else is in its batch.
+        r"""Update until all states rest; each sample stops by itself, independent of its batch.
 
         Args:
             state: cues, shape ``(..., queries, dim)``.
-            steps: updates at most.
-            tolerance: a sample has converged when :math:`|f(\xi) - \xi|` is at most so much of the longest pattern; by
-                default what the dtype can tell.
+            steps: updates allowed.
+            tolerance: a sample has converged when :math:`|f(\xi) - \xi|` is at most this share of the longest pattern;
+                by default near the resolution of the dtype.
             clamp: boolean, broadcasting to the state: coordinates that keep the value of the cue.
 
         Returns:
-            The states, and for every sample how it ended. Derivatives pass through the updates that were made.
+            The states, and the outcome of every sample. Derivatives pass through the updates that were made.
         """
         return self._settle(*self._arrange(state), steps, tolerance, clamp)
 
@@ -105,16 +113,9 @@ class Memory(abc.ABC):
         return f"{type(self).__name__}(atoms={self.patterns.shape[-2]}, dim={self.dim})"
 
     def _arrange(self, state: Tensor) -> tuple[Tensor, tuple[int, ...], Conditions]:
-        """States as rows, the shape ``(..., queries)`` they had, and what belongs to each row."""
-        check_floating(state, "state")
-        if state.dim() < 2 or state.shape[-1] != self.dim:
-            remedy = "for a single vector pass state[None]" if state.dim() == 1 else "check its last axis"
-            raise ValueError(
-                f"state of {type(self).__name__} must have shape (..., queries, {self.dim}), got {tuple(state.shape)};"
-                f" {remedy}"
-            )
-        if not bool(torch.isfinite(state.detach()).all()):
-            raise ValueError("state must be finite, got nan or infinity; fill unknown coordinates with a number")
+        """Return states as rows, their shape ``(..., queries)``, and other tensors of each row."""
+        check_floating(state, "state", finite=True)
+        check_shape(state, "state", "...", "queries", self.dim)
         return state.reshape(-1, self.dim), tuple(state.shape[:-1]), {}
 
     @abc.abstractmethod
@@ -122,18 +123,18 @@ class Memory(abc.ABC):
 
     @abc.abstractmethod
     def _move(self, rows: Tensor, number: int, held: Tensor | None, **conditions: Tensor) -> Tensor:
-        """The rows after update ``number``; ``held`` coordinates may move only if the caller can put them back."""
+        """Return the rows after update ``number``; the caller resets ``held`` coordinates that move."""
 
     @abc.abstractmethod
     def _index(self, rows: Tensor, **conditions: Tensor) -> Tensor: ...
 
     @abc.abstractmethod
     def _kind(self, rows: Tensor, held: Tensor | None, **conditions: Tensor) -> np.ndarray[Any, np.dtype[np.str_]]:
-        """Words for rows at rest."""
+        """Return the class of rows at rest."""
 
     @abc.abstractmethod
     def _size(self, **conditions: Tensor) -> Tensor:
-        """Norm of the longest pattern, for each row or for all."""
+        """Return the norm of the longest pattern, for each row or for all."""
 
     def _value(self, rows: Tensor, **conditions: Tensor) -> Tensor | None:
         return None
@@ -147,7 +148,7 @@ class Memory(abc.ABC):
         tolerance: float | None,
         clamp: Tensor | None,
     ) -> Retrieval:
-        steps = as_integer(steps, "steps", least=0)
+        steps = check_count(steps, "steps", least=0)
         size = self._size(**conditions).detach().expand(len(rows))
         allowed, rounding = _tolerance(tolerance, rows.dtype) * size, _tolerance(None, rows.dtype) * size
         held = None if clamp is None else as_mask(clamp, "clamp", (*shape, self.dim)).reshape(-1, self.dim)
@@ -156,7 +157,7 @@ class Memory(abc.ABC):
         converged, cycles, resting = (torch.zeros_like(active, dtype=torch.bool) for _ in range(3))
         residual = rows.new_full((len(rows),), torch.inf)
         before = torch.full_like(rows, torch.nan)
-        for number in range(steps + 1):  # the last one only tells whether the state rests
+        for number in range(steps + 1):  # the last one only tests if the state rests
             if not len(active):
                 break
             now, own = rows[active], {name: tensor[active] for name, tensor in conditions.items()}
@@ -199,27 +200,52 @@ class Memory(abc.ABC):
         )
 
 
+def check_patterns(patterns: Tensor) -> None:
+    """Raise unless patterns have shape ``(atoms, dim)``, with at least one atom."""
+    check_shape(patterns, "patterns", "atoms", "dim", remedy="for a single pattern pass patterns[None]")
+    if not patterns.numel():
+        raise UserError(f"patterns must hold at least one atom, got shape {tuple(patterns.shape)}")
+
+
 def as_mask(mask: Any, name: str, shape: tuple[int, ...]) -> Tensor:
-    """A boolean tensor of this shape, or one sentence."""
+    """Return a boolean tensor expanded to this shape."""
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise TypeError(f"{name} must be a boolean tensor, got {got}; write it as a comparison")
+        raise UserError(f"{name} must be a boolean tensor, got {got}; write it as a comparison")
+    return broadcast(mask, name, shape)
+
+
+def broadcast(tensor: Tensor, name: str, shape: tuple[int, ...]) -> Tensor:
     try:
-        return mask.expand(shape)
+        return tensor.expand(shape)
     except RuntimeError:
-        raise ValueError(
-            f"{name} must broadcast to the shape {shape} of the state, got {tuple(mask.shape)};"
-            " give every coordinate its own entry"
-        ) from None
+        raise UserError(f"{name} must broadcast to the shape {shape}, got {tuple(tensor.shape)}") from None
 
 
-def lowest_log_weight(dtype: torch.dtype) -> float:
-    """At most this is absent: models mask by a very negative number."""
-    return max(0.3 * ABSENT, torch.finfo(dtype).min / 2)
+def as_log_weights(log_weight: Any, atoms: int, dtype: torch.dtype) -> Tensor:
+    """Return log weights, minus infinity for absent patterns: False in a mask, or the very negative number of models.
+
+    Args:
+        log_weight: a mask, or log weights whose last axis is the patterns.
+        atoms: number of patterns.
+        dtype: of log weights made from a mask.
+    """
+    if isinstance(log_weight, Tensor) and log_weight.dtype == torch.bool:
+        log_weight = torch.zeros(log_weight.shape, dtype=dtype).masked_fill(~log_weight, -torch.inf)
+    check_floating(log_weight, "log_weight", "take the logarithm of the weights")
+    lowest = max(0.3 * ABSENT, torch.finfo(log_weight.dtype).min / 2)
+    return as_log_weight(log_weight.masked_fill(log_weight <= lowest, -torch.inf), atoms)
+
+
+def as_seed(generator: torch.Generator | int) -> int:
+    """Return a seed: the number itself, or one drawn from the generator."""
+    if isinstance(generator, torch.Generator):
+        return int(torch.randint(1 << 62, (), generator=generator))
+    return check_count(generator, "generator", least=0)
 
 
 def row_chunks(rows: int, atoms: int) -> Iterator[slice]:
-    """Slices of the rows that keep rows x atoms small."""
+    """Yield slices of the rows that keep rows x atoms small."""
     height = max(1, CHUNK_NUMBERS // max(1, atoms))
     return (slice(start, start + height) for start in range(0, rows, height))
 
@@ -227,6 +253,4 @@ def row_chunks(rows: int, atoms: int) -> Iterator[slice]:
 def _tolerance(tolerance: float | None, dtype: torch.dtype) -> float:
     if tolerance is None:
         return float(8 * torch.finfo(dtype).eps ** 0.85)
-    if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or not 0 <= tolerance < float("inf"):
-        raise ValueError(f"tolerance must be a number of at least zero, got {tolerance!r}; 1e-6 is common")
-    return float(tolerance)
+    return check_number(tolerance, "tolerance", least=0, remedy="1e-6 is common")

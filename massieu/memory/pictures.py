@@ -1,4 +1,4 @@
-"""Small black and white drawings to store in a memory of states 1 and -1."""
+"""Small black and white drawings to store in a memory of polar states."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS = {
 
 
 def drawings() -> dict[str, Tensor]:
-    """Ten drawings of 8 by 8 pixels by name, ink 1 and paper -1, each of shape ``(64,)``.
+    """Return ten drawings of 8 by 8 pixels by name, ink 1 and paper -1, each of shape ``(64,)``.
 
     They resemble each other more than random states do: their mean overlap is 0.085 and the largest 0.69.
 

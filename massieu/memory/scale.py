@@ -1,8 +1,7 @@
-"""Retrieval over very many patterns in one pass, from memory or from a file larger than memory."""
+"""Retrieval from millions of patterns in one pass, from memory or from a file larger than memory."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from os import PathLike
@@ -13,20 +12,19 @@ import torch
 from torch import Tensor
 
 from massieu import kernels
-from massieu.checks import check_floating
-from massieu.measures.measure import as_log_weight
-from massieu.memory.memory import lowest_log_weight
+from massieu.checks import UserError, check_count, check_floating, check_number, check_shape
+from massieu.memory.memory import as_log_weights, broadcast
 from massieu.memory.storage import Stored, open_stored
 
 __all__ = ["Retrieved", "retrieve_at_scale"]
 
 TILE_BYTES = 16 << 20
-"""What is read and converted at a time: long enough to pay for the call, short enough not to matter in memory."""
+"""Bytes that are read and converted at a time: enough to pay for the call, few enough to fit in memory."""
 
 
 @dataclass(frozen=True)
 class Retrieved:
-    r"""What one update of a Hopfield memory found, for every query.
+    r"""Result of one update of a Hopfield memory, for every query.
 
     With scores :math:`s_j = \beta \langle x_j, \xi \rangle` and weights :math:`p_j = e^{s_j} / Z`.
 
@@ -36,7 +34,7 @@ class Retrieved:
         entropy: of the weights, in nats, shape ``(..., queries)``.
         scores: the highest scores, best first, shape ``(..., queries, top)``. Their weights are
             ``(scores - log_normalizer[..., None]).exp()``.
-        index: which patterns these are, int64, shape ``(..., queries, top)``; of equal scores the earlier comes first.
+        index: the patterns of these scores, int64, shape ``(..., queries, top)``; of equal scores the earlier is first.
     """
 
     state: Tensor
@@ -57,13 +55,13 @@ def retrieve_at_scale(
     tile: int | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Retrieved:
-    r"""One update of a continuous Hopfield memory over very many patterns, in one pass over them.
+    r"""Make one update of a continuous Hopfield memory over millions of patterns, in one pass.
 
     .. math:: f(\xi) = \sum_j p_j v_j, \qquad p_j \propto w_j e^{\beta \langle x_j, \xi \rangle}
 
-    Patterns in memory are read where they lie, on all threads. Others go through a tile of a few megabytes, so that
-    a file may be larger than memory. Everything is computed in float32 at least, in float64 for scores beyond 1000, and
-    sums are carried in float64. There are no derivatives: :func:`massieu.attend` has them.
+    Patterns in memory are read in place, on all threads. Others are read in tiles of a few megabytes, so that a file
+    may be larger than memory. Computations are in float32 at least, in float64 for scores beyond 1000, and sums are in
+    float64. There are no derivatives: :func:`massieu.attend` has them.
 
     Args:
         queries: :math:`\xi`, shape ``(..., queries, dim)``.
@@ -71,14 +69,14 @@ def retrieve_at_scale(
             that holds one tensor, or a slice of one (``safe_open(path, "pt").get_slice(key)``); float64, float32,
             float16 or, except for numpy, bfloat16.
         beta: inverse temperature :math:`\beta`, positive.
-        top: how many of the best patterns to name.
+        top: number of best patterns to return.
         values: :math:`v`, shape ``(atoms, value_dim)``, stored like the patterns; the patterns themselves if None.
         log_weight: :math:`\log w`, added to the scores, broadcasting to ``(..., queries, atoms)``; minus infinity, or
-            False in a boolean mask, takes a pattern away. Where fewer than ``top`` are left the rest has index -1 and
+            False in a boolean mask, removes a pattern. Where fewer than ``top`` are left the rest has index -1 and
             score minus infinity.
-        tile: patterns to take at a time. By default all, where they lie in memory in the precision in which they are
-            computed and nobody watches.
-        progress: called after every tile with the number of patterns seen, and of all.
+        tile: patterns read at a time. By default all, where they lie in memory in the precision of the computation and
+            there is no ``progress``.
+        progress: called after every tile with the number of patterns read, and of all.
 
     Returns:
         The states, log normalizers, entropies and best patterns.
@@ -91,21 +89,22 @@ def retrieve_at_scale(
         >>> found.state, found.index
         (tensor([[1.0000e+00, 8.3153e-07]]), tensor([[0, 1]]))
     """
-    beta = _positive(beta)
+    beta = check_number(beta, "beta", above=0)
     stored = open_stored(patterns, "patterns")
     worth = None if values is None else open_stored(values, "values")
-    _check_queries(queries, stored, patterns, values, log_weight)
     atoms, dim = stored.shape
+    _check_queries(queries, dim, patterns, values, log_weight)
     if worth is not None and worth.shape[0] != atoms:
-        raise ValueError(f"values must have one row for each of the {atoms} patterns, got {worth.shape[0]}; match them")
-    _check_whole(top, "top", 0, atoms, "name at most as many patterns as there are")
+        raise UserError(f"values must have one row for each of the {atoms} patterns, got {worth.shape[0]}; match them")
+    if check_count(top, "top", least=0) > atoms:
+        raise UserError(f"top must be at most the number of patterns, {atoms}, got {top}")
     held = [stored] if worth is None else [stored, worth]
     wide = torch.float64 in (queries.dtype, *(each.dtype for each in held))
     dtype = torch.float64 if wide else torch.float32
     if tile is None:
         whole = progress is None and all(each.resident and each.dtype == dtype for each in held)
         tile = atoms if whole else max(1, TILE_BYTES // (dtype.itemsize * max(each.shape[1] for each in held)))
-    _check_whole(tile, "tile", 1, None, "it is the number of patterns taken at a time")
+    check_count(tile, "tile", remedy="it is the number of patterns read at a time")
     flat = queries.detach().reshape(-1, dim).to(dtype)
     weights = None if log_weight is None else _log_weights(log_weight, (*queries.shape[:-1], atoms), dtype)
     takes = [_converting(each, flat, tile) for each in held]
@@ -127,7 +126,7 @@ def retrieve_at_scale(
         )
         return Retrieved(state, log_z, entropy, scores, exact.index)
     if not bool(merged.log_z.isfinite().all() and merged.state.isfinite().all()):
-        raise ValueError(
+        raise UserError(
             "patterns, values and their scores must be finite, got nan or infinity;"
             " look for them tile by tile, or lower beta"
         )
@@ -135,7 +134,7 @@ def retrieve_at_scale(
 
 
 def _converting(stored: Stored, like: Tensor, tile: int) -> Callable[[int, int], Tensor]:
-    """Reads tiles in the precision of the queries. One buffer for all of them: fresh memory costs more than reading."""
+    """Return a reader of tiles in the precision of the queries, with one buffer: new memory costs more than reading."""
     if stored.dtype == like.dtype:
         return lambda start, stop: stored.read(start, stop).to(like.device)
     buffer = like.new_empty(min(tile, stored.shape[0]), stored.shape[1])
@@ -143,11 +142,11 @@ def _converting(stored: Stored, like: Tensor, tile: int) -> Callable[[int, int],
 
 
 HIGHEST = 2.0**30
-"""Beyond this, what float32 rounds off a score in base 2 overflows as an exponent."""
+"""Scores in base 2 beyond this have rounding in float32 that overflows as an exponent."""
 
 
 class _Merged:
-    """What the tiles so far found together, in float64."""
+    """Merged result of the tiles so far, in float64."""
 
     def __init__(self, queries: Tensor, width: int, top: int) -> None:
         self.top = top
@@ -159,7 +158,7 @@ class _Merged:
         self.highest = 0.0  # score in base 2, by its absolute value
 
     def add(self, found: kernels.Found, start: int, log_weight: Tensor | None) -> None:
-        """Mix in one more tile; the entropy of a mixture is the mean of entropies and that of the choice."""
+        """Add a tile; the entropy of a mixture is the mean of the entropies plus the entropy of the choice."""
         assert found.output is not None
         assert found.statistics[2] is not None
         maximum, total, *_ = found.moments.flatten(1).double()
@@ -168,7 +167,7 @@ class _Merged:
         # From the moments: a log normalizer in float32 near 10,000 is too coarse for weights.
         own = kernels.LN2 * maximum + total.log()
         entropy, output = found.statistics[2].reshape(-1).double(), found.output.reshape(self.state.shape).double()
-        if log_weight is not None:  # a tile of which a query sees nothing has no share
+        if log_weight is not None:  # a tile without visible patterns of a query has no share
             unseen = log_weight.isneginf().all(-1).expand(len(own))
             own, entropy = own.masked_fill(unseen, -torch.inf), entropy.masked_fill(unseen, 0.0)
             output = output.masked_fill(unseen[:, None], 0.0)
@@ -182,7 +181,7 @@ class _Merged:
             return
         score, atom = (x.flatten(0, 2) for x in found.best)
         atom = torch.where(atom < 0, atom, atom + start)
-        if log_weight is not None:  # an absent pattern is none of the best
+        if log_weight is not None:  # an absent pattern is not among the best
             away = log_weight.expand(len(score), -1).gather(-1, (atom - start).clamp_min(0)).isneginf() | (atom < 0)
             score, atom = score.masked_fill(away, -torch.inf), atom.masked_fill(away, -1)
         # Stable: of equal scores the earlier pattern stays in front.
@@ -191,56 +190,25 @@ class _Merged:
         self.index = torch.cat([self.index, atom], -1).gather(-1, order[:, : self.top])
 
     def result(self, lead: torch.Size, dtype: torch.dtype) -> Retrieved:
-        """Everything in the shape of the queries."""
+        """Return the result in the shape of the queries."""
         fields = (x.to(dtype) for x in (self.state, self.log_z, self.entropy, self.scores))
         return Retrieved(*(x.reshape(*lead, *x.shape[1:]) for x in (*fields, self.index)))
 
 
 def _log_weights(log_weight: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Log weights for the flattened queries, shape ``(queries or 1, atoms)``; what is as good as absent is absent."""
-    if isinstance(log_weight, Tensor) and log_weight.dtype == torch.bool:
-        log_weight = torch.zeros(log_weight.shape, dtype=dtype).masked_fill(~log_weight, -torch.inf)
-    check_floating(log_weight, "log_weight", "take the logarithm of the weights")
-    log_weight = log_weight.masked_fill(log_weight <= lowest_log_weight(log_weight.dtype), -torch.inf)
-    found: Tensor = as_log_weight(log_weight, shape[-1]).to(dtype)
+    """Return log weights for the flattened queries, shape ``(queries or 1, atoms)``."""
+    found = as_log_weights(log_weight, shape[-1], dtype).to(dtype)
     if found.dim() == 1:
         return found.expand(1, shape[-1])
-    try:
-        return found.expand(shape).reshape(-1, shape[-1])
-    except RuntimeError:
-        raise ValueError(
-            f"log_weight must broadcast to the shape {shape} of queries and patterns, got {tuple(found.shape)};"
-            " give every pattern its own entry"
-        ) from None
+    return broadcast(found, "log_weight", shape).reshape(-1, shape[-1])
 
 
-def _check_queries(queries: Tensor, stored: Stored, *others: Any) -> None:
-    check_floating(queries, "queries")
-    if queries.dim() < 2 or queries.shape[-1] != stored.shape[1]:
-        remedy = "for a single vector pass queries[None]" if queries.dim() == 1 else "queries live among the patterns"
-        raise ValueError(
-            f"queries must have shape (..., queries, {stored.shape[1]}), got {tuple(queries.shape)}; {remedy}"
-        )
-    if not bool(torch.isfinite(queries.detach()).all()):
-        raise ValueError("queries must be finite, got nan or infinity; fill unknown coordinates with a number")
+def _check_queries(queries: Tensor, dim: int, *others: Any) -> None:
+    check_floating(queries, "queries", finite=True)
+    check_shape(queries, "queries", "...", "queries", dim)
     followed = any(isinstance(each, Tensor) and each.requires_grad for each in (queries, *others))
     if followed and torch.is_grad_enabled():
-        raise ValueError(
+        raise UserError(
             "retrieve_at_scale has no derivatives, got a tensor that requires them;"
             " use massieu.attend, or call it under torch.no_grad()"
         )
-
-
-def _check_whole(value: Any, name: str, least: int, most: int | None, remedy: str) -> None:
-    fits = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not fits or value < least or (most is not None and value > most):
-        bound = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise ValueError(f"{name} must be a whole number {bound}, got {value!r}; {remedy}")
-
-
-def _positive(beta: Any) -> float:
-    if isinstance(beta, bool) or not isinstance(beta, (int, float, np.number)):
-        raise TypeError(f"beta must be a number, got {type(beta).__name__}; convert a tensor with .item()")
-    if not math.isfinite(beta) or beta <= 0:
-        raise ValueError(f"beta must be positive and finite, got {beta}; it is an inverse temperature")
-    return float(beta)

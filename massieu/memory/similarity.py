@@ -1,4 +1,4 @@
-"""A memory by similarity, in which only the coordinates that were observed count."""
+"""Memory by similarity, in which only the observed coordinates count."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from massieu.checks import UserError, check_choice
 from massieu.memory.continuous import WARM
 from massieu.memory.memory import Conditions, Retrieval, as_mask, row_chunks
 from massieu.memory.soft import Soft, check_scores
@@ -16,7 +17,7 @@ from massieu.statistics import probabilities
 __all__ = ["Kernel"]
 
 NEGLIGIBLE = 1e-20
-"""A pattern with so small a share of the largest weight has no part in a derivative."""
+"""Share of the largest weight below which a pattern has no part in a derivative."""
 
 PIECE_NUMBERS = 1 << 22
 """Differences of states and patterns are formed for this many numbers at a time."""
@@ -30,9 +31,8 @@ class Kernel(Soft):
 
     with s one of ``"l2"``: :math:`-\tfrac12 \sum_l o_l (\xi_l - x_{jl})^2`, ``"l1"``:
     :math:`-\sum_l o_l |\xi_l - x_{jl}|`, ``"cosine"``: the cosine of the observed parts (zero if one of them is zero).
-    The mask o says what was observed; by default everything. A coordinate that was not observed has no influence on the
-    result, whatever stands there: it is filled in from the patterns that agree elsewhere. Zeros in place of the unknown
-    would be taken for data.
+    The mask o marks the observed coordinates; by default all. The value of any other coordinate has no influence on the
+    result: it is filled in from the patterns that agree elsewhere. Zeros in place of the unknown would count as data.
 
     With ``"l2"`` an update is a mean-shift step and lowers the energy by at least half the square of its observed part;
     the other two similarities come without such a guarantee, and "minimum" then says that the update attracts.
@@ -64,10 +64,7 @@ class Kernel(Soft):
         log_weight: Tensor | None = None,
     ) -> None:
         super().__init__(patterns, beta, values, log_weight)
-        if similarity not in SIMILARITIES:
-            raise ValueError(
-                f'similarity must be "l2", "l1" or "cosine", got {similarity!r}; "l2" suits Gaussian noise'
-            )
+        check_choice(similarity, "similarity", SIMILARITIES)
         self.similarity = similarity
 
     def energy(self, state: Tensor, *, observed: Tensor | None = None) -> Tensor:
@@ -106,9 +103,7 @@ class Kernel(Soft):
         if observed is not None:
             mask = as_mask(observed, "observed", (*shape, self.dim)).reshape(-1, self.dim)
             if not bool(mask.any(-1).all()):
-                raise ValueError(
-                    "observed must leave one coordinate in each row, got a row without any; nothing could be compared"
-                )
+                raise UserError("observed must leave one coordinate in each row to compare, got a row without any")
             conditions["observed"] = mask
         return rows, shape, conditions
 
@@ -131,7 +126,7 @@ class Kernel(Soft):
         )
 
     def _growth(self, rows: Tensor, held: Tensor | None, **conditions: Tensor) -> Tensor:
-        beta = self._temperature(rows.double(), conditions).expand(len(rows), 1)[:, 0]
+        beta = self._beta(rows.double(), conditions).expand(len(rows), 1)[:, 0]
         observed, slopes = conditions.get("observed"), SLOPES[self.similarity]
 
         def growth(weight: Tensor, chunk: slice) -> Tensor:
@@ -152,7 +147,7 @@ class Kernel(Soft):
         return self._by_weights(rows, conditions, growth)
 
     def _by_weights(self, rows: Tensor, conditions: Conditions, reduce: Callable[[Tensor, slice], Tensor]) -> Tensor:
-        """What is made of the weights, for a few rows at a time."""
+        """Return ``reduce`` of weights and slice of each chunk of rows, concatenated."""
         offsets = self._weights(rows.double(), conditions)
 
         def weigh(scores: Tensor, beta: Tensor, chunk: slice) -> Tensor:
@@ -163,12 +158,12 @@ class Kernel(Soft):
     def _by_chunks(
         self, rows: Tensor, conditions: Conditions, reduce: Callable[[Tensor, Tensor, slice], Tensor]
     ) -> Tensor:
-        """What is made of similarities and betas, in double, for a few rows at a time."""
+        """Return ``reduce`` of similarities, betas and slice of each chunk of rows, in double, concatenated."""
         wide, observed, found = rows.double(), conditions.get("observed"), []
-        beta, compare = self._temperature(wide, conditions).expand(len(rows), 1), SIMILARITIES[self.similarity]
+        beta, compare = self._beta(wide, conditions).expand(len(rows), 1), SIMILARITIES[self.similarity]
         for chunk in row_chunks(max(1, len(rows)), len(self.patterns)):
             own, seen = wide[chunk], None if observed is None else observed[chunk].to(wide)
-            if observed is not None:  # what was not observed may hold anything, even what overflows in a square
+            if observed is not None:  # other coordinates may hold any number, even one whose square overflows
                 own = torch.where(observed[chunk], own, 0.0)
             scores = compare(own, self.patterns, seen)
             check_scores(beta[chunk] * scores)
@@ -181,14 +176,14 @@ def _weighted(scores: Tensor, offsets: Tensor | None, chunk: slice) -> Tensor:
 
 
 def _log_mean(scores: Tensor, beta: Tensor, offsets: Tensor | None, chunk: slice) -> Tensor:
-    """Logarithm of the weighted mean of exponentials of beta times the scores, over beta."""
+    """Return the logarithm of the weighted mean of exponentials of beta times the scores, over beta."""
     own = scores.new_zeros(scores.shape[-1]) if offsets is None else offsets if offsets.dim() == 1 else offsets[chunk]
     cold = ((beta * scores + own).logsumexp(-1) - own.logsumexp(-1)) / beta[:, 0]
     exponent = beta * scores
     warm = exponent.detach().abs().amax(-1) < WARM
     if not bool(warm.any()):
         return cold
-    # At high temperature that is a difference of almost equal numbers over almost nothing; this is not.
+    # At small beta that is a difference of almost equal numbers over almost zero; this is not.
     exponent = torch.where(warm[:, None], exponent, 0.0)
     mean = (own.softmax(-1) * scores * _quotient(exponent, torch.expm1, 1 / 2, 1 / 6)).sum(-1)
     total = torch.where(warm, beta[:, 0] * mean, 0.0)
@@ -196,14 +191,14 @@ def _log_mean(scores: Tensor, beta: Tensor, offsets: Tensor | None, chunk: slice
 
 
 def _quotient(x: Tensor, function: Callable[[Tensor], Tensor], first: float, second: float) -> Tensor:
-    """A function over x, which at zero is one with these next terms."""
+    """Return function(x) / x, by its series 1 + first x + second x² near zero."""
     small = x.detach().abs() < 1e-6
     safe = torch.where(small, 1.0, x)
     return torch.where(small, 1 + x * (first + second * x), function(safe) / safe)
 
 
 def _radius(first: Tensor, second: Tensor) -> Tensor:
-    """The largest modulus of an eigenvalue of a product of matrices (atoms, dim); or a bound, if that is below one."""
+    """Return the spectral radius of a product of matrices (atoms, dim), or an upper bound if that is below one."""
     largest: Tensor = first.norm() * second.norm()
     if largest < 0.99:
         return largest
@@ -237,13 +232,13 @@ def _cosine(state: Tensor, patterns: Tensor, observed: Tensor | None) -> Tensor:
 
 
 def _reduced(vectors: Tensor) -> Tensor:
-    """With one as largest entry, so that squares stay in range."""
+    """Scale vectors to a largest entry of one, so that squares stay in range."""
     largest = vectors.detach().abs().amax(-1, keepdim=True)
     return vectors / torch.where(largest > 0, largest, 1.0)
 
 
 def _l2_slopes(state: Tensor, patterns: Tensor) -> Tensor:
-    return patterns  # up to what is the same for all
+    return patterns  # up to a term that is the same for all
 
 
 def _l1_slopes(state: Tensor, patterns: Tensor) -> Tensor:
@@ -262,7 +257,7 @@ def _cosine_slopes(state: Tensor, patterns: Tensor) -> Tensor:
 def _sum_of_differences(
     state: Tensor, patterns: Tensor, observed: Tensor | None, size: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Sums over coordinates of the size of differences: no cancellation, unlike squares of sums."""
+    """Sum the size of differences over coordinates: without the cancellation of squares of sums."""
     width = max(1, PIECE_NUMBERS // max(1, state.numel()))
     pieces = []
     for atoms in patterns.split(width):

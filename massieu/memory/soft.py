@@ -1,23 +1,22 @@
-"""Memories whose update is a weighted mean of the patterns: what softmax, entmax and kernel ones share."""
+"""Base of the memories whose update is a weighted mean of the patterns: softmax, entmax and kernels."""
 
 from __future__ import annotations
 
 import abc
-import math
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from massieu.checks import check_floating
-from massieu.measures.measure import as_log_weight, as_parameter
-from massieu.memory.memory import Conditions, Memory, lowest_log_weight
+from massieu.checks import UserError, check_floating, check_number, check_shape
+from massieu.measures.measure import as_parameter
+from massieu.memory.memory import Conditions, Memory, as_log_weights, check_patterns
 
-__all__ = ["Soft", "TILE_NUMBERS", "check_scores"]
+__all__ = ["Soft", "TILE_NUMBERS", "check_scores", "largest_eigenvalue"]
 
 TILE_NUMBERS = 1 << 18
-"""So many numbers of the patterns are converted to double at a time."""
+"""Numbers of the patterns that are converted to double at a time."""
 
 
 class Soft(Memory):
@@ -33,30 +32,19 @@ class Soft(Memory):
         self, patterns: Tensor, beta: float | Tensor, values: Tensor | None, log_weight: Tensor | None
     ) -> None:
         self.patterns = as_parameter(patterns, "patterns")
-        if self.patterns.dim() != 2 or not self.patterns.numel():
-            raise ValueError(
-                f"patterns must have shape (atoms, dim) with at least one atom, got {tuple(self.patterns.shape)};"
-                " for a single pattern pass patterns[None]"
-            )
+        check_patterns(self.patterns)
         atoms, self.dim = self.patterns.shape
         self.beta = _as_beta(beta)
-        if log_weight is not None and isinstance(log_weight, Tensor) and log_weight.dtype == torch.bool:
-            log_weight = torch.zeros(log_weight.shape, dtype=self.patterns.dtype).masked_fill(~log_weight, -torch.inf)
         if log_weight is not None:
-            check_floating(log_weight, "log_weight", "take the logarithm of the weights")
-            least = lowest_log_weight(log_weight.dtype)
-            log_weight = as_log_weight(log_weight.masked_fill(log_weight <= least, -torch.inf), atoms)
+            log_weight = as_log_weights(log_weight, atoms, self.patterns.dtype)
             log_weight = log_weight.expand(*log_weight.shape[:-1], atoms)
         self.log_weight = log_weight
         self.values = None if values is None else as_parameter(values, "values")
-        if self.values is not None and (self.values.dim() != 2 or len(self.values) != atoms):
-            raise ValueError(
-                f"values must have shape ({atoms}, value_dim), got {tuple(self.values.shape)};"
-                " every pattern needs one value"
-            )
+        if self.values is not None:
+            check_shape(self.values, "values", atoms, "value_dim", remedy="every pattern needs one value")
 
     def read(self, state: Tensor) -> Tensor:
-        r"""What the values say at the state, :math:`\sum_j p_j v_j`, shape ``(..., queries, value_dim)``.
+        r"""Return the readout at the state, :math:`\sum_j p_j v_j`, shape ``(..., queries, value_dim)``.
 
         With values of another space the memory is hetero-associative: retrieval runs among the patterns, and the last
         state is read out. Without values the patterns are their own.
@@ -70,11 +58,11 @@ class Soft(Memory):
 
     @abc.abstractmethod
     def _peak(self, rows: Tensor, **conditions: Tensor) -> Tensor:
-        """The largest weight of each row."""
+        """Return the largest weight of each row."""
 
     @abc.abstractmethod
     def _growth(self, rows: Tensor, held: Tensor | None, **conditions: Tensor) -> Tensor:
-        """The largest eigenvalue of the update's Jacobian on the free coordinates; or a bound, if that is below one."""
+        """Return the largest eigenvalue of the update's Jacobian on the free coordinates, or a bound if below one."""
 
     def _arrange(self, state: Tensor) -> tuple[Tensor, tuple[int, ...], Conditions]:
         rows, shape, conditions = super()._arrange(state)
@@ -92,20 +80,20 @@ class Soft(Memory):
         try:
             full = np.broadcast_shapes(*shapes)
         except ValueError:
-            raise ValueError(
+            raise UserError(
                 f"beta and log_weight must broadcast against the (..., queries) of the state, got {shapes[0]} with"
                 f" {shapes[1]} and {shapes[2]}; one beta per head has shape (heads, 1)"
             ) from None
         rows = rows.reshape(*shape, self.dim).expand(*full, self.dim).reshape(-1, self.dim)
         if beta is not None:
-            wide = torch.promote_types(dtype, beta.dtype)  # float32 may not hold what a beta in double is
+            wide = torch.promote_types(dtype, beta.dtype)  # float32 may not hold a beta in double
             conditions["beta"] = beta.to(wide).expand(full).reshape(-1, 1)
         if weights is not None:
             conditions["log_weight"] = weights.expand(*full, weights.shape[-1]).reshape(-1, weights.shape[-1])
         return rows, full, conditions
 
-    def _temperature(self, rows: Tensor, conditions: Conditions) -> Tensor:
-        """Beta for each row, or for all, in the dtype of the rows."""
+    def _beta(self, rows: Tensor, conditions: Conditions) -> Tensor:
+        """Return beta for each row, or for all, in the dtype of the rows."""
         beta = conditions.get("beta", self.beta)
         return beta.to(rows) if isinstance(beta, Tensor) else torch.as_tensor(beta, dtype=torch.float64).to(rows)
 
@@ -114,14 +102,14 @@ class Soft(Memory):
         return None if weights is None else weights.to(rows)
 
     def _present(self, conditions: Conditions) -> Tensor:
-        """Which patterns are there, for each row or for all."""
+        """Return flags of the present patterns, for each row or for all."""
         weights = conditions.get("log_weight", self.log_weight)
         if weights is None:
             return self.patterns.new_ones(len(self.patterns), dtype=torch.bool)
         return ~weights.isneginf()
 
     def _inner(self, rows: Tensor) -> Tensor:
-        """Inner products of rows in double with all patterns, which are converted a few at a time."""
+        """Return the inner products of rows in double with all patterns, which are converted in tiles."""
         height = max(1, TILE_NUMBERS // self.dim)
         tiles = [self.patterns] if self.patterns.dtype == torch.float64 else self.patterns.split(height)
         return check_scores(torch.cat([rows @ tile.double().T for tile in tiles], -1))
@@ -145,26 +133,28 @@ class Soft(Memory):
 
 
 def check_scores(scores: Tensor) -> Tensor:
-    """The scores, if all of them are numbers; else one sentence."""
-    # Any that is not makes a nan of the product; nothing as large as the scores is made.
+    """Return the scores; raise if some are not finite."""
+    # Through the extremes, without a mask as large as the scores.
     if scores.numel() and not bool(torch.isfinite(torch.stack([*scores.detach().aminmax()])).all()):
-        raise ValueError(
+        raise UserError(
             "beta, patterns and state must have finite scores, got some beyond float64; lower beta, or rescale both"
         )
     return scores
 
 
+def largest_eigenvalue(jacobian: Tensor, held: Tensor | None) -> Tensor:
+    """Return the largest eigenvalue of symmetric matrices ``(rows, dim, dim)``, without the held coordinates."""
+    if held is not None:
+        free = (~held).to(jacobian)
+        jacobian = jacobian * free[:, :, None] * free[:, None, :]
+    largest: Tensor = torch.linalg.eigvalsh(jacobian)[..., -1]
+    return largest
+
+
 def _as_beta(beta: Any) -> float | Tensor:
-    number = isinstance(beta, (int, float, np.integer, np.floating, Tensor)) and not isinstance(beta, bool)
-    if not number or (isinstance(beta, Tensor) and not beta.is_floating_point()):
-        got = beta.dtype if isinstance(beta, Tensor) else type(beta).__name__
-        raise TypeError(f"beta must be a positive number or a floating-point tensor, got {got}; convert it")
-    if isinstance(beta, Tensor) and not beta.numel():
-        raise ValueError(f"beta must have an entry, got shape {tuple(beta.shape)}; one per head has shape (heads, 1)")
-    lowest = float(beta.detach().amin()) if isinstance(beta, Tensor) else float(beta)
-    highest = float(beta.detach().amax()) if isinstance(beta, Tensor) else float(beta)
-    if not lowest > 0 or not highest < math.inf:
-        raise ValueError(
-            f"beta must be positive and finite, got {lowest:g}; it is the inverse temperature, a small one averages"
-        )
-    return beta if isinstance(beta, Tensor) else float(beta)
+    if not isinstance(beta, Tensor):
+        return check_number(beta, "beta", above=0)
+    check_floating(beta, "beta", finite=True)
+    if not beta.numel() or not bool((beta > 0).all()):
+        raise UserError("beta must be positive; one per head has shape (heads, 1)")
+    return beta

@@ -1,4 +1,4 @@
-"""A memory whose weights can be exactly zero: patterns are then exact fixed points."""
+"""Memory whose weights can be exactly zero, so that patterns are exact fixed points."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from massieu.memory.continuous import largest_eigenvalue
 from massieu.memory.memory import Conditions, row_chunks
-from massieu.memory.soft import Soft
+from massieu.memory.soft import Soft, largest_eigenvalue
 from massieu.memory.tsallis import bregman, check_alpha, entmax
 
 __all__ = ["Sparse"]
@@ -57,20 +56,20 @@ class Sparse(Soft):
         self.alpha = check_alpha(alpha)
 
     def weights(self, state: Tensor) -> Tensor:
-        """The weights themselves, shape ``(..., queries, atoms)``."""
+        """Return the weights, shape ``(..., queries, atoms)``."""
         rows, shape, conditions = self._arrange(state)
         found = self._by_chunks(rows, conditions, lambda weight, scores, chunk: weight.to(rows))
         return found.reshape(*shape, len(self.patterns))
 
     def _energy(self, rows: Tensor, **conditions: Tensor) -> Tensor:
         wide = rows.double()
-        beta, offsets = self._temperature(wide, conditions).expand(len(rows), 1)[:, 0], self._weights(wide, conditions)
+        beta, offsets = self._beta(wide, conditions).expand(len(rows), 1)[:, 0], self._weights(wide, conditions)
         if offsets is None:
             offsets = wide.new_zeros(len(self.patterns))
         start = entmax(offsets, self.alpha)
 
         def potential(weight: Tensor, scores: Tensor, chunk: slice) -> Tensor:
-            # The difference of the two conjugates is p . z less a divergence, which at high temperature is nothing.
+            # The difference of the two conjugates is p . z minus a divergence, which vanishes at small beta.
             own, first = (x if x.dim() == 1 else x[chunk] for x in (offsets, start))
             inner = self._inner(wide[chunk])
             most = ((weight - first) * inner).sum(-1).clamp_min(0.0)
@@ -92,7 +91,7 @@ class Sparse(Soft):
 
     def _growth(self, rows: Tensor, held: Tensor | None, **conditions: Tensor) -> Tensor:
         wide, patterns = rows.double(), self.patterns.double()
-        beta = self._temperature(wide, conditions).expand(len(rows), 1)[:, 0]
+        beta = self._beta(wide, conditions).expand(len(rows), 1)[:, 0]
 
         def growth(weight: Tensor, scores: Tensor, chunk: slice) -> Tensor:
             found = weight.new_zeros(len(weight))
@@ -109,9 +108,9 @@ class Sparse(Soft):
     def _by_chunks(
         self, rows: Tensor, conditions: Conditions, reduce: Callable[[Tensor, Tensor, slice], Tensor]
     ) -> Tensor:
-        """What is made of weights and scores, for a few rows at a time; ``reduce`` also learns which rows they are."""
+        """Return ``reduce`` of weights, scores and slice of each chunk of rows, concatenated."""
         wide, found = rows.double(), []
-        query, offsets = wide * self._temperature(wide, conditions), self._weights(wide, conditions)
+        query, offsets = wide * self._beta(wide, conditions), self._weights(wide, conditions)
         for chunk in row_chunks(max(1, len(rows)), len(self.patterns)):
             # In double: the threshold is sharp, and large scores have no digits left for it otherwise.
             scores = self._inner(query[chunk])

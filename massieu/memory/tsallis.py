@@ -1,4 +1,4 @@
-"""The map alpha-entmax, a softmax that can be exactly zero, and its conjugate."""
+"""Map alpha-entmax, a softmax that can be exactly zero, and its conjugate."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from massieu.checks import check_floating
+from massieu.checks import UserError, check_floating, check_number
 
 __all__ = ["bregman", "check_alpha", "entmax", "tsallis_entropy"]
 
-STEPS = 60
+MAX_STEPS = 60
 """Halvings of an interval to the last digit; Newton needs fewer."""
 
 
 def entmax(scores: Tensor, alpha: float) -> Tensor:
-    r"""Weights :math:`p_j = [(\alpha - 1) z_j - \tau]_+^{1/(\alpha - 1)}` that sum to one.
+    r"""Return weights :math:`p_j = [(\alpha - 1) z_j - \tau]_+^{1/(\alpha - 1)}` that sum to one.
 
     They maximize :math:`p \cdot z + H_\alpha(p)` with :math:`H_\alpha` the entropy of Tsallis
     (:func:`tsallis_entropy`). At alpha 1 this is softmax, at 2 sparsemax. All weight is on one entry if and only if
@@ -38,11 +38,11 @@ def entmax(scores: Tensor, alpha: float) -> Tensor:
     check_floating(scores, "scores")
     alpha = check_alpha(alpha)
     if scores.dim() < 1 or not scores.shape[-1]:
-        raise ValueError(f"scores must have an atom on their last axis, got {tuple(scores.shape)}; weights sum to one")
+        raise UserError(f"scores must have an atom on their last axis, got {tuple(scores.shape)}; weights sum to one")
     largest = scores.detach().amax(-1)  # nan if any is
     if not bool(torch.isfinite(largest).all()):
         got = "a row of minus infinities" if bool(largest.isneginf().any()) else "nan or plus infinity"
-        raise ValueError(f"scores must have a finite maximum in each row, got {got}; mask less, or rescale")
+        raise UserError(f"scores must have a finite maximum in each row, got {got}; mask less, or rescale")
     if alpha == 1:
         return torch.softmax(scores, dim=-1)
     found: Tensor = _Entmax.apply(scores, alpha)  # type: ignore[no-untyped-call]
@@ -50,7 +50,7 @@ def entmax(scores: Tensor, alpha: float) -> Tensor:
 
 
 def tsallis_entropy(weight: Tensor, alpha: float) -> Tensor:
-    r""":math:`H_\alpha(p) = \sum_j (p_j - p_j^\alpha) / (\alpha (\alpha - 1))`, Shannon's entropy at alpha 1.
+    r"""Return :math:`H_\alpha(p) = \sum_j (p_j - p_j^\alpha) / (\alpha (\alpha - 1))`, Shannon's entropy at alpha 1.
 
     Example:
         >>> tsallis_entropy(torch.tensor([0.5, 0.5]), 2.0)
@@ -66,7 +66,7 @@ def tsallis_entropy(weight: Tensor, alpha: float) -> Tensor:
 
 
 def bregman(weight: Tensor, start: Tensor, offsets: Tensor, alpha: float) -> Tensor:
-    r""":math:`\Omega(p) - \Omega(p_0) - z_0 \cdot (p - p_0)` with :math:`\Omega = -H_\alpha`, never negative.
+    r"""Return :math:`\Omega(p) - \Omega(p_0) - z_0 \cdot (p - p_0)` with :math:`\Omega = -H_\alpha`, never negative.
 
     Term by term, without differences of entropies: it is exact to the last digits of p where p is close to
     :math:`p_0`.
@@ -84,7 +84,7 @@ def bregman(weight: Tensor, start: Tensor, offsets: Tensor, alpha: float) -> Ten
     logarithm = torch.where(near, torch.log1p(torch.where(near, (p - q) / q, 0.0)), p.log() - q.log())
     power = logarithm if order == 0 else torch.expm1(order * logarithm) / order
     inside = q**order * (p * power - (p - q)) / alpha
-    # What had no weight at first had a score below the threshold, by so much.
+    # Depth below the threshold of the entries without weight at the start.
     top = offsets.argmax(-1, keepdim=True)
     gap = offsets - offsets.gather(-1, top)
     first, p = start.gather(-1, top), torch.where(weight > 0, weight, 1.0)
@@ -95,12 +95,8 @@ def bregman(weight: Tensor, start: Tensor, offsets: Tensor, alpha: float) -> Ten
 
 
 def check_alpha(alpha: Any) -> float:
-    """A finite number of at least 1, or one sentence."""
-    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)):
-        raise TypeError(f"alpha must be a Python number, got {type(alpha).__name__}; convert a tensor with .item()")
-    if not 1 <= alpha < math.inf:
-        raise ValueError(f"alpha must be finite and at least 1, got {alpha:g}; 1 is softmax, 2 sparsemax")
-    return float(alpha)
+    """Return a finite number of at least 1."""
+    return check_number(alpha, "alpha", least=1, remedy="1 is softmax, 2 sparsemax")
 
 
 class _Entmax(torch.autograd.Function):
@@ -134,7 +130,7 @@ def _by_sorting_2(gap: Tensor) -> Tensor:
 
 def _by_sorting_15(gap: Tensor) -> Tensor:
     falling = -0.5 * gap.sort(-1).values
-    # Far below the maximum nothing is in the support; without them the squares below stay small.
+    # Entries far below the maximum are not in the support; clamped, their squares stay small.
     falling = falling.clamp_min(-2.0)
     count = torch.arange(1, gap.shape[-1] + 1, dtype=gap.dtype, device=gap.device)
     mean, square = falling.cumsum(-1) / count, falling.square().cumsum(-1) / count
@@ -155,8 +151,8 @@ def _by_iteration(gap: Tensor, alpha: float) -> Tensor:
 
     low = torch.zeros_like(gap[..., :1])
     if alpha < 2:
-        # The sum of weights is convex in the shift: steps of Newton from the left never pass the root.
-        for _ in range(STEPS):
+        # The sum of weights is convex in the shift: Newton steps from the left never pass the root.
+        for _ in range(MAX_STEPS):
             weight = weights(low)
             step = (weight.sum(-1, keepdim=True) - 1) / (weight ** (2 - alpha)).sum(-1, keepdim=True)
             low = low + step
@@ -164,7 +160,7 @@ def _by_iteration(gap: Tensor, alpha: float) -> Tensor:
                 break
     else:
         high = torch.full_like(low, -math.expm1(-order * math.log(gap.shape[-1])) / order)
-        for _ in range(STEPS):
+        for _ in range(MAX_STEPS):
             middle = 0.5 * (low + high)
             heavy = weights(middle).sum(-1, keepdim=True) >= 1
             low, high = torch.where(heavy, middle, low), torch.where(heavy, high, middle)

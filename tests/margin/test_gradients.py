@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from massieu.checks import UserError
 from massieu.margin import TokenSelection, log_gap, log_gradient, misalignment
 
 LENGTHS = torch.tensor([6, 4, 6, 2, 5])
@@ -207,7 +208,7 @@ def test_weights_of_another_precision_are_taken_and_of_another_shape_are_not():
     assert_close(log_gradient(problem, weights.float()).matrix, log_gradient(problem, weights.float().double()).matrix)
     assert log_gap(problem, weights.float()) == log_gap(problem, weights.float().double())
     for refused in (log_gradient, log_gap):
-        with pytest.raises(ValueError, match=r"weights must have shape \(4, 4\), got \(3, 4\)"):
+        with pytest.raises(UserError, match="weights"):
             refused(problem, weights[:3])
-    with pytest.raises(ValueError, match=r"matrices must have one shape, got \(3, 4\) and \(4, 4\)"):
+    with pytest.raises(UserError, match="matrices"):
         misalignment(weights[:3], weights)

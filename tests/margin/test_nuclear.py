@@ -73,8 +73,8 @@ def test_units_do_not_matter():
     assert abs(1e4 * found.upper / plain.upper - 1) < 2e-6
 
 
-def test_too_few_rounds_are_told():
-    found = max_margin(draw(20, 10, 20), norm="nuc", tolerance=1e-15, rounds=1)
+def test_too_few_steps_are_reported():
+    found = max_margin(draw(20, 10, 20), norm="nuc", tolerance=1e-15, max_steps=1)
     assert found.feasible
     assert not found.converged
     assert 0 < found.gap < 1e-2

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from massieu.checks import UserError
 from massieu.margin import (
     TokenSelection,
     descend,
@@ -40,10 +41,16 @@ def test_the_path_turns_to_the_max_margin_direction_like_the_inverse_square_of_t
     assert path.selections[-1].tolist() == path.solution.selection.tolist()
 
 
-def test_the_path_is_within_its_bound_which_says_something_only_at_large_radii(path):
+def test_the_path_is_within_its_bound_which_is_vacuous_at_small_radii(path):
     assert (path.table.misalignment <= path.table.bound).all()
     assert path.table.bound.iloc[0] > 2
     assert path.table.bound.iloc[-1] < 0.05
+
+
+def test_the_path_has_the_outcome_of_every_radius(path):
+    assert (path.table.converged == (path.table.residual <= 1e-6)).all()
+    assert (path.table.steps > 0).all()
+    assert path.message.startswith(f"{int(path.table.converged.sum())} of 4 minimizers are stationary")
 
 
 def test_the_bound_is_its_formula():
@@ -78,7 +85,7 @@ def test_the_best_tokens_are_locally_optimal_and_the_worst_are_not():
     problem = random_problem(4, 4, 12)
     good = locally_optimal(problem, problem.selection())
     assert good.optimal
-    assert good.reason == "the program is feasible, and every support token has a lower score than the selected one"
+    assert good.message == "the program is feasible, and every support token has a lower score than the selected one"
     bad = locally_optimal(problem, problem.scores.argmin(-1))
     assert not bad.optimal
     assert bad.offending == tuple(map(tuple, bad.solution.support.nonzero().tolist()))
@@ -89,17 +96,17 @@ def test_a_support_token_of_higher_score_is_named():
     problem = TokenSelection(tokens, torch.ones(1, 1), scores=torch.tensor([[1.0, 2.0, 0.0]]))
     verdict = locally_optimal(problem, torch.tensor([0]))
     assert verdict.offending == ((0, 1),)
-    assert verdict.reason == "sequence 0 has support token 1, whose score is not below that of the selected token 0"
+    assert verdict.message == "sequence 0 has support token 1, whose score is not below that of the selected token 0"
 
 
 def test_a_selection_that_no_weights_make_is_not_locally_optimal():
     verdict = locally_optimal(INFEASIBLE, torch.tensor([0, 0]))
     assert not verdict.optimal
-    assert verdict.reason.startswith("no weights select these tokens: none of norm one has a margin above ")
+    assert verdict.message.startswith("no weights select these tokens: none of norm one has a margin above ")
 
 
 def test_descent_ends_in_locally_optimal_selections_that_depend_on_the_start():
-    reached = selections_reached(random_problem(6, 8, 10), 8, scale=3.0, steps=1500)
+    reached = selections_reached(random_problem(6, 8, 10), 8, deviation=3.0, steps=1500)
     assert len(reached) > 1
     assert not reached.best.all()
     assert reached.locally_optimal.all()
@@ -112,7 +119,7 @@ def test_descent_ends_in_locally_optimal_selections_that_depend_on_the_start():
 
 def test_a_cone_of_starts_leads_to_the_selection_of_its_axis():
     problem = random_problem(6, 8, 10)
-    reached = selections_reached(problem, 8, scale=3.0, steps=500)
+    reached = selections_reached(problem, 8, deviation=3.0, steps=500)
     axes = torch.stack([max_margin(problem, selection=torch.tensor(one)).weights for one in reached.selection])
     again = selections_reached(problem, 20 * axes, steps=300)
     assert len(again) == len(reached)
@@ -130,39 +137,37 @@ def test_the_path_and_normalized_descent_agree_far_out():
 
 def test_bad_arguments_get_a_sentence():
     problem = random_problem(3, 3, 6)
-    with pytest.raises(ValueError, match=r"radii must be positive numbers, at least one; got \[1.0, -1.0\]"):
+    with pytest.raises(UserError, match="radii"):
         regularization_path(problem, [1.0, -1.0])
-    with pytest.raises(ValueError, match="radii must be positive numbers, at least one; got"):
+    with pytest.raises(UserError, match="radii"):
         regularization_path(problem, [])
-    with pytest.raises(ValueError, match="starts must be a whole number and not negative, got -1"):
+    with pytest.raises(UserError, match="starts"):
         regularization_path(problem, [1.0], starts=-1)
-    with pytest.raises(ValueError, match="the best tokens must be selectable, but no weights were found that put them"):
+    with pytest.raises(UserError, match="the best"):
         regularization_path(INFEASIBLE, [1.0])
-    with pytest.raises(ValueError, match="starts must be a whole number and not negative, got 1.5"):
+    with pytest.raises(UserError, match="starts"):
         regularization_path(problem, [1.0], starts=1.5)
-    with pytest.raises(ValueError, match=r"radii must be a list of numbers, got 1.0; give \[1.0\]"):
+    with pytest.raises(UserError, match="radii"):
         regularization_path(problem, 1.0)
     for radius in (0.0, -1.0):
-        with pytest.raises(ValueError, match=f"radius must be a positive number, got {radius}"):
+        with pytest.raises(UserError, match="radius"):
             path_bound(problem, radius)
-    with pytest.raises(ValueError, match="the path needs one best token in each sequence, but these targets share"):
+    with pytest.raises(UserError, match="share"):
         regularization_path(random_problem(3, 4, 6, kind="soft"), [1.0])
-    with pytest.raises(ValueError, match="the path needs one best token in each sequence, but some scores are tied"):
+    with pytest.raises(UserError, match="tied"):
         regularization_path(random_problem(3, 4, 6, kind="tied"), [1.0])
-    with pytest.raises(ValueError, match="starts must be a whole number, at least one, or a tensor of weights; got 0"):
+    with pytest.raises(UserError, match="starts"):
         selections_reached(problem, 0)
-    with pytest.raises(
-        ValueError, match="starts must be a whole number, at least one, or a tensor of weights; got 2.0"
-    ):
+    with pytest.raises(UserError, match="starts"):
         selections_reached(problem, 2.0)
-    with pytest.raises(ValueError, match=r"starts must have shape \(starts, 6, 6\), got \(0, 6, 6\)"):
+    with pytest.raises(UserError, match="starts"):
         selections_reached(problem, torch.zeros(0, 6, 6))
-    with pytest.raises(ValueError, match=r"starts must have shape \(starts, 6, 6\), got \(6, 6\)"):
+    with pytest.raises(UserError, match="starts"):
         selections_reached(problem, torch.zeros(6, 6))
     soft = random_problem(3, 4, 6, kind="soft")
-    with pytest.raises(ValueError, match="local optimality compares scores, but the problem has targets"):
+    with pytest.raises(UserError, match="local"):
         locally_optimal(soft, torch.zeros(3, dtype=torch.long))
-    with pytest.raises(ValueError, match="the bound is derived for scores or a linear head"):
+    with pytest.raises(UserError, match="the bound"):
         path_bound(soft, 1.0)
 
 
@@ -171,7 +176,7 @@ def test_a_head_that_prefers_mixtures_has_no_path():
     problem = TokenSelection(
         tokens, torch.ones(1, 1), labels=torch.ones(1), head=lambda states: 1 - (states[..., 0] - 0.1) ** 2
     )
-    with pytest.raises(ValueError, match="the head prefers mixtures of tokens"):
+    with pytest.raises(UserError, match="the head"):
         regularization_path(problem, [0.1])
 
 

@@ -4,13 +4,14 @@ import pytest
 import torch
 from selections import dense, draw, nearly_twins
 
+from massieu.checks import UserError
 from massieu.margin import TokenSelection, max_margin, selection_report
-from massieu.margin.report import NOT_FEASIBLE, NOTHING_ASKED, UNDECIDED
+from massieu.margin.report import NO_CONSTRAINTS, NOT_FEASIBLE, UNDECIDED, random_head, span_projection
 
 TOKENS = torch.randn(5, 6, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
-def test_figures_are_those_of_dense_matrices():
+def test_values_are_those_of_dense_matrices():
     weights = torch.randn(8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     found = selection_report(weights, TOKENS)
     problem = TokenSelection(TOKENS, TOKENS[:, -1], scores=torch.zeros(5, 6))
@@ -47,9 +48,12 @@ def test_tokens_may_be_a_problem_or_have_other_queries():
     queries = torch.randn(5, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     weights = torch.randn(8, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     problem = TokenSelection(TOKENS, queries, scores=torch.zeros(5, 6))
-    found, same = selection_report(weights, problem, seed=4), selection_report(weights, TOKENS, queries, seed=4)
+    found, same = (
+        selection_report(weights, problem, generator=4),
+        selection_report(weights, TOKENS, queries, generator=4),
+    )
     assert found == same
-    assert selection_report(weights, problem, seed=5).random_correlation != found.random_correlation
+    assert selection_report(weights, problem, generator=5).random_correlation != found.random_correlation
 
 
 def test_the_selection_may_be_another_than_that_of_the_matrix():
@@ -66,7 +70,7 @@ def test_the_selection_may_be_another_than_that_of_the_matrix():
     assert only.correlation != only.correlation
 
 
-def test_copies_are_one_token_and_what_is_not_defined_has_a_sentence():
+def test_copies_are_one_token_and_undefined_values_have_a_note():
     tokens = TOKENS.clone()
     chosen = int((tokens[0] @ tokens[0, -1]).argmax())
     assert chosen > 0
@@ -74,8 +78,8 @@ def test_copies_are_one_token_and_what_is_not_defined_has_a_sentence():
     found = selection_report(torch.eye(8), tokens)
     assert found.feasible
     assert found.constraints == 24
-    assert found.note == "1 of 5 rows see the selected token again: its copies are not asked to lose"
-    assert NOTHING_ASKED in selection_report(torch.eye(8), tokens[:, :1].expand(-1, 3, -1)).note
+    assert found.note == "1 of 5 rows have copies of the selected token, which have no constraint"
+    assert NO_CONSTRAINTS in selection_report(torch.eye(8), tokens[:, :1].expand(-1, 3, -1)).note
     crowded = torch.randn(30, 8, 2, generator=torch.Generator().manual_seed(0))
     impossible = selection_report(torch.eye(2), crowded, selection=[0] * 30)
     assert not impossible.feasible
@@ -94,13 +98,43 @@ def test_a_margin_below_the_resolution_of_the_solver_is_neither_there_nor_not():
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ((torch.eye(7), TOKENS), r"weights must be real with shape \(8, 8\), got shape \(7, 7\)"),
-        ((torch.eye(8) / 0, TOKENS), "weights must be finite, but some are nan or infinite"),
-        ((torch.eye(8), draw(5, 6, 8), TOKENS[:, 0]), "queries belong to tokens; a problem has its own"),
-        ((torch.eye(8), TOKENS[0]), r"every sequence must have shape \(length, dim\)"),
-        ((torch.eye(8), []), "tokens must hold at least one sequence, got none"),
+        ((torch.eye(7), TOKENS), "weights"),
+        ((torch.eye(8) / 0, TOKENS), "weights"),
+        ((torch.eye(8), draw(5, 6, 8), TOKENS[:, 0]), "queries"),
+        ((torch.eye(8), TOKENS[0]), "tokens"),
+        ((torch.eye(8), []), "tokens"),
     ],
 )
 def test_bad_input_gets_a_sentence(given, sentence):
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(UserError, match=sentence):
         selection_report(*given)
+
+
+def test_the_projection_is_the_least_squares_one_on_all_differences():
+    generator = torch.Generator().manual_seed(5)
+    tokens = [torch.randn(count, 5, generator=generator, dtype=torch.float64) for count in (2, 4, 9)]
+    queries = torch.randn(3, 4, generator=generator, dtype=torch.float64)
+    problem = TokenSelection(tokens, queries, scores=[torch.zeros(len(x)) for x in tokens])
+    weights = torch.randn(5, 4, generator=generator, dtype=torch.float64)
+    rows = [
+        torch.outer(x[t] - x[0], z).flatten() for x, z in zip(tokens, queries, strict=True) for t in range(1, len(x))
+    ]
+    span = torch.stack(rows, 1)
+    expected = span @ torch.linalg.lstsq(span, weights.flatten()[:, None], driver="gelsd").solution
+    found = span_projection(problem)(weights)
+    torch.testing.assert_close(found, expected.view(5, 4), atol=1e-8, rtol=0)
+    assert found.norm() < 0.99 * weights.norm()
+
+
+def test_a_random_head_has_the_singular_values_and_nothing_else():
+    weights = torch.randn(6, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    drawn = random_head(weights, torch.Generator().manual_seed(1))
+    torch.testing.assert_close(torch.linalg.svdvals(drawn), torch.linalg.svdvals(weights))
+    assert abs(float((drawn * weights).sum() / weights.norm() ** 2)) < 0.5
+
+
+def test_a_projection_that_does_not_converge_is_no_result(monkeypatch):
+    monkeypatch.setattr("scipy.sparse.linalg.cg", lambda *_, **__: (None, 1))
+    problem = TokenSelection(TOKENS, TOKENS[:, 0], scores=torch.zeros(TOKENS.shape[:2]))
+    with pytest.raises(ArithmeticError, match="did not converge; take fewer rows"):
+        span_projection(problem)(torch.eye(8, dtype=torch.float64))

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from massieu.checks import UserError
 from massieu.memory import (
     Classical,
     Continuous,
@@ -94,7 +95,7 @@ def test_the_radius_is_never_smaller_than_that_of_ramsauer_and_the_condition_nev
     assert ours > both > 50
 
 
-def test_fields_are_what_loops_find():
+def test_fields_equal_those_of_loops():
     memory = Continuous(randn(0, 7, 4), 1.3)
     found = certificate(memory)
     patterns = memory.patterns
@@ -247,43 +248,23 @@ def test_log_weights_enter_the_certificate():
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "message"),
+    ("call", "message"),
     [
-        (
-            lambda: certificate(Classical(torch.ones(1, 2))),
-            TypeError,
-            "memory must be Continuous or Sparse, got Classical",
-        ),
-        (lambda: certificate(Continuous(torch.eye(2), torch.ones(3))), ValueError, r"one per head, \(heads, 1\)"),
-        (
-            lambda: certificate(Continuous(torch.eye(2), 1.0, log_weight=torch.zeros(3, 2))),
-            ValueError,
-            r"log_weight must have shape \(atoms,\) for a certificate, got \(3, 2\)",
-        ),
-        (
-            lambda: certificate(Sparse(torch.eye(2), 1.0, 2.0, log_weight=torch.tensor([0.0, 1.0]))),
-            ValueError,
-            "log_weight must be equal where it is finite for Sparse",
-        ),
-        (
-            lambda: one_step_bound(certificate(Sparse(torch.eye(2), 1.0, 2.0)), 0.1),
-            ValueError,
-            "found must be the certificate of a Continuous memory, got that of entmax",
-        ),
-        (
-            lambda: guaranteed_storage(20, beta=0.0),
-            ValueError,
-            "beta and radius must be positive and finite, and failure a probability",
-        ),
-        (lambda: guaranteed_storage(1), ValueError, "dim must be an integer of at least 2"),
+        (lambda: certificate(Classical(torch.ones(1, 2))), "memory"),
+        (lambda: certificate(Continuous(torch.eye(2), torch.ones(3))), "beta"),
+        (lambda: certificate(Continuous(torch.eye(2), 1.0, log_weight=torch.zeros(3, 2))), "log_weight"),
+        (lambda: certificate(Sparse(torch.eye(2), 1.0, 2.0, log_weight=torch.tensor([0.0, 1.0]))), "log_weight"),
+        (lambda: one_step_bound(certificate(Sparse(torch.eye(2), 1.0, 2.0)), 0.1), "found"),
+        (lambda: guaranteed_storage(20, beta=0.0), "beta"),
+        (lambda: guaranteed_storage(1), "dim"),
     ],
 )
-def test_bad_input_gets_a_sentence(call, error, message):
-    with pytest.raises(error, match=message):
+def test_bad_input_gets_a_sentence(call, message):
+    with pytest.raises(UserError, match=message):
         call()
 
 
-def test_the_storage_is_told_where_numbers_overflow():
+def test_the_storage_is_exact_where_numbers_overflow():
     with mpmath.workdps(50):
         for dim, beta, radius in (
             (5000, 1.0, 3.0),
@@ -302,7 +283,7 @@ def test_the_storage_is_told_where_numbers_overflow():
             assert found.vacuous == (constant < (2 / mpmath.sqrt(p)) ** (mpmath.mpf(4) / (dim - 1)))
 
 
-def test_a_single_pattern_is_exact_and_every_bound_says_so():
+def test_a_single_pattern_is_exact_in_every_bound():
     found = certificate(Continuous(torch.tensor([[1.0, 2.0]]).double(), 1.0))
     bounds = [
         one_step_bound(found, 0.5),
@@ -334,9 +315,9 @@ def test_covers_takes_batches_heads_and_more_cues_than_a_tile():
     cue = patterns.expand(3, 2, 6, 8)
     assert torch.equal(several.covers(cue), several.certified.expand(3, 2, 6))
     assert several.covers(patterns[:1].expand(2, TILE + 5, 8)).shape == (2, TILE + 5)
-    with pytest.raises(ValueError, match=r"cue must have shape \(..., queries, 8\), got \(8,\); for one vector"):
+    with pytest.raises(UserError, match="cue"):
         certificate(Continuous(patterns, 1.0)).covers(patterns[0])
-    with pytest.raises(ValueError, match=r"cue must have shape \(..., 2, queries, 8\), got \(6, 8\)"):
+    with pytest.raises(UserError, match="cue"):
         several.covers(patterns)
 
 

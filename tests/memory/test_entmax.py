@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from torch.testing import assert_close
 
+from massieu.checks import UserError
 from massieu.memory import Continuous, Sparse, certificate, entmax, tsallis_entropy
 
 ALPHAS = [1.0, 1.0001, 1.2, 1.5, 1.7, 2.0, 3.0, 6.0]
@@ -128,7 +129,7 @@ def test_entmax_memories_are_exact_in_one_step_from_within_the_radius():
 
 
 def test_the_entropy_checks_its_arguments():
-    with pytest.raises(ValueError, match="alpha must be finite and at least 1, got 0; 1 is softmax"):
+    with pytest.raises(UserError, match="alpha"):
         tsallis_entropy(torch.tensor([0.5, 0.5]), 0)
-    with pytest.raises(TypeError, match="weight must be a floating-point tensor, got list"):
+    with pytest.raises(UserError, match="weight"):
         tsallis_entropy([0.5, 0.5], 2.0)

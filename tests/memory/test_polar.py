@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
+from massieu.checks import UserError
 from massieu.memory import Classical, Dense, Exponential
 
 FEW = settings(max_examples=40, deadline=None)
@@ -209,7 +210,7 @@ def test_the_overlap_falls_at_the_transition_of_amit_gutfreund_and_sompolinsky()
     assert overlaps == sorted(overlaps, reverse=True)
 
 
-def test_one_step_of_the_exponential_memory_recovers_what_was_measured():
+def test_one_step_of_the_exponential_memory_recovers_the_measured_share():
     """d = 20, N = 1024: 99.5, 85, 27 and 0 % come back in one step of all coordinates from 0, 1, 2 and 4 flips."""
     generator, rates = torch.Generator().manual_seed(0), []
     for flips in (0, 1, 2, 4):
@@ -310,50 +311,30 @@ def test_leading_axes_are_a_batch_and_nothing_is_nothing():
 
 def test_the_seed_decides_the_order():
     patterns, state = polar(0, 40, 30), polar(1, 30, 30)
-    first, again, other = (Classical(patterns, seed=seed).retrieve(state).state for seed in (0, 0, 1))
+    first, again, other = (Classical(patterns, generator=seed).retrieve(state).state for seed in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "message"),
+    ("call", "message"),
     [
-        (
-            lambda: Classical(torch.zeros(2, 3)),
-            ValueError,
-            "patterns must be polar, all entries 1 or -1, got 0; take the sign",
-        ),
-        (lambda: Classical([1.0]), TypeError, "patterns must be a tensor of numbers 1 and -1, got list"),
-        (lambda: Exponential(torch.ones(3, dtype=torch.bool)), TypeError, "got torch.bool; write 2 \\* bits - 1"),
-        (lambda: Dense(torch.ones(3), 2), ValueError, r"shape \(atoms, dim\) with at least one atom, got \(3,\)"),
-        (lambda: Classical(torch.ones(0, 3)), ValueError, r"at least one atom, got \(0, 3\)"),
-        (lambda: Classical(torch.ones(2, 3), "both"), ValueError, 'rule must be "async" or "sync", got \'both\''),
-        (
-            lambda: Classical(torch.ones(2, 3), bias=torch.ones(2)),
-            ValueError,
-            r"bias must have shape \(3,\), got \(2,\)",
-        ),
-        (lambda: Dense(torch.ones(2, 3), 1), ValueError, "power must be an integer of at least 2, got 1"),
-        (
-            lambda: Exponential(torch.ones(2, 3), rule="sync"),
-            ValueError,
-            'rule must be "gradient" or "flip", got \'sync\'',
-        ),
-        (lambda: Classical(torch.ones(2, 3), seed=-1), ValueError, "seed must be an integer of at least 0"),
-        (lambda: Classical(torch.ones(2, 3)).update(torch.zeros(1, 3)), ValueError, "state must be polar"),
-        (lambda: Classical(torch.ones(2, 3)).update(torch.ones(3)), ValueError, r"pass state\[None\]"),
-        (
-            lambda: Classical(torch.ones(2, 3)).energy(torch.ones(1, 4)),
-            ValueError,
-            r"\(..., queries, 3\), got \(1, 4\)",
-        ),
-        (
-            lambda: Classical(torch.ones(2, 3)).retrieve(torch.ones(1, 3), steps=-1),
-            ValueError,
-            "steps must be an integer",
-        ),
+        (lambda: Classical(torch.zeros(2, 3)), "patterns"),
+        (lambda: Classical([1.0]), "patterns"),
+        (lambda: Exponential(torch.ones(3, dtype=torch.bool)), "bits"),
+        (lambda: Dense(torch.ones(3), 2), "patterns"),
+        (lambda: Classical(torch.ones(0, 3)), "patterns"),
+        (lambda: Classical(torch.ones(2, 3), "both"), "rule"),
+        (lambda: Classical(torch.ones(2, 3), bias=torch.ones(2)), "bias"),
+        (lambda: Dense(torch.ones(2, 3), 1), "power"),
+        (lambda: Exponential(torch.ones(2, 3), rule="sync"), "rule"),
+        (lambda: Classical(torch.ones(2, 3), generator=-1), "generator"),
+        (lambda: Classical(torch.ones(2, 3)).update(torch.zeros(1, 3)), "state"),
+        (lambda: Classical(torch.ones(2, 3)).update(torch.ones(3)), "state"),
+        (lambda: Classical(torch.ones(2, 3)).energy(torch.ones(1, 4)), "state"),
+        (lambda: Classical(torch.ones(2, 3)).retrieve(torch.ones(1, 3), steps=-1), "steps"),
     ],
 )
-def test_bad_input_gets_a_sentence(call, error, message):
-    with pytest.raises(error, match=message):
+def test_bad_input_gets_a_sentence(call, message):
+    with pytest.raises(UserError, match=message):
         call()

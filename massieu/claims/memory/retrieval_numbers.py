@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,7 +52,7 @@ def overlap_transition(trial: Trial) -> Evidence:
     def overlaps(share: float) -> Tensor:
         size, number, looked = (dim, draws, trial.size(30, 50)) if share < high else (wide, 1, 20)
         stored = [signs(trial, round(share * size), size) for _ in range(number)]
-        found = [Classical(each, seed=trial.seed).retrieve(each[:looked], steps=8).state for each in stored]
+        found = [Classical(each, generator=trial.seed).retrieve(each[:looked], steps=8).state for each in stored]
         kept = zip(found, stored, strict=True)
         return torch.cat([(state * each[:looked]).mean(-1) for state, each in kept])
 
@@ -105,7 +106,8 @@ def fixed_points(trial: Trial) -> Evidence:
 
     @functools.cache
     def failing(criterion: str, number: float) -> float:
-        (row,) = measure_capacity("classical", dim, [int(number)], criterion=criterion, trials=draws, seed=trial.seed)
+        options: dict[str, Any] = {"trials": draws, "generator": trial.seed}
+        (row,) = measure_capacity("classical", dim, [int(number)], criterion=criterion, **options)
         return 1 - row.rate
 
     def below(criterion: str, number: float) -> Gap:
