@@ -15,10 +15,10 @@ from dense import Dense, dense
 from torch import Tensor
 
 from massieu import Attended, RowStatistics, attend
-from massieu.kernels import selection
+from massieu.kernels import dispatch
 from massieu.kernels.compiled import LIBRARY, Library
 
-BUILDS = selection.BUILDS
+BUILDS = dispatch.BUILDS
 NOT_BUILT = "the compiled kernel is not built: python setup.py build_ext --inplace"
 
 # A library runs one build at a time, whoever asks; a copy of the file is a library of its own. The copies stay until
@@ -43,7 +43,7 @@ def serving(name: str) -> Iterator[None]:
     library = None if name == "torch" else built(name)
     assert library is not None or name == "torch"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(selection, "loaded", lambda: library)
+        patch.setattr(dispatch, "loaded", lambda: library)
         yield
 
 

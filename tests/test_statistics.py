@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from massieu import RowStatistics, attend, mass_count, row_statistics
-from massieu.kernels import selection, tiles
+from massieu.kernels import dispatch, tiles
 from massieu.statistics import probabilities
 
 
@@ -17,8 +17,8 @@ from massieu.statistics import probabilities
 def kernel(request, monkeypatch):
     """Everything here holds for both kernels; without a compiler there is one."""
     if request.param == "torch":
-        monkeypatch.setattr(selection, "loaded", lambda: None)
-    elif selection.loaded() is None:
+        monkeypatch.setattr(dispatch, "loaded", lambda: None)
+    elif dispatch.loaded() is None:
         pytest.skip("the compiled kernel was not built, or is switched off")
     return request.param
 
@@ -159,7 +159,7 @@ def test_a_row_without_atoms_gives_zero_output_and_nan_statistics():
     attended.output.sum().backward()
     assert all(bool(torch.isfinite(x.grad).all()) for x in (query, key, value))
     assert bool((query.grad[:, :, empty] == 0).all())
-    assert bool((mass_count(query, key, 0.9, log_weight)[..., empty] == 0).all())
+    assert bool((mass_count(query, key, log_weight)[..., empty] == 0).all())
 
 
 def test_rows_before_the_first_atom_and_lengths_of_zero_are_empty():
@@ -564,7 +564,7 @@ def test_mass_count_is_the_size_of_the_smallest_set_with_the_mass(mass, options)
     probability = dense(2 * query, key, value, **options).probability
     held = probability.sort(-1, descending=True).values.cumsum(-1)
     expected = (held < mass * (1 - 1e-14)).sum(-1) + 1
-    found = mass_count(2 * query, key, mass, **options)
+    found = mass_count(2 * query, key, mass=mass, **options)
     assert found.dtype == torch.int64
     present = (probability > 0).sum(-1)
     assert bool((found <= present).all())
@@ -574,11 +574,11 @@ def test_mass_count_is_the_size_of_the_smallest_set_with_the_mass(mass, options)
 
 def test_mass_count_of_equal_weights_is_the_share_of_atoms():
     for atoms in (1, 3, 10, 100, 1000):
-        found = mass_count(torch.zeros(1, 4), torch.zeros(atoms, 4), 0.9)
+        found = mass_count(torch.zeros(1, 4), torch.zeros(atoms, 4))
         assert int(found) == -(-9 * atoms // 10)
     # In floating point 0.07 * 100 and 0.14 * 50 exceed seven.
-    assert int(mass_count(torch.zeros(1, 4), torch.zeros(100, 4), 0.07)) == 7
-    assert int(mass_count(torch.zeros(1, 4).double(), torch.zeros(50, 4).double(), 0.14)) == 7
+    assert int(mass_count(torch.zeros(1, 4), torch.zeros(100, 4), mass=0.07)) == 7
+    assert int(mass_count(torch.zeros(1, 4).double(), torch.zeros(50, 4).double(), mass=0.14)) == 7
 
 
 def test_probabilities_of_an_empty_row_are_zero():
@@ -686,9 +686,9 @@ def test_bad_options_are_refused_in_one_sentence(options, error, message):
 
 def test_a_mass_outside_its_range_is_refused():
     with pytest.raises(ValueError, match=r"mass must be a number in \(0, 1\], got 1.5; 0.9 asks for"):
-        mass_count(Q, K, 1.5)
+        mass_count(Q, K, mass=1.5)
     with pytest.raises(ValueError, match="got Tensor"):
-        mass_count(Q, K, torch.zeros(5, 7))
+        mass_count(Q, K, mass=torch.zeros(5, 7))
 
 
 def test_a_call_in_inference_mode_does_not_spoil_later_calls():
@@ -705,16 +705,16 @@ def test_a_call_in_inference_mode_does_not_spoil_later_calls():
 def test_default_device_and_dtype_of_torch_do_not_matter(kernel):
     query, key, value = inputs(20)
     expected, count = attend(query, key, value, torch.zeros(20)), mass_count(query, key)
-    selection_loaded = selection.loaded
+    dispatch_loaded = dispatch.loaded
     if kernel == "compiled":
-        selection_loaded.cache_clear()  # the check at load runs inside too
+        dispatch_loaded.cache_clear()  # the check at load runs inside too
     bias = torch.zeros(20)
     try:
         torch.set_default_dtype(torch.float64)
         with torch.device("meta"):
             found = attend(query, key, value, bias)
             assert torch.equal(mass_count(query, key), count)
-            assert (selection.loaded() is None) == (kernel == "torch")
+            assert (dispatch.loaded() is None) == (kernel == "torch")
     finally:
         torch.set_default_dtype(torch.float32)
     assert torch.equal(found.output, expected.output)

@@ -11,7 +11,7 @@ __all__ = [
     "FLOOR",
     "centered",
     "distance_ratio",
-    "effective_rank",
+    "effective_dimension",
     "gaussian_band",
     "groups",
     "half_log_det",
@@ -78,14 +78,14 @@ def half_log_det(covariance: Tensor) -> float:
     return 0.5 * float(spectrum.clamp_min(floor).log().sum()) if floor > 0 else float("nan")
 
 
-def effective_rank(covariance: Tensor) -> float:
-    r"""In how many directions a cloud extends, :math:`e^H` of its spectrum as a distribution.
+def effective_dimension(covariance: Tensor) -> float:
+    r"""Number of directions in which a cloud extends, :math:`e^H` of its eigenvalues as a distribution.
 
     Source:
-        Roy and Vetterli 2007, "The effective rank", with eigenvalues of the covariance.
+        Roy and Vetterli 2007, "The effective rank", with eigenvalues of the covariance in place of singular values.
 
     Example:
-        >>> effective_rank(torch.diag(torch.tensor([1.0, 1.0, 0.0])).double())
+        >>> effective_dimension(torch.diag(torch.tensor([1.0, 1.0, 0.0])).double())
         2.0
     """
     spectrum = torch.linalg.eigvalsh(covariance).clamp_min(0)

@@ -7,7 +7,8 @@ statistics), ``backward`` (gradients by recomputation) and ``mass_count``. It kn
 from massieu.kernels.blocks import LN2, LOG2E, hidden
 from massieu.kernels.results import Best, Found, Gradients, Slope
 from massieu.kernels.rows import Inputs, Plan, Rows, arrange
-from massieu.kernels.selection import backend, backward, forward, mass_count, reason, retrieve
+from massieu.kernels.visibility import visible, visible_count
+from massieu.kernels.dispatch import backend, backward, forward, mass_count, reason, retrieve
 
 __all__ = [
     "Best",
@@ -27,4 +28,6 @@ __all__ = [
     "mass_count",
     "reason",
     "retrieve",
+    "visible",
+    "visible_count",
 ]

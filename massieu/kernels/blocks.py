@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from massieu.kernels.rows import Plan
+from massieu.kernels.visibility import offsets, visible_range
 
 __all__ = [
     "ABSENT",
@@ -76,14 +77,9 @@ def blocks(query: Tensor, key: Tensor, plan: Plan, entries: slice, height: int) 
     queries, atoms = query.shape[2], key.shape[1]
     longest = atoms if plan.lengths is None else int(plan.lengths[entries].max())
     for rows in slices(0, queries, height):
-        near, far = rows.start + atoms - queries, rows.stop - 1 + atoms - queries  # positions of first and last query
-        first, last = 0, longest
-        if plan.causal:
-            last = min(last, far + 1)
-        if plan.window is not None:
-            first = max(first, near - plan.window + 1)
-            last = min(last, far + plan.window)
-        yield Block(entries, rows, first, max(first, last))
+        behind = atoms - queries
+        reach = visible_range(rows.start + behind, rows.stop - 1 + behind, longest, plan.causal, plan.window)
+        yield Block(entries, rows, *reach)
 
 
 def tile_shape(query: Tensor, key: Tensor, plan: Plan, dtype: torch.dtype) -> tuple[int, int, int]:
@@ -125,11 +121,11 @@ def add_log_weights(
         tile.add_(_log_weight_tile(log_weight, plan, block, atoms, score.dtype))
     # Distance of the first atom of the tile from the position of its first query.
     shift = atoms.start - (block.queries.start + total - queries)
-    ahead = 1 if plan.causal else plan.window  # atoms at this distance after the query, or farther, are hidden
-    if ahead is not None and shift + width > ahead:
-        tile.add_(score.new_full((height, width), ABSENT).triu_(ahead - shift))
-    if plan.window is not None and shift <= height - 1 - plan.window:
-        tile.add_(score.new_full((height, width), ABSENT).tril_(-plan.window - shift))
+    least, largest = offsets(plan.causal, plan.window)
+    if largest is not None and shift + width > largest + 1:
+        tile.add_(score.new_full((height, width), ABSENT).triu_(largest + 1 - shift))
+    if least is not None and shift <= height - 2 + least:
+        tile.add_(score.new_full((height, width), ABSENT).tril_(least - 1 - shift))
     if plan.lengths is not None:
         lengths = plan.lengths[block.batch]
         if atoms.stop > int(lengths.min()):

@@ -1,6 +1,6 @@
 """Intrinsic measures and the exponential families that they generate."""
 
-from massieu.measures.classical import Gamma, Hypercube, Laplace, Poisson
+from massieu.measures.elementary import Gamma, Hypercube, Laplace, Poisson
 from massieu.measures.compose import Convolution, Mixture, Tilted
 from massieu.measures.counts import DirichletMultinomial, Multinomial
 from massieu.measures.gaussian import Gaussian, GaussianMixture

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from massieu.measures.classical import as_coordinates
+from massieu.measures.elementary import as_coordinates
 from massieu.measures.measure import Measure, as_integer, as_log_weight
 from massieu.measures.remainders import cumulant_remainder
 

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from massieu.measures.classical import as_coordinates
+from massieu.measures.elementary import as_coordinates
 from massieu.measures.measure import Measure, as_parameter
 
 __all__ = ["ConjugatePrior"]

@@ -55,7 +55,7 @@ def association_weights(
         scores = scores + log_weight
     if sink is not None:
         scores = torch.cat([scores, torch.full_like(scores[..., :1], sink)], -1)
-    return statistics.attention.probabilities(scores)[..., : stored.shape[-2]]
+    return statistics.probabilities(scores)[..., : stored.shape[-2]]
 
 
 def settle(

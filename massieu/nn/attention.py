@@ -13,7 +13,7 @@ from massieu.kernels.graphs import call_eagerly
 from massieu.measures import Measure
 from massieu.nn.cache import KeyValueCache
 from massieu.nn.checks import check_activation, check_measure, unknown
-from massieu.nn.heads import Heads, present
+from massieu.nn.multihead import Heads, present
 from massieu.nn.positions import rotate
 from massieu.patterns import Pattern
 from massieu.statistics import Attended

@@ -13,9 +13,9 @@ from massieu.nn.attention import MeasureAttention, Tying
 from massieu.nn.block import Activation, Block, FeedForward
 from massieu.nn.cache import KeyValueCache, LinearCache
 from massieu.nn.checks import check_count, check_dtype, check_tokens, check_words, unknown
-from massieu.nn.heads import Heads
+from massieu.nn.multihead import Heads
 from massieu.nn.initialization import initialize
-from massieu.nn.linear import LinearAttention
+from massieu.nn.linear_attention import LinearAttention
 from massieu.nn.norms import Norm, build_norm, normalize
 from massieu.nn.sampling import check_sampling, draw
 from massieu.patterns import Pattern, Schedule

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from massieu.kernels import visible
 from massieu.nn.cache import LinearCache
 from massieu.nn.checks import check_count, check_measure, unknown
-from massieu.nn.heads import Heads, present
+from massieu.nn.multihead import Heads, present
 from massieu.statistics import Attended
 
 __all__ = ["Form", "LinearAttention"]
@@ -174,7 +175,8 @@ class LinearAttention(Heads):
         """The weighted sums, ``(batch, heads, queries, value_dim)``, and the sums of the weights alone."""
         queries, atoms = query.shape[-2], key.shape[-2]
         if self.window is not None or weight.shape[-2] > 1 or (self.causal and queries != atoms):
-            weight = weight * self._visible(queries, atoms, query.device)
+            own = torch.arange(atoms - queries, atoms, device=query.device)[:, None]
+            weight = weight * visible(own, torch.arange(atoms, device=query.device), self.causal, self.window)
             return (query @ key.mT * weight).masked_fill(weight == 0, 0.0) @ value, weight.sum(-1)
         key = key * weight.mT
         if not self.causal:
@@ -185,12 +187,6 @@ class LinearAttention(Heads):
         if cache is not None:
             cache.store(state, atoms)
         return sums, past + weight.squeeze(-2).cumsum(-1)
-
-    def _visible(self, queries: int, atoms: int, device: torch.device) -> Tensor:
-        """The pairs that causality and window leave; queries are the last of the atoms."""
-        behind = torch.arange(atoms - queries, atoms, device=device)[:, None] - torch.arange(atoms, device=device)
-        seen = behind >= 0 if self.causal else torch.ones_like(behind, dtype=torch.bool)
-        return seen if self.window is None else seen & (behind.abs() < self.window)
 
 
 def _weight(key: Tensor, log_weight: Tensor | None, lengths: Tensor | int | None) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from scipy import integrate, stats
 from torch.testing import assert_close
 
-from massieu.measures.classical import Gamma, Hypercube, Laplace, Poisson
+from massieu.measures.elementary import Gamma, Hypercube, Laplace, Poisson
 
 
 def tensor(values):

@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 from massieu.nn import LinearAttention, Transformer, rotate
-from massieu.nn.linear import CHUNK
+from massieu.nn.linear_attention import CHUNK
 
 FORMS = ["sum", "mean", "elu"]
 

@@ -160,9 +160,9 @@ def row_statistics(
 def mass_count(
     query: Tensor,
     key: Tensor,
-    mass: float = 0.9,
     log_weight: Tensor | None = None,
     *,
+    mass: float = 0.9,
     scale: float | None = None,
     causal: bool = False,
     window: int | None = None,
