@@ -1,4 +1,4 @@
-"""Textbook intrinsic measures with independent coordinates: Hypercube, Gamma, Poisson, Laplace."""
+"""Elementary measures with independent coordinates: Hypercube, Gamma, Poisson, Laplace."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from massieu.measures.measure import Measure, as_integer, as_parameter
+from massieu.checks import UserError, check_count
+from massieu.measures.measure import Measure, as_parameter
 from massieu.measures.remainders import cumulant_remainder, exp_remainder, log_remainder
 
 __all__ = ["Gamma", "Hypercube", "Laplace", "Poisson"]
@@ -32,7 +33,7 @@ class Hypercube(Measure):
     reference = "counting"
 
     def __init__(self, dim: int) -> None:
-        self.dim = as_integer(dim, "dim", least=1)
+        self.dim = check_count(dim, "dim")
 
     def log_normalizer(self, natural: Tensor) -> Tensor:
         r""":math:`\sum_i \log 2 \cosh \eta_i`, shape ``(..., queries)``."""
@@ -50,7 +51,7 @@ class Hypercube(Measure):
         return torch.diag_embed(4 * torch.sigmoid(2 * natural) * torch.sigmoid(-2 * natural))
 
     def remainder(self, natural: Tensor, step: Tensor) -> Tensor:
-        r"""The sum over spins of :math:`\log E[e^u]`, :math:`u = (x - \tanh \eta)\, \delta`."""
+        r"""Sum over spins of :math:`\log E[e^u]`, :math:`u = (x - \tanh \eta)\, \delta`."""
         natural, step = torch.broadcast_tensors(self.expect(natural), step)
         log_p = torch.nn.functional.logsigmoid(torch.stack([2 * natural, -2 * natural], -1))
         return cumulant_remainder(log_p, torch.stack([step, -step], -1)).sum(-1)
@@ -80,7 +81,7 @@ class Gamma(Measure):
         scale: :math:`\theta`, positive, a number or ``(dim,)``.
 
     Source:
-        "A Probabilistic Interpretation of Transformers", eq. 2, which does not state the domain.
+        "A Probabilistic Interpretation of Transformers", eq. 2, without the domain.
 
     Example:
         >>> Gamma(shape=2.0, scale=0.5).mean(torch.tensor([[0.0], [1.0]]))
@@ -123,7 +124,7 @@ class Gamma(Measure):
         return (power - torch.lgamma(shape) - shape * scale.log()).sum(-1)
 
     def contains(self, natural: Tensor) -> Tensor:
-        r"""Whether :math:`\eta_i < 1 / \theta_i` in every coordinate, shape ``(..., queries)``."""
+        r"""True where :math:`\eta_i < 1 / \theta_i` in every coordinate, shape ``(..., queries)``."""
         return (self.scale.to(natural) * natural < 1).all(-1)
 
     def _draw(self, natural: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
@@ -239,7 +240,7 @@ class Laplace(Measure):
         return torch.diag_embed(right.square() + left.square())
 
     def remainder(self, natural: Tensor, step: Tensor) -> Tensor:
-        """The remainders of both exponential parts, as in :class:`Gamma`, shape ``(..., queries)``."""
+        """Remainders of both exponential parts, as in :class:`Gamma`, shape ``(..., queries)``."""
         right, left = self._sides(self.expect(natural))
         return (log_remainder(-right * step) + log_remainder(left * step)).sum(-1)
 
@@ -251,7 +252,7 @@ class Laplace(Measure):
         return -(torch.log(2 * scale) + (right / left + left / right) / 2).sum(-1)
 
     def contains(self, natural: Tensor) -> Tensor:
-        r"""Whether :math:`|\eta_i| < 1 / b_i` in every coordinate, shape ``(..., queries)``."""
+        r"""True where :math:`|\eta_i| < 1 / b_i` in every coordinate, shape ``(..., queries)``."""
         return (self.scale.to(natural) * natural.abs() < 1).all(-1)
 
     def _draw(self, natural: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
@@ -274,7 +275,7 @@ def as_coordinates(**parameters: Any) -> list[Tensor]:
     shapes = [tuple(tensor.shape) for tensor in tensors]
     lengths = {tensor.numel() for tensor in tensors} - {1}
     if any(len(shape) > 1 for shape in shapes) or len(lengths) > 1 or 0 in lengths:
-        raise ValueError(
+        raise UserError(
             f"{' and '.join(parameters)} must be numbers or tensors of one shape (dim,),"
             f" got {' and '.join(map(str, shapes))}; one measure holds one parameter per coordinate"
         )

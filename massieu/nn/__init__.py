@@ -1,4 +1,4 @@
-"""Layers as plain torch modules: attention with the statistics of its rows, memories, and transformers."""
+"""Torch modules: attention with the statistics of its rows, memories and transformers."""
 
 from massieu.nn.attention import MeasureAttention
 from massieu.nn.block import Block, FeedForward

@@ -1,4 +1,4 @@
-"""Linear attention: the weights are inner products, and no softmax normalizes them."""
+"""Linear attention: weights are inner products without softmax."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from massieu.checks import UserError, check_choice, check_count
 from massieu.kernels import visible
 from massieu.nn.cache import LinearCache
-from massieu.nn.checks import check_count, check_measure, unknown
+from massieu.nn.inputs import check_measure
 from massieu.nn.multihead import Heads, present
 from massieu.statistics import Attended
 
@@ -18,7 +19,7 @@ __all__ = ["Form", "LinearAttention"]
 
 Form = Literal["sum", "mean", "elu"]
 
-CHUNK = 128  # tokens of a causal sequence whose products are formed at once
+CHUNK = 128  # tokens of a causal sequence whose products are computed at once
 
 
 class LinearAttention(Heads):
@@ -36,8 +37,8 @@ class LinearAttention(Heads):
         :math:`\sum_j h_{ij} \langle \phi(k_j), \phi(q_i) \rangle`: weights that sum to one.
 
     Time and memory are linear in the tokens, unless a window is set or ``log_weight`` differs between queries; then
-    the matrix of weights is formed. A causal layer carries a state of fixed size instead of a growing cache. Since the
-    weights are no exponential family, there are no row statistics.
+    the matrix of weights is computed. A causal layer keeps a state of fixed size instead of a growing cache. There are
+    no row statistics, since the weights are not an exponential family.
 
     Args:
         dim: size of the tokens.
@@ -84,10 +85,9 @@ class LinearAttention(Heads):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if form not in get_args(Form):
-            unknown("form", get_args(Form), form)
+        check_choice(form, "form", get_args(Form))
         if form == "elu" and rotary is not None:
-            raise ValueError(f'form="elu" needs positive features, got rotary={rotary}; use form="sum" or "mean"')
+            raise UserError(f'form="elu" needs positive features, got rotary={rotary}; use form="sum" or "mean"')
         super().__init__(
             dim,
             num_heads,
@@ -108,7 +108,7 @@ class LinearAttention(Heads):
         self.reset_parameters(generator)
 
     def extra_repr(self) -> str:
-        """The options that the projections do not show."""
+        """Options beside the projections."""
         return f"form={self.form!r}, {super().extra_repr()}"
 
     def forward(
@@ -138,9 +138,9 @@ class LinearAttention(Heads):
         """
         self.check_cache(context, cache)
         if self.window is not None:
-            check_count(self.window, "window", "pass None for no window")
+            check_count(self.window, "window", remedy="pass None for no window")
         if cache is not None and not (log_weight is None and lengths is None and self.window is None):
-            raise ValueError(
+            raise UserError(
                 "LinearAttention with a cache must see every token alike, got log_weight, lengths or a window;"
                 " its sums cannot be weighed afterwards, so call it without a cache"
             )
@@ -154,7 +154,7 @@ class LinearAttention(Heads):
             value = functional.pad(value, (0, 1), value=1.0)  # its sum is the divisor
         weight = _weight(key, log_weight, lengths)
         if not (log_weight is None and lengths is None):
-            # Zero times nan would be nan: what no query sees must not stay in the keys and values.
+            # Zero times nan is nan: keys and values that no query sees are set to zero.
             absent = (weight == 0).all(-2, keepdim=True).mT
             key, value = key.masked_fill(absent, 0.0), value.masked_fill(absent, 0.0)
         sums, total = self._sum(self.scale * query, key, value, weight, cache)
@@ -172,7 +172,7 @@ class LinearAttention(Heads):
     def _sum(
         self, query: Tensor, key: Tensor, value: Tensor, weight: Tensor, cache: LinearCache | None
     ) -> tuple[Tensor, Tensor]:
-        """The weighted sums, ``(batch, heads, queries, value_dim)``, and the sums of the weights alone."""
+        """Weighted sums of values, ``(batch, heads, queries, value_dim)``, and sums of the weights."""
         queries, atoms = query.shape[-2], key.shape[-2]
         if self.window is not None or weight.shape[-2] > 1 or (self.causal and queries != atoms):
             own = torch.arange(atoms - queries, atoms, device=query.device)[:, None]
@@ -201,7 +201,7 @@ def _weight(key: Tensor, log_weight: Tensor | None, lengths: Tensor | int | None
 
 
 def _scan(query: Tensor, key: Tensor, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Causal sums by chunks: products inside a chunk, the state of all before it, and the state at the end."""
+    """Causal sums by chunks, and the state after the last of them."""
     parts = []
     for q, k, v in zip(*(x.split(CHUNK, dim=-2) for x in (query, key, value)), strict=True):
         parts.append((q @ k.mT).tril() @ v + q @ state)

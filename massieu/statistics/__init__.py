@@ -1,4 +1,4 @@
-"""An attention row as a distribution: the one place where scores are exponentiated."""
+"""Attention rows as distributions; all exponentials of scores are computed here."""
 
 from massieu.statistics.forward import Attended, RowStatistics, attend, mass_count, probabilities, row_statistics
 

