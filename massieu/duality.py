@@ -56,8 +56,7 @@ class Inversion:
     @property
     def message(self) -> str:
         """Outcome as a sentence."""
-        most = int(self.steps.max()) if self.steps.numel() else 0
-        parts = [f"{int(self.converged.sum())} of {self.converged.numel()} means converged, in at most {most} steps"]
+        parts = [convergence_message(self.converged, self.steps, "means")]
         if bool(self.outside.any()):
             first = tuple(self.outside.nonzero()[0].tolist())
             parts.append(
@@ -102,6 +101,11 @@ class Proximal(NamedTuple):
     converged: Tensor
     residual: Tensor
     steps: Tensor
+
+    @property
+    def message(self) -> str:
+        """Outcome as a sentence."""
+        return convergence_message(self.converged, self.steps, "points")
 
 
 def natural_from_mean(
@@ -257,6 +261,12 @@ def prox(
     log_determinant = 2 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     results = (found.natural, log_determinant, found.converged, residual, found.steps)
     return Proximal(*(x.to(point.dtype) if x.is_floating_point() else x for x in results))
+
+
+def convergence_message(converged: Tensor, steps: Tensor, name: str) -> str:
+    """Number of converged problems and of their steps, as a sentence."""
+    most = int(steps.max()) if steps.numel() else 0
+    return f"{int(converged.sum())} of {converged.numel()} {name} converged, in at most {most} steps"
 
 
 @dataclass(frozen=True)

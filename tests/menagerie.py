@@ -65,8 +65,7 @@ def _rows() -> list[Row]:
         Row(
             "mixture",
             massieu.Mixture(
-                randn(3),
-                [massieu.Sphere(3), massieu.Gaussian(randn(3), covariance(3, 3)), massieu.Points(randn(6, 3))],
+                randn(3), [massieu.Sphere(3), massieu.Gaussian(randn(3), covariance(3, 3)), massieu.Points(randn(6, 3))]
             ),
             randn(5, 3),
         ),

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from draws import randn
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -26,10 +27,6 @@ from massieu.checks import UserError
 
 def double(*rows: list[float]) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64)
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 SQUARE = Points(double([0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]))
@@ -378,6 +375,7 @@ def test_prox_of_any_point_solves_its_equation():
     point = 10 * randn(50, 5, seed=2)
     found = prox(points, point, 3.0)
     assert_close(found.natural + 3.0 * points.mean(found.natural), point, rtol=1e-10, atol=1e-10)
+    assert found.message == f"50 of 50 points converged, in at most {int(found.steps.max())} steps"
 
 
 def test_bregman_of_a_function_and_of_a_measure_agree():

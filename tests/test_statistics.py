@@ -569,7 +569,7 @@ def test_mass_count_is_the_size_of_the_smallest_set_with_the_mass(mass, options)
     assert found.dtype == torch.int64
     present = (probability > 0).sum(-1)
     assert bool((found <= present).all())
-    # All of the mass: atoms lighter than rounding are not asked for.
+    # All of the mass: atoms lighter than rounding do not count.
     assert torch.equal(found, expected) if mass < 1 else bool((held.gather(-1, found[..., None] - 1) > 1 - 1e-13).all())
 
 

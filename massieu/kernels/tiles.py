@@ -195,7 +195,7 @@ def backward(
             None if grad_output is None else grad_output[:, part],
             (grad_query[:, part], grad_key, grad_value, own_weights),
         )
-    grad_key.mul_(LN2)  # the scaled query carries the factor log2(e)
+    grad_key.mul_(LN2)  # the scaled query has the factor log2(e)
     return Gradients(
         grad_query.to(query.dtype).view(inputs.query.shape),
         grad_key.to(key.dtype).view(inputs.key.shape),

@@ -42,11 +42,9 @@ class Multinomial(Measure):
         self.count = check_count(count, "count", least=0)
 
     def log_normalizer(self, natural: Tensor) -> Tensor:
-        r""":math:`n \log \sum_k w_k e^{\eta_k}`, shape ``(..., queries)``."""
         return self.count * torch.logsumexp(self._scores(natural), dim=-1)
 
     def mean(self, natural: Tensor) -> Tensor:
-        r""":math:`n\, \mathrm{softmax}(\log w + \eta)`, shape ``(..., queries, dim)``."""
         return self.count * torch.softmax(self._scores(natural), dim=-1)
 
     def fisher(self, natural: Tensor) -> Tensor:
@@ -123,7 +121,6 @@ class DirichletMultinomial(Measure):
         self.dim = len(self.concentration)
 
     def log_normalizer(self, natural: Tensor) -> Tensor:
-        r""":math:`\sum_j \log \sum_k e^{\eta_k} (\alpha_k + m_k^{(j)}) / (A + j)`, shape ``(..., queries)``."""
         natural = self.expect(natural)
         size = self.concentration.to(natural).sum()
         value = torch.zeros_like(natural[..., 0])

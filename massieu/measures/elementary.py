@@ -36,12 +36,10 @@ class Hypercube(Measure):
         self.dim = check_count(dim, "dim")
 
     def log_normalizer(self, natural: Tensor) -> Tensor:
-        r""":math:`\sum_i \log 2 \cosh \eta_i`, shape ``(..., queries)``."""
         natural = self.expect(natural)
         return torch.logaddexp(natural, -natural).sum(-1)
 
     def mean(self, natural: Tensor) -> Tensor:
-        r""":math:`\tanh \eta`, shape ``(..., queries, dim)``."""
         return self.expect(natural).tanh()
 
     def fisher(self, natural: Tensor) -> Tensor:
@@ -57,7 +55,6 @@ class Hypercube(Measure):
         return cumulant_remainder(log_p, torch.stack([step, -step], -1)).sum(-1)
 
     def _draw(self, natural: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
-        """Independent spins, shape ``(count, ..., queries, dim)``."""
         up = torch.sigmoid(2 * self.expect(natural))
         return 2 * torch.bernoulli(up.expand(count, *up.shape), generator=generator) - 1
 
@@ -97,12 +94,10 @@ class Gamma(Measure):
         self.domain = f"natural < 1/scale = {(1 / self.scale).tolist()}"
 
     def log_normalizer(self, natural: Tensor) -> Tensor:
-        r""":math:`-\sum_i k_i \log(1 - \theta_i \eta_i)`, shape ``(..., queries)``."""
         natural = self.expect(natural)
         return -(self.shape.to(natural) * torch.log1p(-self.scale.to(natural) * natural)).sum(-1)
 
     def mean(self, natural: Tensor) -> Tensor:
-        r""":math:`k \theta / (1 - \theta \eta)`, shape ``(..., queries, dim)``."""
         natural = self.expect(natural)
         return self.shape.to(natural) * self._tilted_scale(natural)
 
@@ -124,11 +119,9 @@ class Gamma(Measure):
         return (power - torch.lgamma(shape) - shape * scale.log()).sum(-1)
 
     def contains(self, natural: Tensor) -> Tensor:
-        r"""True where :math:`\eta_i < 1 / \theta_i` in every coordinate, shape ``(..., queries)``."""
         return (self.scale.to(natural) * natural < 1).all(-1)
 
     def _draw(self, natural: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
-        """Gamma draws at the tilted scale, shape ``(count, ..., queries, dim)``."""
         scale = self._tilted_scale(self.expect(natural))
         shape = self.shape.to(scale).expand(count, *scale.shape)
         return scale * torch._standard_gamma(shape, generator=generator)
@@ -167,12 +160,10 @@ class Poisson(Measure):
         self.dim = len(self.rate)
 
     def log_normalizer(self, natural: Tensor) -> Tensor:
-        r""":math:`\sum_i \lambda_i (e^{\eta_i} - 1)`, shape ``(..., queries)``."""
         natural = self.expect(natural)
         return (self.rate.to(natural) * natural.expm1()).sum(-1)
 
     def mean(self, natural: Tensor) -> Tensor:
-        r""":math:`\lambda e^\eta`, shape ``(..., queries, dim)``."""
         natural = self.expect(natural)
         return self.rate.to(natural) * natural.exp()
 
@@ -185,7 +176,6 @@ class Poisson(Measure):
         return (self.mean(natural) * exp_remainder(step)).sum(-1)
 
     def _draw(self, natural: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
-        """Poisson draws at the tilted rate, shape ``(count, ..., queries, dim)``."""
         rate = self.mean(natural)
         return torch.poisson(rate.expand(count, *rate.shape), generator=generator)
 
@@ -224,12 +214,10 @@ class Laplace(Measure):
         self.domain = f"|natural| < 1/scale = {(1 / self.scale).tolist()}"
 
     def log_normalizer(self, natural: Tensor) -> Tensor:
-        r""":math:`-\sum_i \log(1 - b_i^2 \eta_i^2)`, shape ``(..., queries)``."""
         natural = self.expect(natural)
         return -torch.log1p(-(self.scale.to(natural) * natural).square()).sum(-1)
 
     def mean(self, natural: Tensor) -> Tensor:
-        r""":math:`2 b^2 \eta / (1 - b^2 \eta^2)`, shape ``(..., queries, dim)``."""
         natural = self.expect(natural)
         right, left = self._sides(natural)
         return 2 * natural * right * left
@@ -252,11 +240,9 @@ class Laplace(Measure):
         return -(torch.log(2 * scale) + (right / left + left / right) / 2).sum(-1)
 
     def contains(self, natural: Tensor) -> Tensor:
-        r"""True where :math:`|\eta_i| < 1 / b_i` in every coordinate, shape ``(..., queries)``."""
         return (self.scale.to(natural) * natural.abs() < 1).all(-1)
 
     def _draw(self, natural: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
-        """Differences of two exponential draws, shape ``(count, ..., queries, dim)``."""
         right, left = self._sides(self.expect(natural))
         first, second = (torch.empty_like(side.expand(count, *side.shape)) for side in (right, left))
         first.exponential_(generator=generator)

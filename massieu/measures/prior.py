@@ -86,7 +86,6 @@ class ConjugatePrior(Measure):
         return ConjugatePrior(self.likelihood, self.statistic + x, self.count + 1)
 
     def log_normalizer(self, natural: Tensor) -> Tensor:
-        r""":math:`A(\xi + x, \nu) - A(\xi, \nu)`, shape ``(..., queries)``."""
         natural = self.expect(natural)
         statistic = self.statistic.to(natural)
         return self._log_partition(statistic + natural) - self._log_partition(statistic)

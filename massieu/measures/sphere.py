@@ -42,13 +42,11 @@ class Sphere(Measure):
         self.dim = check_count(dim, "dim", least=2)
 
     def log_normalizer(self, natural: Tensor) -> Tensor:
-        r""":math:`G(\eta) = \tfrac D2 \log 2\pi + \log I_\nu(\kappa) \kappa^{-\nu}`, shape ``(..., queries)``."""
         natural = self.expect(natural)
         value = self.profile(natural.double()).value + self.dim / 2 * math.log(2 * math.pi)
         return value.to(natural.dtype)
 
     def mean(self, natural: Tensor) -> Tensor:
-        r""":math:`m(\eta) = \eta\, A(\kappa) / \kappa` with :math:`A = I_{\nu+1} / I_\nu`, ``(..., queries, dim)``."""
         natural = self.expect(natural)
         eta = natural.double()
         return (eta * self.profile(eta).slope[..., None]).to(natural.dtype)
@@ -190,13 +188,11 @@ class Box(Measure):
             )
 
     def log_normalizer(self, natural: Tensor) -> Tensor:
-        r""":math:`G(\eta) = \sum_i \log (2 \sinh (a_i \eta_i) / \eta_i)`, shape ``(..., queries)``."""
         eta, width = self.scale(natural)
         axes = radial(0.5, (width * eta).square()).value + width.log() + math.log(2 * math.pi) / 2
         return axes.sum(-1).to(natural.dtype)
 
     def mean(self, natural: Tensor) -> Tensor:
-        r""":math:`m_i(\eta) = a_i \coth(a_i \eta_i) - 1/\eta_i`, shape ``(..., queries, dim)``."""
         eta, width = self.scale(natural)
         return (width**2 * eta * radial(0.5, (width * eta).square()).slope).to(natural.dtype)
 

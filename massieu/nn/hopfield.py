@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from massieu.checks import UserError, check_choice, check_count, check_number
+from massieu.duality import convergence_message
 from massieu.kernels.graphs import call_eagerly
 from massieu.nn.association import Gradient, Settled, association, association_weights, settle
 from massieu.nn.association_inputs import (
@@ -49,6 +50,11 @@ class Associated(NamedTuple):
     converged: Tensor
     residual: Tensor
     steps: Tensor
+
+    @property
+    def message(self) -> str:
+        """Outcome as a sentence."""
+        return convergence_message(self.converged, self.steps, "states")
 
 
 class Hopfield(nn.Module):
@@ -258,19 +264,13 @@ class Hopfield(nn.Module):
         return f"num_heads={self.num_heads}, {steps}, gradient={self.gradient!r}, batch_first={self.batch_first}"
 
     def forward(
-        self,
-        input: Patterns,
-        stored_pattern_padding_mask: Tensor | None = None,
-        association_mask: Tensor | None = None,
+        self, input: Patterns, stored_pattern_padding_mask: Tensor | None = None, association_mask: Tensor | None = None
     ) -> Tensor:
         """The output alone; arguments as in :meth:`associate`."""
         return self.associate(input, stored_pattern_padding_mask, association_mask).output
 
     def associate(
-        self,
-        input: Patterns,
-        stored_pattern_padding_mask: Tensor | None = None,
-        association_mask: Tensor | None = None,
+        self, input: Patterns, stored_pattern_padding_mask: Tensor | None = None, association_mask: Tensor | None = None
     ) -> Associated:
         """Associate states with stored patterns.
 
@@ -296,10 +296,7 @@ class Hopfield(nn.Module):
 
     @torch.no_grad()
     def get_association_matrix(
-        self,
-        input: Patterns,
-        stored_pattern_padding_mask: Tensor | None = None,
-        association_mask: Tensor | None = None,
+        self, input: Patterns, stored_pattern_padding_mask: Tensor | None = None, association_mask: Tensor | None = None
     ) -> Tensor:
         """Weights of the last association, ``(batch, heads, states, stored)``; a row without atoms is zero.
 

@@ -41,19 +41,9 @@ class LinearAttention(Heads):
     no row statistics, since the weights are not an exponential family.
 
     Args:
-        dim: size of the tokens.
-        num_heads: number of query heads.
-        num_key_heads: number of key heads, a divisor of ``num_heads``.
-        head_dim: size of queries, keys and values; the share of a head in ``dim`` by default.
-        context_dim: size of the tokens of a context, where it differs.
-        bias: whether the projections have biases.
         form: see above.
-        causal: each token sees itself and the tokens before it.
-        window: each token sees only tokens less than this many positions away.
-        scale: factor of the inner products.
         rotary: base of rotary positions; not with ``"elu"``, whose features must stay positive.
-        dropout: probability of dropping an entry of the output in training.
-        generator: draws the weights.
+        others: as in :class:`MeasureAttention`, with the defaults shown.
 
     Source:
         von Oswald et al. 2022, Proposition 1 ("sum"); Ahn et al. 2023 ("mean"); Katharopoulos et al. 2020 ("elu").
@@ -121,20 +111,9 @@ class LinearAttention(Heads):
         cache: LinearCache | None = None,
         return_statistics: bool = False,
     ) -> Tensor | Attended:
-        r"""Attend from the tokens to themselves or to a context; a row without atoms gives zero.
+        r"""Attend from the tokens to themselves or to a context, as :meth:`MeasureAttention.forward`.
 
-        Args:
-            x: shape ``(batch, queries, dim)``.
-            context: tokens that give keys and values, ``(batch, atoms, context_dim)``; those of ``x`` by default.
-            log_weight: :math:`\log h`, broadcasting to ``(batch, heads, queries, atoms)``; a boolean mask is True
-                where the atom is present.
-            lengths: number of atoms present, from the first, ``(batch,)`` or one for all. With the query as last
-                token, ``lengths=tokens - 1`` keeps it out of the keys.
-            cache: sums over earlier tokens, which this call extends.
-            return_statistics: for the interface that all attentions share; the statistics are None.
-
-        Returns:
-            The output, ``(batch, queries, dim)``, or ``(output, None)``.
+        A row without atoms gives zero. The cache holds sums over earlier tokens, and the statistics are None.
         """
         self.check_cache(context, cache)
         if self.window is not None:

@@ -26,28 +26,19 @@ class _Owner(nn.Module, abc.ABC):
         """Stored patterns, states and projections."""
 
     def forward(
-        self,
-        input: Input,
-        stored_pattern_padding_mask: Tensor | None = None,
-        association_mask: Tensor | None = None,
+        self, input: Input, stored_pattern_padding_mask: Tensor | None = None, association_mask: Tensor | None = None
     ) -> Tensor:
         """The output alone; arguments as in :meth:`Hopfield.associate`, without the patterns of this layer."""
         return self.associate(input, stored_pattern_padding_mask, association_mask).output
 
     def associate(
-        self,
-        input: Input,
-        stored_pattern_padding_mask: Tensor | None = None,
-        association_mask: Tensor | None = None,
+        self, input: Input, stored_pattern_padding_mask: Tensor | None = None, association_mask: Tensor | None = None
     ) -> Associated:
         """As :meth:`Hopfield.associate`, with the output of this layer."""
         return self.hopfield.associate(self._patterns(input), stored_pattern_padding_mask, association_mask)
 
     def get_association_matrix(
-        self,
-        input: Input,
-        stored_pattern_padding_mask: Tensor | None = None,
-        association_mask: Tensor | None = None,
+        self, input: Input, stored_pattern_padding_mask: Tensor | None = None, association_mask: Tensor | None = None
     ) -> Tensor:
         """As :meth:`Hopfield.get_association_matrix`."""
         given = self._patterns(input)
@@ -95,10 +86,7 @@ class HopfieldPooling(_Owner):
         self.pooling_weights = _trained(quantity, input_size, trainable, options)
 
     def associate(
-        self,
-        input: Input,
-        stored_pattern_padding_mask: Tensor | None = None,
-        association_mask: Tensor | None = None,
+        self, input: Input, stored_pattern_padding_mask: Tensor | None = None, association_mask: Tensor | None = None
     ) -> Associated:
         """As :meth:`Hopfield.associate`, with one row of outputs for every entry of the batch."""
         found = super().associate(input, stored_pattern_padding_mask, association_mask)

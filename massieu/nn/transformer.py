@@ -262,7 +262,7 @@ class Transformer(nn.Module):
         if self.max_length is not None and tokens.shape[1] + max_new_tokens > self.max_length:
             raise UserError(
                 f"prompt and continuation must fit max_length {self.max_length}, got {tokens.shape[1]} and"
-                f" {max_new_tokens} words; ask for fewer, or shorten the prompt"
+                f" {max_new_tokens} words; generate fewer, or shorten the prompt"
             )
         cache, step = self.new_cache(tokens.shape[1] + max_new_tokens), tokens
         for _ in range(max_new_tokens):

@@ -231,7 +231,7 @@ def _solve(rows: Rows, level: int) -> tuple[Tensor | None, RowStatistics | None]
     solve = Attention.apply if any(x is not None and _is_followed(x) for x in rows.inputs[:5]) else Attention.forward
     found = solve(*rows.inputs, level)
     if not level:
-        return rows.restore(found[0], tail=2), None  # type: ignore[arg-type]  # an output was asked for
+        return rows.restore(found[0], tail=2), None  # type: ignore[arg-type]  # level zero has an output
     output = None if found[0] is None else rows.restore(found[0], tail=2)
     fields = (None if x is None else rows.restore(x, tail=1) for x in found[1:7])
     return output, RowStatistics(*fields)  # type: ignore[arg-type]  # a level that leaves fields out is not named

@@ -65,13 +65,7 @@ class MassCount(_Function):
 
     @staticmethod
     def forward(
-        query: Tensor,
-        key: Tensor,
-        value: None,
-        log_weight: Tensor | None,
-        sink: Tensor | None,
-        plan: Plan,
-        mass: float,
+        query: Tensor, key: Tensor, value: None, log_weight: Tensor | None, sink: Tensor | None, plan: Plan, mass: float
     ) -> Tensor:
         return kernels.mass_count(Inputs(query, key, value, log_weight, sink, plan), mass)
 

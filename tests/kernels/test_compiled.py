@@ -48,7 +48,7 @@ def inputs(
 
 
 def same(first: Attended, second: Attended) -> bool:
-    """Whether all numbers agree to the last bit; nan equals nan."""
+    """True if all numbers agree to the last bit; nan equals nan."""
     pairs = zip((first.output, *first.statistics), (second.output, *second.statistics), strict=True)
     return all(torch.equal(a.nan_to_num(-7.0), b.nan_to_num(-7.0)) for a, b in pairs)
 
@@ -612,7 +612,7 @@ def test_inputs_without_atoms_or_without_columns_are_no_error():
 def test_strides_beyond_two_to_the_31_are_followed():
     gap, queries, atoms, dim = 2**31 + 24, 2, 2, 9
     try:
-        memory = torch.empty(gap + 4096, dtype=torch.bfloat16)  # four gigabytes that nobody touches
+        memory = torch.empty(gap + 4096, dtype=torch.bfloat16)  # four gigabytes, never written
     except RuntimeError:
         pytest.skip("the system does not promise four gigabytes of memory")
     query = memory[:dim].as_strided((1, queries, dim), (1, gap, 1))

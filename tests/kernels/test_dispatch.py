@@ -1,4 +1,4 @@
-"""Which kernel serves: what was asked for, and never one that gives wrong numbers."""
+"""Choice of the kernel: the selected one, and never one with wrong numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ needs_library = pytest.mark.skipif(not LIBRARY.exists(), reason=NOT_BUILT)
 
 @pytest.fixture(autouse=True)
 def _chosen_anew(monkeypatch):
-    """Every test chooses a kernel for itself, and whoever comes after it chooses again."""
+    """Choose the kernel anew in every test and after it."""
     monkeypatch.delenv("MASSIEU_KERNEL", raising=False)
     dispatch.loaded.cache_clear()
     yield
@@ -62,7 +62,7 @@ def test_a_first_call_in_half_precision_does_not_spoil_the_choice():
 
 def test_torch_serves_when_it_is_asked_for(monkeypatch):
     monkeypatch.setenv("MASSIEU_KERNEL", "torch")
-    monkeypatch.setattr(dispatch, "Library", None)  # nobody looks at the library
+    monkeypatch.setattr(dispatch, "Library", None)  # the library is not loaded
     assert kernels.backend() == "torch"
     assert kernels.reason() == "MASSIEU_KERNEL=torch switches the compiled kernel off"
     assert_close(attend_a_little(), expected_output())
@@ -88,10 +88,9 @@ def test_the_fastest_build_serves_when_none_is_asked_for():
 @pytest.mark.parametrize("name", ["nonsense", "AVX2", "compiled", "torch "])
 def test_a_kernel_that_does_not_exist_is_an_error_that_names_those_that_do(monkeypatch, name):
     monkeypatch.setenv("MASSIEU_KERNEL", name)
-    match = "MASSIEU_KERNEL must"
-    with pytest.raises(UserError, match=match):
+    with pytest.raises(UserError, match="MASSIEU_KERNEL must"):
         kernels.backend()
-    with pytest.raises(UserError, match=match):
+    with pytest.raises(UserError, match="MASSIEU_KERNEL must"):
         attend_a_little()
 
 

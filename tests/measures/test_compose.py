@@ -2,15 +2,11 @@ import itertools
 
 import pytest
 import torch
-from torch import Tensor
+from draws import randn
 from torch.testing import assert_close
 
 from massieu import Convolution, Gamma, Gaussian, GaussianMixture, Hypercube, Mixture, Points, Poisson
 from massieu.checks import UserError
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def test_a_convolution_is_the_law_of_the_sum_over_independent_heads():

@@ -28,7 +28,7 @@ counts_of_four = [x for x in itertools.product(range(5), repeat=3) if sum(x) == 
 
 
 def log_pmf(measure, x):
-    """log h at one vector of counts, by scipy or by hand where scipy wants weights that sum to one."""
+    """log h at one vector of counts, by scipy or by hand where scipy needs weights that sum to one."""
     if isinstance(measure, DirichletMultinomial):
         return stats.dirichlet_multinomial(measure.concentration.numpy(), 4).logpmf(x)
     weights = measure.log_weight.exp().tolist()

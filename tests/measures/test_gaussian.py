@@ -2,16 +2,12 @@ import math
 
 import pytest
 import torch
+from draws import randn
 from scipy import integrate, stats
-from torch import Tensor
 from torch.testing import assert_close
 
 from massieu import Gaussian, GaussianMixture, Points
 from massieu.checks import UserError
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def test_the_mean_is_affine_and_members_are_shifted_gaussians():

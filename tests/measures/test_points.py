@@ -1,14 +1,11 @@
 import pytest
 import torch
+from draws import randn
 from torch import Tensor
 from torch.testing import assert_close
 
 from massieu import Points, natural_from_mean, row_statistics
 from massieu.checks import UserError
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def test_the_mean_is_attention_with_the_keys_as_values():

@@ -2,17 +2,13 @@
 
 import pytest
 import torch
-from torch import Tensor
+from draws import randn
 from torch.testing import assert_close
 
 import massieu
 from massieu import Gaussian, Hypercube, Laplace, Points, Poisson, Sphere
 from massieu.checks import UserError
 from massieu.nn import MeasureAttention
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def build(activation=None, tying="free", **options) -> MeasureAttention:

@@ -6,7 +6,9 @@ import copy
 
 import pytest
 import torch
+from associations import by_heads
 from dense import dense
+from draws import generator, randn
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -18,14 +20,6 @@ from massieu.nn import MeasureAttention, rotate
 TYINGS = ["free", "tied", "source"]
 
 
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, generator=generator(seed), dtype=dtype)
-
-
 def build(dim: int = 16, num_heads: int = 4, *, dtype: torch.dtype = torch.float64, **options) -> MeasureAttention:
     """A layer without zeros or ones left in it: biases, coefficients and sources are random too."""
     layer = MeasureAttention(dim, num_heads, dtype=dtype, generator=generator(1), **options)
@@ -34,11 +28,6 @@ def build(dim: int = 16, num_heads: int = 4, *, dtype: torch.dtype = torch.float
             if parameter.dim() == 1 or parameter is getattr(layer, "source", None):
                 parameter.copy_(randn(*parameter.shape, seed=seed, dtype=dtype))
     return layer
-
-
-def by_heads(projection: nn.Linear, x: Tensor, heads: int) -> Tensor:
-    batch, tokens = x.shape[:2]
-    return projection(x).reshape(batch, tokens, heads, -1).permute(0, 2, 1, 3)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -94,14 +83,14 @@ def test_options_reach_the_dense_reference(options):
 def test_statistics_are_those_of_attend(tying, monkeypatch):
     calls = []
 
-    def hear(*tensors, **options):
+    def observe(*tensors, **options):
         calls.append((tensors, options))
         return massieu.attend(*tensors, **options)
 
     layer, x = build(tying=tying, causal=True), randn(2, 5, 16)
     attend = statistics.attend
     massieu.attend  # looked up before the module attribute changes  # noqa: B018
-    monkeypatch.setattr(statistics, "attend", hear)
+    monkeypatch.setattr(statistics, "attend", observe)
     output, found = layer(x, return_statistics=True)
     ((tensors, options),) = calls
     assert all(torch.equal(a, b) for a, b in zip(found, attend(*tensors, **options).statistics, strict=True))
@@ -388,12 +377,7 @@ def test_options_that_do_not_fit_are_refused(options, message):
 
 
 @pytest.mark.parametrize(
-    ("shapes", "message"),
-    [
-        ([(5, 16)], "x must"),
-        ([(1, 5, 11)], "x must"),
-        ([(1, 5, 16), (5, 16)], "context must"),
-    ],
+    ("shapes", "message"), [([(5, 16)], "x must"), ([(1, 5, 11)], "x must"), ([(1, 5, 16), (5, 16)], "context must")]
 )
 def test_shapes_that_do_not_fit_are_refused(shapes, message):
     with pytest.raises(UserError, match=message):

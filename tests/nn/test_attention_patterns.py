@@ -105,25 +105,12 @@ def test_what_a_token_hears_of_is_what_the_pattern_reaches():
     ("call", "message"),
     [
         (lambda: layer(pattern=strided(4)), "pattern must"),
-        (
-            lambda: layer(pattern=window(1))(tokens(), tokens()),
-            "a pattern says which tokens of one sequence see each other, got a context",
-        ),
-        (
-            lambda: Transformer(8, 2, 2, pattern=strided(2), shared_layers=True),
-            "shared layers have one pattern, got a schedule of 2",
-        ),
-        (
-            lambda: Transformer(8, 2, 2, pattern=window(2), attention="linear"),
-            "linear attention has no pattern, since it never sees pairs",
-        ),
-        (
-            lambda: layer(pattern=from_mask(torch.eye(5, dtype=torch.bool)))(tokens()),
-            "the pattern was given for 5 tokens, got 12",
-        ),
+        (lambda: layer(pattern=window(1))(tokens(), tokens()), "a pattern is for self-attention"),
+        (lambda: Transformer(8, 2, 2, pattern=strided(2), shared_layers=True), "shared layers have one pattern"),
+        (lambda: Transformer(8, 2, 2, pattern=window(2), attention="linear"), "linear attention has no pattern"),
+        (lambda: layer(pattern=from_mask(torch.eye(5, dtype=torch.bool)))(tokens()), "5 tokens, got 12"),
     ],
 )
 def test_bad_input_is_answered_with_one_sentence(call, message):
-    with pytest.raises((ValueError, TypeError)) as raised:
+    with pytest.raises(ValueError, match=message):
         call()
-    assert message in str(raised.value)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from draws import randn
+from torch import nn
 from torch.nn import functional
 from torch.testing import assert_close
 
 from massieu.checks import UserError
 from massieu.nn import Block, FeedForward, LinearAttention, MeasureAttention, Renormalization
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def copy_encoder_layer(theirs: nn.TransformerEncoderLayer, ours: Block) -> None:

@@ -6,19 +6,12 @@ import copy
 
 import pytest
 import torch
+from draws import generator, randn
 from torch import Tensor, nn
 from torch.testing import assert_close
 
 from massieu.checks import UserError
 from massieu.nn import EnergyTransformer
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, generator=generator(seed), dtype=dtype)
 
 
 def build(dim: int = 8, num_heads: int = 2, dtype: torch.dtype = torch.float64, **options) -> EnergyTransformer:

@@ -140,6 +140,7 @@ def test_a_layer_says_how_it_ended():
     )
     assert bool((found.steps == 2).all())
     assert not bool(found.converged.any())
+    assert found.message == "0 of 4 states converged, in at most 2 steps"
     found = Hopfield(scaling=4.0, **STATIC).associate((stored, state, stored))
     assert bool(found.residual.isinf().all())
     found = Hopfield(scaling=4.0, update_steps_max=None, update_steps_eps=1e-12, **STATIC).associate(

@@ -258,10 +258,7 @@ def test_caches_of_another_kind_are_refused():
             model(randn(1, 3, 8), cache=cache)
     for layer in (MeasureAttention(8, 2, causal=True), LinearAttention(8, 2, causal=True)):
         for cache in ([], {}, model.new_cache()):
-            with (
-                torch.no_grad(),
-                pytest.raises(UserError, match="cache must"),
-            ):
+            with torch.no_grad(), pytest.raises(UserError, match="cache must"):
                 layer(randn(1, 3, 8), cache=cache)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from draws import randn
 from torch import Tensor
 from torch.nn import functional
 from torch.testing import assert_close
@@ -13,10 +14,6 @@ from massieu.nn import LinearAttention, Transformer, rotate
 from massieu.nn.linear_attention import CHUNK
 
 FORMS = ["sum", "mean", "elu"]
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def build(form: str = "sum", **options) -> LinearAttention:
@@ -216,8 +213,7 @@ def test_options_that_do_not_fit_are_refused(options, message):
 
 
 @pytest.mark.parametrize(
-    ("options", "given"),
-    [({}, {"lengths": 2}), ({}, {"log_weight": torch.zeros(3)}), ({"window": 2}, {})],
+    ("options", "given"), [({}, {"lengths": 2}), ({}, {"log_weight": torch.zeros(3)}), ({"window": 2}, {})]
 )
 def test_weights_with_a_cache_are_refused(options, given):
     layer = build(causal=True, **options)

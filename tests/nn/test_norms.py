@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from draws import randn
 from torch import Tensor, nn
 from torch.testing import assert_close
 
 from massieu.checks import UserError
 from massieu.nn import Renormalization
 from massieu.nn.norms import build_norm
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def cloud(batch: int, tokens: int, dim: int) -> Tensor:
