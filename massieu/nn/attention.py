@@ -25,7 +25,7 @@ Tying = Literal["free", "tied", "source"]
 
 
 class MeasureAttention(Heads):
-    r"""Multi-head attention: keys are atoms of a measure, queries are natural parameters, outputs are gradients of log Z.
+    r"""Multi-head attention: keys are atoms, queries are natural parameters, outputs are gradients of log Z.
 
     With tokens as columns, :math:`A_h = \mathrm{scale} \, W_{Q,h}^\top W_{K,h}` and :math:`B_h = W_{O,h} W_{V,h}`,
     biases aside,
