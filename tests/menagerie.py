@@ -1,4 +1,4 @@
-"""One row per measure: what every contract test runs over."""
+"""The measures of all contract tests, one row each."""
 
 from __future__ import annotations
 

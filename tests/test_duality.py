@@ -1,4 +1,4 @@
-"""The way back from means, and the edges where there is none."""
+"""Natural parameters from means, inside, on and outside the hull, and proximal maps."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def double(*rows: list[float]) -> Tensor:
 SQUARE = Points(double([0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]))
 
 
-def test_means_inside_on_and_outside_the_hull_are_told_apart():
+def test_means_inside_on_and_outside_the_hull_are_distinguished():
     means = double([0.3, 0.6], [0.0, 0.0], [0.5, 0.0], [1.2, 0.5], [0.5, 1 + 1e-9], [0.2, 1.0], [0.5, 1e-7])
     found = natural_from_mean(SQUARE, means)
     assert found.converged.tolist() == [True, False, False, False, False, False, True]
@@ -409,7 +409,7 @@ def test_bregman_of_a_function_and_of_a_measure_agree():
         (lambda: natural_from_mean(Points(randn(3, 9, 2)), torch.zeros(2, 5, 2)), "mean must have leading axes"),
     ],
 )
-def test_bad_input_is_refused_in_one_sentence(call, message):
+def test_bad_input_is_refused(call, message):
     with pytest.raises(UserError, match=message):
         call()
 

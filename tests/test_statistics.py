@@ -617,7 +617,7 @@ Q, K, V = torch.zeros(2, 4, 5, 8), torch.zeros(2, 4, 7, 8), torch.zeros(2, 4, 7,
         ((Q.to(torch.complex64), K, V), "query must"),
     ],
 )
-def test_bad_tensors_are_refused_in_one_sentence(arguments, message):
+def test_bad_tensors_are_refused(arguments, message):
     with pytest.raises(UserError, match=message) as caught:
         attend(*arguments)
     assert "\n" not in str(caught.value)
@@ -638,7 +638,7 @@ def test_bad_tensors_are_refused_in_one_sentence(arguments, message):
         ({"statistics": "all"}, "statistics must"),
     ],
 )
-def test_bad_options_are_refused_in_one_sentence(options, message):
+def test_bad_options_are_refused(options, message):
     with pytest.raises(UserError, match=message) as caught:
         attend(Q, K, V, **options)
     assert "\n" not in str(caught.value)

@@ -131,15 +131,16 @@ class Transformer(nn.Module):
         self.dim, self.num_layers, self.vocabulary, self.max_length = dim, num_layers, vocabulary, max_length
         self.input_dim = dim if input_dim is None else input_dim
         self.causal = causal
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.embedding: nn.Module | None = None
         if vocabulary is not None:
-            self.embedding = nn.Embedding(vocabulary, dim, device=device, dtype=dtype)
+            self.embedding = nn.Embedding(vocabulary, dim, **factory)
         elif input_dim is not None:
-            self.embedding = nn.Linear(input_dim, dim, device=device, dtype=dtype)
+            self.embedding = nn.Linear(input_dim, dim, **factory)
         self.positions: nn.Embedding | None = None
         if positions == "learned":
             assert max_length is not None
-            self.positions = nn.Embedding(max_length, dim, device=device, dtype=dtype)
+            self.positions = nn.Embedding(max_length, dim, **factory)
         self.dropout = nn.Dropout(dropout)
 
         patterns = None if pattern is None else as_schedule(pattern)
@@ -149,50 +150,22 @@ class Transformer(nn.Module):
                 " schedule.union(), or shared_layers=False"
             )
 
-        def build(kind: Attention | nn.Module, layer: int) -> nn.Module:
-            if isinstance(kind, nn.Module):
-                _check_causal(kind, causal)
-                return kind
-            check_choice(kind, "attention", get_args(Attention))
-            rotary = rotary_base if positions == "rotary" else None
-            options: dict[str, Any] = {"bias": bias, "causal": causal, "window": window, "rotary": rotary}
-            options |= {"dropout": dropout, "device": device, "dtype": dtype}
-            own = None if patterns is None else patterns[layer]
-            if kind == "linear":
-                if own is not None:
-                    raise UserError(
-                        "linear attention has no pattern, since it computes no pairs, got one; choose another attention"
-                    )
-                return LinearAttention(dim, num_heads, num_key_heads, head_dim, **options)
-            return MeasureAttention(dim, num_heads, num_key_heads, head_dim, tying=kind, pattern=own, **options)
-
-        def feed_forward() -> FeedForward | None:
-            if hidden_dim == 0:
-                return None
-            return FeedForward(
-                dim, hidden_dim, activation=activation, bias=bias, dropout=dropout, device=device, dtype=dtype
-            )
-
+        options = {"bias": bias, "dropout": dropout, **factory}
+        rotary = rotary_base if positions == "rotary" else None
+        attention_options = options | {"causal": causal, "window": window, "rotary": rotary}
         kinds = _one_per_block(attention, 1 if shared_layers else num_layers)
-        self.blocks = nn.ModuleList(
-            Block(
-                dim,
-                build(kind, layer),
-                feed_forward(),
-                norm=norm,
-                pre_norm=pre_norm,
-                norm_eps=norm_eps,
-                device=device,
-                dtype=dtype,
-            )
-            for layer, kind in enumerate(kinds)
-        )
+        self.blocks = nn.ModuleList()
+        for layer, kind in enumerate(kinds):
+            own = None if patterns is None else patterns[layer]
+            built = _build_attention(kind, (dim, num_heads, num_key_heads, head_dim), own, attention_options)
+            net = None if hidden_dim == 0 else FeedForward(dim, hidden_dim, activation=activation, **options)
+            self.blocks.append(Block(dim, built, net, norm=norm, pre_norm=pre_norm, norm_eps=norm_eps, **factory))
         self.norm = build_norm(norm if pre_norm else None, dim, norm_eps, device, dtype)
         self.head: nn.Linear | None = None
         outputs = vocabulary if output_dim is None else output_dim
         self.tie_embedding = tie_embedding and vocabulary is not None and output_dim is None
         if outputs is not None and not self.tie_embedding:
-            self.head = nn.Linear(dim, outputs, bias=vocabulary is None, device=device, dtype=dtype)
+            self.head = nn.Linear(dim, outputs, bias=vocabulary is None, **factory)
         given = [kind for kind in kinds if isinstance(kind, nn.Module)]
         initialize(self, num_layers * (1 if hidden_dim == 0 else 2), given, generator)
 
@@ -353,9 +326,24 @@ def _one_per_block(attention: Attention | Sequence[Attention | nn.Module], block
     return list(attention)
 
 
-def _check_causal(attention: nn.Module, causal: bool) -> None:
-    if causal and not getattr(attention, "causal", True):
+def _build_attention(
+    kind: Attention | nn.Module,
+    sizes: tuple[int, int, int | None, int | None],
+    pattern: Pattern | None,
+    options: dict[str, Any],
+) -> nn.Module:
+    if isinstance(kind, nn.Module):
+        if options["causal"] and not getattr(kind, "causal", True):
+            raise UserError(
+                f"a causal model needs causal attention, got a {type(kind).__name__} with causal=False;"
+                " build it with causal=True, or the model with causal=False"
+            )
+        return kind
+    check_choice(kind, "attention", get_args(Attention))
+    if kind != "linear":
+        return MeasureAttention(*sizes, tying=kind, pattern=pattern, **options)
+    if pattern is not None:
         raise UserError(
-            f"a causal model needs causal attention, got a {type(attention).__name__} with causal=False;"
-            " build it with causal=True, or the model with causal=False"
+            "linear attention has no pattern, since it computes no pairs, got one; choose another attention"
         )
+    return LinearAttention(*sizes, **options)

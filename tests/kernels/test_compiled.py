@@ -53,7 +53,7 @@ def same(first: Attended, second: Attended) -> bool:
     return all(torch.equal(a.nan_to_num(-7.0), b.nan_to_num(-7.0)) for a, b in pairs)
 
 
-def test_the_build_that_was_asked_for_serves(build):
+def test_the_selected_build_serves(build):
     assert kernels.backend() == f"compiled {build}"
 
 

@@ -60,7 +60,7 @@ def test_a_first_call_in_half_precision_does_not_spoil_the_choice():
     assert kernels.backend() != "torch"
 
 
-def test_torch_serves_when_it_is_asked_for(monkeypatch):
+def test_torch_serves_when_it_is_selected(monkeypatch):
     monkeypatch.setenv("MASSIEU_KERNEL", "torch")
     monkeypatch.setattr(dispatch, "Library", None)  # the library is not loaded
     assert kernels.backend() == "torch"
@@ -70,7 +70,7 @@ def test_torch_serves_when_it_is_asked_for(monkeypatch):
 
 @needs_library
 @pytest.mark.parametrize("build", dispatch.BUILDS)
-def test_the_build_that_is_asked_for_serves(monkeypatch, build):
+def test_the_selected_build_serves(monkeypatch, build):
     if built(build) is None:
         pytest.skip(f"this processor does not run the {build} build")
     monkeypatch.setenv("MASSIEU_KERNEL", build)
@@ -79,7 +79,7 @@ def test_the_build_that_is_asked_for_serves(monkeypatch, build):
 
 
 @needs_library
-def test_the_fastest_build_serves_when_none_is_asked_for():
+def test_the_fastest_build_serves_when_none_is_selected():
     fastest = next(name for name in dispatch.BUILDS if built(name) is not None)
     assert kernels.backend() == f"compiled {fastest}"
     assert kernels.reason() == "the compiled kernel was built and agrees with the torch kernel"
@@ -101,7 +101,7 @@ def test_without_a_library_torch_serves_in_silence(monkeypatch, tmp_path):
     assert_close(attend_a_little(), expected_output())
 
 
-def test_a_build_that_is_asked_for_and_not_there_is_refused_with_one_warning(monkeypatch, tmp_path):
+def test_a_selected_build_that_is_not_there_is_refused_with_one_warning(monkeypatch, tmp_path):
     use_library(monkeypatch, tmp_path / "libmassieu.so")
     monkeypatch.setenv("MASSIEU_KERNEL", "portable")
     refused("No such file")

@@ -384,7 +384,7 @@ def test_shapes_that_do_not_fit_are_refused(shapes, message):
         build()(*(randn(*shape) for shape in shapes))
 
 
-def test_a_missing_context_is_asked_for():
+def test_a_missing_context_is_refused():
     with pytest.raises(UserError, match="context must"):
         build(context_dim=5)(randn(2, 3, 16))
 

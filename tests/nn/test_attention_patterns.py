@@ -91,7 +91,7 @@ def test_layers_of_a_transformer_take_the_patterns_of_a_schedule_in_turn():
     assert "pattern=strided(4)[1]" in repr(model)
 
 
-def test_what_a_token_hears_of_is_what_the_pattern_reaches():
+def test_a_token_depends_on_the_tokens_that_the_pattern_reaches():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1, 16, 16, dtype=torch.float64, generator=generator)
     for layers in (1, 2, 3):

@@ -1,4 +1,4 @@
-"""The cache of keys and values by itself; what layers do with it is tested with the layers."""
+"""Caches of keys and values, apart from layers."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The block of one energy: its force against autograd and against a loop, and whether it goes down."""
+"""The block of one energy: its force against autograd and a loop, and the fall of the energy."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_single_precision_stays_near_double():
         ({"scaling": -1.0}, "scaling must"),
     ],
 )
-def test_a_block_that_cannot_be_is_refused_in_one_sentence(options, message):
+def test_a_block_that_cannot_be_is_refused(options, message):
     with pytest.raises(UserError, match=message):
         build(**options)
 
@@ -195,6 +195,6 @@ def test_a_block_that_cannot_be_is_refused_in_one_sentence(options, message):
         ((randn(1, 5, 8), torch.zeros(1, 4, dtype=torch.bool)), "the padding mask must"),
     ],
 )
-def test_wrong_tokens_are_refused_in_one_sentence(arguments, message):
+def test_wrong_tokens_are_refused(arguments, message):
     with pytest.raises(UserError, match=message):
         build()(*arguments)

@@ -58,7 +58,7 @@ def test_norms_and_sizes_of_their_own_reach_the_reference():
 
 
 @pytest.mark.parametrize("steps", [0, 1, 4])
-def test_as_many_updates_are_made_as_are_asked_for(steps):
+def test_the_number_of_updates_is_update_steps_max(steps):
     layer = Hopfield(scaling=0.5, update_steps_max=steps, update_steps_eps=0.0, **STATIC)
     stored, state, value = randn(2, 9, 4), randn(2, 3, 4, seed=1), randn(2, 9, 5, seed=2)
     found, expected = layer.associate((stored, state, value)), state
@@ -118,7 +118,7 @@ def test_beta_as_a_tensor_moves_and_is_saved_with_the_layer():
 # Stopping
 
 
-def test_a_state_stops_by_itself_whoever_else_is_in_the_batch():
+def test_a_state_stops_by_itself_in_any_batch():
     layer = Hopfield(scaling=1.0, update_steps_max=None, update_steps_eps=0.05, **STATIC)
     stored = torch.tensor([[[1.02, 0.0], [-1.02, 0.0]]], dtype=torch.float64)
     one, other = (torch.tensor([[[size, 0.0]]], dtype=torch.float64) for size in (0.9, 5.0))
@@ -453,7 +453,7 @@ def test_a_compiled_layer_finds_the_same(gradient):
         ({"input_size": None}, "input_size must be given"),
     ],
 )
-def test_a_layer_that_cannot_be_is_refused_in_one_sentence(options, message):
+def test_a_layer_that_cannot_be_is_refused(options, message):
     with pytest.raises(UserError, match=message):
         Hopfield(**{"input_size": 8} | options)
 
@@ -474,12 +474,12 @@ X = randn(2, 5, 8)
         ((X, None, torch.zeros(3, 5, 5)), "the association mask must"),
     ],
 )
-def test_wrong_input_is_refused_in_one_sentence(arguments, message):
+def test_wrong_input_is_refused(arguments, message):
     with pytest.raises(UserError, match=message):
         build(8, num_heads=2)(*arguments)
 
 
-def test_wrong_parts_are_refused_in_one_sentence():
+def test_wrong_parts_are_refused():
     with pytest.raises(UserError, match="quantity must"):
         HopfieldPooling(8, quantity=0)
     with pytest.raises(UserError, match="quantity must"):

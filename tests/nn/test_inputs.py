@@ -1,4 +1,4 @@
-"""Mistakes at the border of the layers end in one sentence, and what is no mistake passes."""
+"""Validators of the arguments of layers."""
 
 from __future__ import annotations
 
