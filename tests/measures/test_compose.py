@@ -78,7 +78,7 @@ def test_tilting_gamma_changes_its_scale():
         ),
         (
             lambda: Convolution([torch.eye(1)], [Gamma(1.0, 1.0)]).mean(torch.ones(1, 1)),
-            "every map sends into the natural domain",
+            "every map takes into the natural domain",
         ),
     ],
 )
