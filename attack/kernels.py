@@ -205,7 +205,7 @@ def gradients(case: Case) -> float:
 
 def counts(case: Case) -> float:
     expected, mass = reference(case), (0.01, 0.5, 0.9, 0.999, 1.0)[case.tensors[1].shape[-2] % 5]
-    found = mass_count(*case.tensors[:2], mass, case.log_weight, **case.options)
+    found = mass_count(*case.tensors[:2], case.log_weight, mass=mass, **case.options)
     if not found.numel() or not expected.probability.shape[-1]:
         return 0.0 if found.shape == case.tensors[0].shape[:-1] and not bool(found.any()) else math.inf
     eps = 2**-52 if case.tensors[0].dtype == torch.float64 else 2**-23
@@ -218,7 +218,7 @@ def functional(case: Case) -> float:
     def loss(query: Tensor) -> tuple[Tensor, Tensor]:
         found = attend(query, *case.tensors[1:], case.log_weight, **case.options)
         assert found.statistics is not None
-        count = mass_count(query, case.tensors[1], 0.9, case.log_weight, **case.options)
+        count = mass_count(query, case.tensors[1], case.log_weight, **case.options)
         return found.output.float().sum() + found.statistics.entropy.nansum(), count
 
     found, seen = torch.func.grad(loss, has_aux=True)(case.tensors[0])
@@ -266,9 +266,9 @@ def hidden(case: Case) -> float:
     sees[:, [i for i in range(query.shape[1]) if i // share != head]] = False
     found = attend(query, key, value, case.log_weight, **case.options)
     if spoiled is key and rng.random() < 0.5:
-        count = mass_count(query, key, 0.9, case.log_weight, **case.options)
+        count = mass_count(query, key, case.log_weight, **case.options)
         if bool(count[sees].any()) or not torch.equal(
-            count[~sees], mass_count(query, clean[1], 0.9, case.log_weight, **case.options)[~sees]
+            count[~sees], mass_count(query, clean[1], case.log_weight, **case.options)[~sees]
         ):
             return math.inf
     spread = found._replace(output=found.output.masked_fill(sees[..., None], 0.0))

@@ -1,4 +1,4 @@
-"""From means back to natural parameters, and what the convex dual of the log normalizer gives."""
+"""Convex duality of the log normalizer: natural parameters from means, divergences, proximal maps."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from massieu.checks import UserError, check_count, check_number
 from massieu.measures import Measure
 from massieu.measures.measure import check_pair, gradient
 
@@ -20,26 +21,26 @@ SLOPE_LEFT = 0.25
 LINE_TRIALS = 40
 LONGEST = 1024.0
 FARTHEST = 100.0
-# Corrections of a Newton step that use its Fisher matrix again: each costs a mean map, and they halve the steps.
+# Corrections of a Newton step with the same Fisher matrix: each takes a mean map, and they halve the steps.
 CHORDS = 6
 CHORD_SURE = 0.1
 
 
 @dataclass(frozen=True, repr=False)
 class Inversion:
-    """How :func:`natural_from_mean` ended, for each mean; :attr:`message` says it in words.
+    """Outcome of :func:`natural_from_mean` for each mean, with a :attr:`message`.
 
     Attributes:
-        natural: the natural parameters found, ``(..., queries, dim)``; nan where the mean is outside the hull.
-        converged: the last Newton step was below the tolerance, and rounding leaves ``natural`` and the mean there
-            determined, ``(..., queries)``.
-        residual: distance of the mean at ``natural`` from the mean asked for, ``(..., queries)``.
-        steps: Newton steps taken, int64, ``(..., queries)``.
-        boundary: the mean lies on the boundary of the hull, where no finite natural parameter reaches it;
-            ``natural`` comes as close as the residual says, ``(..., queries)``.
+        natural: natural parameters, ``(..., queries, dim)``; nan where the mean is outside the hull.
+        converged: the last Newton step was below the tolerance, and rounding determines ``natural`` and its mean,
+            ``(..., queries)``.
+        residual: distance of the mean at ``natural`` from the given mean, ``(..., queries)``.
+        steps: Newton steps, int64, ``(..., queries)``.
+        boundary: the mean lies on the boundary of the hull, where no finite natural parameter has it; ``natural`` has a
+            mean at the distance ``residual``, ``(..., queries)``.
         outside: a direction separates the mean from the hull: no natural parameter has it, ``(..., queries)``.
-        undecided: not converged, and the measure gives no finite support function there, so that nobody can tell
-            whether the mean is outside, ``(..., queries)``.
+        undecided: not converged, and the measure has no finite support function there to tell whether the mean is
+            outside, ``(..., queries)``.
         unique: False when the support spans fewer than dim directions; ``natural`` is then the solution of least norm.
     """
 
@@ -54,9 +55,8 @@ class Inversion:
 
     @property
     def message(self) -> str:
-        """What happened, in words."""
-        most = int(self.steps.max()) if self.steps.numel() else 0
-        parts = [f"{int(self.converged.sum())} of {self.converged.numel()} means converged, in at most {most} steps"]
+        """Outcome as a sentence."""
+        parts = [convergence_message(self.converged, self.steps, "means")]
         if bool(self.outside.any()):
             first = tuple(self.outside.nonzero()[0].tolist())
             parts.append(
@@ -70,11 +70,11 @@ class Inversion:
             )
         left = int((~(self.converged | self.boundary | self.outside)).sum())
         if left:
-            parts.append(f"{left} did not settle within max_steps, or lie too close to the boundary for the dtype")
+            parts.append(f"{left} did not converge within max_steps, or lie too close to the boundary for the dtype")
         if bool(self.undecided.any()):
             parts.append(
-                f"whether {int(self.undecided.sum())} of these lie outside the hull cannot be known:"
-                " write support_function on the measure to have it told"
+                f"whether {int(self.undecided.sum())} of these lie outside the hull is unknown:"
+                " write support_function on the measure"
             )
         if not self.unique:
             parts.append("the support does not span the space, so natural is the solution of least norm")
@@ -85,7 +85,7 @@ class Inversion:
 
 
 class Proximal(NamedTuple):
-    r"""How :func:`prox` ended.
+    r"""Outcome of :func:`prox`.
 
     Attributes:
         natural: the solution, ``(..., queries, dim)``.
@@ -102,6 +102,11 @@ class Proximal(NamedTuple):
     residual: Tensor
     steps: Tensor
 
+    @property
+    def message(self) -> str:
+        """Outcome as a sentence."""
+        return convergence_message(self.converged, self.steps, "points")
+
 
 def natural_from_mean(
     measure: Measure,
@@ -111,23 +116,20 @@ def natural_from_mean(
     tolerance: float | None = None,
     max_steps: int = 50,
 ) -> Inversion:
-    r"""The natural parameter whose member of the family has the given mean: :math:`\eta = (\nabla G)^{-1}(\bar x)`.
+    r"""Natural parameter of the member of a family with the given mean, :math:`\eta = (\nabla G)^{-1}(\bar x)`.
 
     Damped Newton steps on the convex :math:`G(\eta) - \eta \cdot \bar x`, confined to the directions of the affine span
     of the support, so that from zero the solution of least norm is found where many exist. Lengths are measured in
-    standard deviations of the family: scaling the support scales the solution and changes no verdict. Gradients flow
-    to ``mean`` and to the parameters of the measure, by the implicit function theorem.
+    standard deviations of the family: scaling the support scales the solution and changes no outcome. Differentiable in
+    ``mean`` and in the parameters of the measure, by the implicit function theorem.
 
     Args:
         measure: the family.
         mean: :math:`\bar x`, shape ``(..., queries, dim)``.
-        start: where to begin, a number, ``(dim,)`` or the shape of ``mean``; the start of the measure by default.
+        start: first natural parameter, a number, ``(dim,)`` or the shape of ``mean``; that of the measure by default.
         tolerance: length of a Newton step that counts as converged, both in the largest standard deviations met on the
             way, relative to one plus the length of ``natural`` in these, and in those of the member found.
-        max_steps: Newton steps at most.
-
-    Returns:
-        An :class:`Inversion`: the solution, and whether each mean was reached, on the boundary or outside the hull.
+        max_steps: largest number of Newton steps.
 
     Source:
         "A Probabilistic Interpretation of Transformers", eq. 6: the supremum is attained only for means in the
@@ -166,7 +168,7 @@ def natural_from_mean(
 
 
 def conjugate(measure: Measure, mean: Tensor) -> Tensor:
-    r"""The convex dual :math:`G^*(\bar x) = \sup_\eta (\eta \cdot \bar x - G(\eta))`, shape ``(..., queries)``.
+    r"""Convex dual :math:`G^*(\bar x) = \sup_\eta (\eta \cdot \bar x - G(\eta))`, shape ``(..., queries)``.
 
     Infinite outside the hull of the support; on its boundary, the value reached by :func:`natural_from_mean`.
 
@@ -188,9 +190,8 @@ def bregman(potential: Measure | Callable[[Tensor], Tensor], first: Tensor, seco
     For a log normalizer, :math:`B_G(\eta_1, \eta_2) = KL(p_{\eta_2} \| p_{\eta_1})`, and for its dual
     :math:`B_{G^*}(m_1, m_2) = KL(p_{\eta_1} \| p_{\eta_2})`.
 
-    Of a measure it is :meth:`massieu.Measure.divergence`, which keeps its digits for close points. A function is known
-    by its values alone: the difference is uncertain by some units of rounding of :math:`|F|`, which for close points is
-    all there is of it, with either sign.
+    For a measure it is :meth:`massieu.Measure.divergence`, which is exact for close points. For a function the
+    difference is uncertain by some units of rounding of :math:`|F|`, and for close points it consists of rounding.
 
     Args:
         potential: F, a measure (for its log normalizer) or a function of ``(..., queries, dim)``.
@@ -229,7 +230,7 @@ def natural_gradient(measure: Measure, natural: Tensor) -> Tensor:
 def prox(
     measure: Measure, point: Tensor, step: float = 1.0, *, tolerance: float | None = None, max_steps: int = 50
 ) -> Proximal:
-    r"""The exact inverse of residual attention with given keys: the solution of :math:`\eta + s\, m(\eta) = y`.
+    r"""Exact inverse of residual attention with given keys: the solution of :math:`\eta + s\, m(\eta) = y`.
 
     Since G is convex, :math:`\eta \mapsto \eta + s \nabla G(\eta)` is one-to-one for every s > 0 and its inverse is
     :math:`\mathrm{prox}_{sG}`, which never increases a distance.
@@ -239,7 +240,7 @@ def prox(
         point: y, shape ``(..., queries, dim)``.
         step: s, positive.
         tolerance: as in :func:`natural_from_mean`.
-        max_steps: Newton steps at most.
+        max_steps: largest number of Newton steps.
 
     Source:
         Makes the link to monotone operators in section 2.3 of "A Probabilistic Interpretation of Transformers"
@@ -250,10 +251,9 @@ def prox(
         >>> prox(Gaussian(torch.zeros(1), torch.eye(1)), torch.tensor([[3.0]]), step=2.0).natural
         tensor([[1.]])
     """
-    if not 0 < step < torch.inf:
-        raise ValueError(f"step must be positive and finite, got {step}; a step of zero is the identity")
+    step = check_number(step, "step", above=0, remedy="a step of zero is the identity")
     target, eps = _checked_point(measure, point, "point")
-    problem = _Problem(measure, target, measure.interior(target), float(step), 1.0, None, eps)
+    problem = _Problem(measure, target, measure.interior(target), step, 1.0, None, eps)
     found = _newton(problem, tolerance, max_steps)
     with torch.no_grad():
         residual = problem.descent(found.natural).norm(dim=-1)
@@ -261,6 +261,12 @@ def prox(
     log_determinant = 2 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     results = (found.natural, log_determinant, found.converged, residual, found.steps)
     return Proximal(*(x.to(point.dtype) if x.is_floating_point() else x for x in results))
+
+
+def convergence_message(converged: Tensor, steps: Tensor, name: str) -> str:
+    """Number of converged problems and of their steps, as a sentence."""
+    most = int(steps.max()) if steps.numel() else 0
+    return f"{int(converged.sum())} of {converged.numel()} {name} converged, in at most {most} steps"
 
 
 @dataclass(frozen=True)
@@ -300,8 +306,7 @@ class _Found(NamedTuple):
 
 
 def _newton(problem: _Problem, tolerance: float | None, max_steps: int, *, skip: Tensor | None = None) -> _Found:
-    if max_steps < 1:
-        raise ValueError(f"max_steps must be at least 1, got {max_steps}; twelve are enough inside the hull")
+    check_count(max_steps, "max_steps", remedy="twelve are enough inside the hull")
     target = problem.target.detach()
     exact = torch.finfo(target.dtype).eps
     tolerance = exact**0.6 if tolerance is None else tolerance
@@ -357,29 +362,29 @@ def _newton(problem: _Problem, tolerance: float | None, max_steps: int, *, skip:
 
 
 class _Noise:
-    """What rounding leaves open at a natural parameter, in units of the relative rounding."""
+    """Uncertainty of a natural parameter by rounding, in units of the relative rounding."""
 
     def __init__(self, metric: _Metric, natural: Tensor, rounding: Tensor, weight: float) -> None:
         self.inverse = metric.inverse_diagonal().sqrt()
-        #: The rounding of the mean, in standard deviations.
+        #: Rounding of the mean, in standard deviations.
         self.mean = (rounding * self.inverse).sum(-1)
-        #: Both, in standard deviations: no Newton decrement need be smaller.
+        #: Rounding of mean and natural parameter, in standard deviations: the least useful Newton decrement.
         self.decrement = (self.mean + (natural.abs() * metric.unit).sum(-1)) / math.sqrt(weight)
 
     def natural(self, unit: Tensor) -> Tensor:
-        """The rounding of the mean as it moves the natural parameter, in the given units."""
+        """Change of the natural parameter by the rounding of the mean, in the given units."""
         moved: Tensor = self.mean * (self.inverse * unit).norm(dim=-1)
         return moved
 
 
 def _filled(spread: Tensor) -> Tensor:
-    """Standard deviations as units of length; a coordinate without any takes the largest of the others, or one."""
+    """Standard deviations as units of length; the largest of the others, or one, where they are zero."""
     largest = spread.amax(-1, keepdim=True)
     return torch.where(spread > 0, spread, torch.where(largest > 0, largest, 1.0))
 
 
 def _attached(problem: _Problem, natural: Tensor, converged: Tensor) -> Tensor:
-    """The solution with its derivatives, if somebody wants them: two Newton steps that move nothing but carry them."""
+    """Attach derivatives to the solution, if tracked, by two Newton steps that leave its value."""
     if not problem.descent(natural).requires_grad:
         return natural
     identity = torch.eye(problem.measure.dim).to(natural)
@@ -392,13 +397,13 @@ def _attached(problem: _Problem, natural: Tensor, converged: Tensor) -> Tensor:
 
 
 class _Metric:
-    """A positive semidefinite matrix on the span, ready to be solved with."""
+    """Factors of a positive semidefinite matrix on the span."""
 
     def __init__(self, matrix: Tensor, span: Tensor | None) -> None:
         self.span = span
         self.diagonal = matrix.diagonal(dim1=-2, dim2=-1).clamp(min=0)
         if span is not None:
-            # Off the span it gets the scale of the matrix, which keeps the solution there at zero.
+            # Off the span the identity at the scale of the matrix, so that the solution there is zero.
             largest = matrix.diagonal(dim1=-2, dim2=-1).amax(-1)[..., None, None]
             largest = torch.where(largest > 0, largest, 1.0)  # a single atom has no covariance
             matrix = span @ matrix @ span + largest * (torch.eye(matrix.shape[-1]).to(matrix) - span)
@@ -428,7 +433,7 @@ class _Metric:
 
 
 def _meets_boundary(problem: _Problem, directions: tuple[Tensor, ...], unit: Tensor) -> tuple[Tensor, Tensor]:
-    """Whether one of the directions shows the mean on the boundary of the hull, or outside of it.
+    """Return whether one of the directions shows the mean on the boundary of the hull, or outside of it.
 
     The hull lies below its support function, so that the distance of the mean from the boundary is at most the gap,
     all in the given units of length.
@@ -447,7 +452,7 @@ def _meets_boundary(problem: _Problem, directions: tuple[Tensor, ...], unit: Ten
 
 
 def _line_search(problem: _Problem, natural: Tensor, direction: Tensor, slope: Tensor, active: Tensor) -> Tensor:
-    """Step length that lets the slope along the direction fall, stays in the natural domain and may exceed one."""
+    """Step length in the natural domain that reduces the slope along the direction; it may exceed one."""
     first = (direction * slope).sum(-1)
     low, high = torch.zeros_like(first), torch.full_like(first, torch.inf)
     length = torch.ones_like(first)
@@ -463,21 +468,21 @@ def _line_search(problem: _Problem, natural: Tensor, direction: Tensor, slope: T
         high = torch.where(searching & over, length, high)
         low = torch.where(searching & ~over, length, low)
         longer = torch.where(torch.isinf(high), 2 * length, _between(low, high, trial_number))
-        # A mean on the boundary would draw the step out without end.
+        # For a mean on the boundary the step would grow without bound.
         length = torch.where(searching & (longer <= LONGEST), longer, length)
-    # Where the search ran out, the lower end is still a descent.
+    # Where the trials were not enough, the lower end is still a descent.
     return torch.where(searching, low, length)
 
 
 def _between(low: Tensor, high: Tensor, trial: int) -> Tensor:
-    """A length between the two: their mean, or far below if nothing shorter has been tried for long."""
+    """A length between the two: their mean, or far below after many trials without a lower bound."""
     below = high * 0.5 ** max(1.0, 1.5 ** (trial - 8))
     middle = torch.where(high > 16 * low, (low * high).sqrt(), 0.5 * (low + high))
     return torch.where(low > 0, middle, below)
 
 
 def _chords(problem: _Problem, metric: _Metric, natural: Tensor, step: Tensor) -> Tensor:
-    """The step and further ones with the same Fisher matrix, while they get shorter and lower the objective."""
+    """Take the step and further ones with the same Fisher matrix, while they get shorter and lower the objective."""
     natural = natural + step
     direction = metric.solve(problem.descent(natural))
     direction = torch.where((direction.norm(dim=-1) < step.norm(dim=-1))[..., None], direction, 0.0)
@@ -487,7 +492,7 @@ def _chords(problem: _Problem, metric: _Metric, natural: Tensor, step: Tensor) -
         trial = torch.where(inside[..., None], natural + direction, natural)
         following, next_value = metric.solve(problem.descent(trial)), problem.objective(trial)
         ratio = following.norm(dim=-1) / direction.norm(dim=-1)
-        # Close to the solution the objective no longer tells, but the steps shrink fast.
+        # Close to the solution the objective is constant to rounding, but the steps shrink fast.
         keep = inside & ((ratio <= CHORD_SURE) | ((ratio < 1) & (next_value < value)))
         if not bool(keep.any()):
             break
@@ -498,11 +503,11 @@ def _chords(problem: _Problem, metric: _Metric, natural: Tensor, step: Tensor) -
 
 
 def _checked_point(measure: Measure, point: Tensor, name: str) -> tuple[Tensor, float]:
-    """The point in float64, in which all is solved, and the relative rounding that its own dtype brought with it."""
+    """Return the point in float64, and the relative rounding of its own dtype."""
     if not hasattr(measure, "vectors"):
         got = type(measure).__name__
-        raise TypeError(f"the first argument must be a Measure, got {got}; the order is (measure, {name})")
+        raise UserError(f"the first argument must be a Measure, got {got}; the order is (measure, {name})")
     point = measure.vectors(point, name)
     if not bool(torch.isfinite(point).all()):
-        raise ValueError(f"{name} must be finite, got nan or infinity; remove those rows")
+        raise UserError(f"{name} must be finite, got nan or infinity; remove those rows")
     return point.double(), torch.finfo(point.dtype).eps

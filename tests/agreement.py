@@ -1,4 +1,4 @@
-"""How close a kernel must come to the dense reference, and every build of the compiled kernel to ask."""
+"""Tolerances of kernels against the dense reference, and all builds of the compiled kernel."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from dense import Dense, dense
 from torch import Tensor
 
 from massieu import Attended, RowStatistics, attend
-from massieu.kernels import selection
+from massieu.kernels import dispatch
 from massieu.kernels.compiled import LIBRARY, Library
 
-BUILDS = selection.BUILDS
+BUILDS = dispatch.BUILDS
 NOT_BUILT = "the compiled kernel is not built: python setup.py build_ext --inplace"
 
-# A library runs one build at a time, whoever asks; a copy of the file is a library of its own. The copies stay until
+# A library runs one build at a time; a copy of the file is a library of its own. The copies stay until
 # the end: the loader takes a new file with the number of a deleted one for the old library.
 _COPIES = tempfile.TemporaryDirectory(prefix="massieu_builds_")
 
@@ -43,13 +43,13 @@ def serving(name: str) -> Iterator[None]:
     library = None if name == "torch" else built(name)
     assert library is not None or name == "torch"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(selection, "loaded", lambda: library)
+        patch.setattr(dispatch, "loaded", lambda: library)
         yield
 
 
 @contextlib.contextmanager
 def threads(number: int) -> Iterator[None]:
-    """So many threads for torch and the compiled kernel."""
+    """Set the number of threads of torch and the compiled kernel."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
@@ -149,7 +149,7 @@ def assert_backward_agrees(tensors: list[Tensor], log_weight: Tensor | None = No
 
 
 def count_excess(count: Tensor, expected: Dense, mass: float, slack: float) -> float:
-    """How much mass the heaviest atoms lack, or have without the lightest of them, as a multiple of the slack."""
+    """Mass that the heaviest atoms lack, or have without the lightest of them, as a multiple of the slack."""
     held = expected.probability.detach().sort(-1, descending=True).values.cumsum(-1)
     held = torch.nn.functional.pad(held, (1, 0))
     empty = expected.entropy.isnan()

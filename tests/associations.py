@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from draws import generator, randn
 from torch import Tensor, nn
 
 from massieu.nn import Hopfield
@@ -18,14 +19,6 @@ STATIC = {
     "pattern_projection_as_static": True,
     "disable_out_projection": True,
 } | RAW
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, generator=generator(seed), dtype=dtype)
 
 
 def build(*sizes, kind: type = Hopfield, dtype: torch.dtype = torch.float64, **options):

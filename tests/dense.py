@@ -1,4 +1,4 @@
-"""The reference that tiles are compared with: float64, the whole matrix, written for reading."""
+"""Dense reference for kernels: float64, the whole matrix."""
 
 from __future__ import annotations
 

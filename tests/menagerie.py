@@ -1,4 +1,4 @@
-"""One row per measure: what every contract test runs over."""
+"""The measures of all contract tests, one row each."""
 
 from __future__ import annotations
 
@@ -65,8 +65,7 @@ def _rows() -> list[Row]:
         Row(
             "mixture",
             massieu.Mixture(
-                randn(3),
-                [massieu.Sphere(3), massieu.Gaussian(randn(3), covariance(3, 3)), massieu.Points(randn(6, 3))],
+                randn(3), [massieu.Sphere(3), massieu.Gaussian(randn(3), covariance(3, 3)), massieu.Points(randn(6, 3))]
             ),
             randn(5, 3),
         ),

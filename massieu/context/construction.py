@@ -9,10 +9,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from massieu.checks import UserError
+from massieu.checks import UserError, check_count
 from massieu.context.descent import check_matrix
 from massieu.nn import LinearAttention, MeasureAttention, Transformer
-from massieu.nn.checks import check_count
 
 __all__ = ["gradient_descent_transformer", "gradient_step_layer", "softmax_step_layer"]
 
@@ -72,7 +71,7 @@ def gradient_step_layer(
     _check_step(step, "step")
     _check_step(curvature, "curvature")
     if examples is not None:
-        check_count(examples, "examples", "pass None to divide by the number of keys")
+        check_count(examples, "examples", remedy="pass None to divide by the number of keys")
     layer = _blank(LinearAttention, input_dim, output_dim, 1, dtype, form="mean" if examples is None else "sum")
     if start is not None and curvature:
         raise UserError(
@@ -123,7 +122,7 @@ def gradient_descent_transformer(
         >>> bool((predict(model, inputs, targets, query) - query @ weights.mT).abs().max() < 1e-12)
         True
     """
-    check_count(layers, "layers", "it is the number of steps")
+    check_count(layers, "layers", remedy="it is the number of steps")
     shared = not isinstance(step, Sequence)
     rates = [step] if not isinstance(step, Sequence) else list(step)
     if len(rates) != (1 if shared else layers):
@@ -208,8 +207,8 @@ def _blank(
     kind: type[Layer], input_dim: int, output_dim: int, num_heads: int, dtype: torch.dtype | None, **options: Any
 ) -> Layer:
     """A layer whose weights are zero, with heads of the size of a token."""
-    check_count(input_dim, "input_dim", "it is the size of an input")
-    check_count(output_dim, "output_dim", "it is the size of a target")
+    check_count(input_dim, "input_dim", remedy="it is the size of an input")
+    check_count(output_dim, "output_dim", remedy="it is the size of a target")
     size = input_dim + output_dim
     layer = kind(size, num_heads, head_dim=size, bias=False, dtype=dtype, **options)
     for weight in layer.parameters():

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from massieu.checks import UserError, check_floating
+from massieu.checks import UserError, check_count, check_floating
 from massieu.nn import Transformer
-from massieu.nn.checks import check_count
 
 __all__ = ["descent_gaps", "gradient_descent", "predict", "regression_tokens", "token_states"]
 
@@ -87,7 +86,7 @@ def gradient_descent(
         >>> gradient_descent(torch.ones(1, 1, 1), torch.ones(1, 1, 1), step=0.5, steps=3).flatten()
         tensor([0.0000, 0.5000, 0.7500, 0.8750])
     """
-    check_count(steps, "steps", "it is the number of iterations", least=0)
+    check_count(steps, "steps", remedy="it is the number of iterations", least=0)
     rates = list(step) if isinstance(step, Sequence) else [step] * steps
     shape = (targets.shape[2], inputs.shape[2])
     matrix = check_matrix(start, "start", shape)

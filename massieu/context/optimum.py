@@ -9,11 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from massieu.checks import UserError, check_floating
+from massieu.checks import UserError, check_count, check_floating
 from massieu.context.construction import gradient_step_layer
 from massieu.context.descent import check_noise
 from massieu.nn import LinearAttention
-from massieu.nn.checks import check_count
 
 __all__ = [
     "FourthMoment",
@@ -118,7 +117,7 @@ def optimal_linear_attention(
     psi = torch.eye(len(sigma)).to(sigma) if prior is None else _covariance(prior, "prior", len(sigma)).to(sigma)
     if torch.linalg.eigvalsh(sigma)[0] <= 0:
         raise UserError("covariance must be positive definite, got a singular one; drop the directions without inputs")
-    check_count(examples, "examples", "it is the number of examples in the context")
+    check_count(examples, "examples", remedy="it is the number of examples in the context")
     check_noise(noise)
     spread = (fourth_moment or gaussian_moment(sigma))(psi).to(sigma)
     if spread.shape != sigma.shape:
@@ -154,8 +153,8 @@ def isotropic_optimum(
         >>> isotropic_optimum(2, examples=5)
         IsotropicOptimum(step=0.625, loss=0.75)
     """
-    check_count(dim, "dim", "it is the size of an input")
-    check_count(examples, "examples", "it is the number of examples in the context")
+    check_count(dim, "dim", remedy="it is the size of an input")
+    check_count(examples, "examples", remedy="it is the number of examples in the context")
     check_noise(noise)
     for name, value in (("variance", variance), ("prior", prior)):
         if not 0 < value < float("inf"):

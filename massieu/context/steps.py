@@ -9,8 +9,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from massieu.checks import check_choice, check_count
 from massieu.context.descent import check_noise
-from massieu.nn.checks import check_count, unknown
 
 __all__ = ["Schedule", "StepSizes", "descent_loss", "moment_eigenvalues", "optimal_step_sizes"]
 
@@ -78,9 +78,8 @@ def optimal_step_sizes(
         >>> found.converged, len(found.steps)
         (True, 2)
     """
-    if schedule not in get_args(Schedule):
-        unknown("schedule", get_args(Schedule), schedule)
-    check_count(layers, "layers", "it is the number of steps")
+    check_choice(schedule, "schedule", get_args(Schedule))
+    check_count(layers, "layers", remedy="it is the number of steps")
     check_noise(noise)
     values = moment_eigenvalues(dim, examples=examples, samples=samples, generator=generator)
     ratio = noise**2 / examples
@@ -102,7 +101,7 @@ def moment_eigenvalues(dim: int, *, examples: int, samples: int, generator: torc
         torch.Size([5, 3])
     """
     for value, name in ((dim, "dim"), (examples, "examples"), (samples, "samples")):
-        check_count(value, name, "it counts something")
+        check_count(value, name, remedy="it counts something")
     inputs = torch.randn(samples, examples, dim, generator=generator, dtype=torch.float64)
     # Singular values: a context with fewer examples than dimensions has eigenvalues that are exactly zero.
     values = torch.linalg.svdvals(inputs).square() / examples

@@ -1,4 +1,4 @@
-"""Geometry of heads, token clouds and Jacobians: what matrices and point sets are, apart from any model."""
+"""Geometry of heads, token clouds and Jacobians, independent of models."""
 
 from massieu.geometry.matrices import (
     LowRank,

@@ -1,4 +1,4 @@
-"""What a cloud of tokens looks like: volume, rank, similarity, groups, Gaussianity, and how a sublayer moves it."""
+"""Geometry of token clouds: volume, dimension, similarity, groups, Gaussianity, and motion by a sublayer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = [
     "FLOOR",
     "centered",
     "distance_ratio",
-    "effective_rank",
+    "effective_dimension",
     "gaussian_band",
     "groups",
     "half_log_det",
@@ -21,27 +21,27 @@ __all__ = [
 ]
 
 FLOOR = 1e-6
-"""Eigenvalues of a covariance below this share of their mean count as this share."""
+"""Least eigenvalue of a covariance, as a share of the mean."""
 
 BLUR = 1e-3
-"""Pairs whose cosine is smaller than this count partly as positive, so that rounding cannot flip a share."""
+"""Pairs with a smaller cosine count in part as positive, so that rounding has no large effect on a share."""
 
 APART, TOGETHER = 0.8, 0.9
-"""Cosines below which two tokens are strangers and above which they are of one group."""
+"""Cosine below which two tokens are unlike, and cosine above which they are in one group."""
 
 DIRECTIONS = 64
 SIMULATIONS = 16
 
 
 def distance_ratio(before: Tensor, after: Tensor) -> Tensor:
-    r"""How much farther apart pairs of tokens are afterwards, :math:`|y_i - y_j| / |x_i - x_j|`.
+    r"""Ratio of the distances of pairs of tokens, :math:`|y_i - y_j| / |x_i - x_j|`.
 
     Args:
         before: differences :math:`x_i - x_j`, shape ``(pairs, dim)``.
         after: differences :math:`y_i - y_j` of the same pairs.
 
     Returns:
-        Shape ``(pairs,)``, nan for pairs that were one point before.
+        Shape ``(pairs,)``, nan for pairs at distance zero before.
 
     Example:
         >>> distance_ratio(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 3.0]]))
@@ -52,7 +52,7 @@ def distance_ratio(before: Tensor, after: Tensor) -> Tensor:
 
 
 def monotone(before: Tensor, update: Tensor) -> Tensor:
-    r"""Whether the update moves pairs apart, :math:`(x_i - x_j) \cdot (a_i - a_j) > 0`, as a number from 0 to 1.
+    r"""One for pairs that the update moves apart, :math:`(x_i - x_j) \cdot (a_i - a_j) > 0`, else zero; continuous.
 
     Differences as in :func:`distance_ratio`. A gradient of a convex function gives 1 for every pair.
 
@@ -78,14 +78,14 @@ def half_log_det(covariance: Tensor) -> float:
     return 0.5 * float(spectrum.clamp_min(floor).log().sum()) if floor > 0 else float("nan")
 
 
-def effective_rank(covariance: Tensor) -> float:
-    r"""In how many directions a cloud extends, :math:`e^H` of its spectrum as a distribution.
+def effective_dimension(covariance: Tensor) -> float:
+    r"""Number of directions in which a cloud extends, :math:`e^H` of its eigenvalues as a distribution.
 
     Source:
-        Roy and Vetterli 2007, "The effective rank", with eigenvalues of the covariance.
+        Roy and Vetterli 2007, "The effective rank", with eigenvalues of the covariance in place of singular values.
 
     Example:
-        >>> effective_rank(torch.diag(torch.tensor([1.0, 1.0, 0.0])).double())
+        >>> effective_dimension(torch.diag(torch.tensor([1.0, 1.0, 0.0])).double())
         2.0
     """
     spectrum = torch.linalg.eigvalsh(covariance).clamp_min(0)
@@ -101,7 +101,7 @@ def mean_cosine(x: Tensor, sequence: Tensor, num_sequences: int) -> Tensor:
     Args:
         x: shape ``(tokens, dim)``.
         sequence: number of the sequence of each token, ``(tokens,)``.
-        num_sequences: how many there are.
+        num_sequences: number of sequences.
 
     Returns:
         Shape ``(sequences,)``, nan for those with fewer than two tokens.
@@ -124,7 +124,7 @@ def centered(x: Tensor, sequence: Tensor, num_sequences: int) -> Tensor:
     Args:
         x: shape ``(tokens, dim)``.
         sequence: number of the sequence of each token, ``(tokens,)``.
-        num_sequences: how many there are.
+        num_sequences: number of sequences.
 
     Example:
         >>> centered(torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([0, 0, 1]), 2)
@@ -140,9 +140,9 @@ def centered(x: Tensor, sequence: Tensor, num_sequences: int) -> Tensor:
 def groups(x: Tensor, present: Tensor) -> Tensor:
     r"""Effective number of groups of similar tokens, :math:`\sum_i 1 / \sum_j s_{ij}`.
 
-    The similarity :math:`s_{ij}` rises from 0 to 1 between two cosines: tokens that agree are one group, however many
-    they are, and a token unlike all others is a group of its own. It is the diversity of order zero of Leinster and
-    Cobbold 2012, "Measuring diversity: the importance of species similarity", and moves smoothly with the tokens.
+    The similarity :math:`s_{ij}` rises from 0 to 1 between two cosines: tokens that agree are one group, and a token
+    unlike all others is a group of its own. It is continuous in the tokens, the diversity of order zero of Leinster and
+    Cobbold 2012, "Measuring diversity: the importance of species similarity".
 
     Args:
         x: shape ``(sequences, tokens, dim)``.
@@ -159,7 +159,7 @@ def groups(x: Tensor, present: Tensor) -> Tensor:
     direction = torch.nn.functional.normalize(x, dim=-1)
     cosine = torch.einsum("sid,sjd->sij", direction, direction)
     similar = ((cosine - APART) / (TOGETHER - APART)).clamp(0, 1) * present[:, None, :]
-    # A token is like itself, even the zero vector.
+    # The similarity of a token with itself is one, for the zero vector too.
     similar = similar.diagonal_scatter(present.to(similar.dtype), dim1=1, dim2=2)
     return (present / similar.sum(-1).clamp_min(1)).sum(-1)
 
@@ -169,12 +169,12 @@ def projection_kurtosis(rows: Tensor, mean: Tensor, covariance: Tensor) -> float
 
     .. math:: \frac1m \sum_k \frac{E[p_k^4]}{E[p_k^2]^2} - 3, \qquad p_k = u_k^\top C^{-1/2} (x - \bar x)
 
-    Without whitening every projection would show the few directions of largest variance.
+    Without whitening the few directions of largest variance would dominate every projection.
 
     Args:
         rows: a sample, ``(tokens, dim)``.
         mean: mean of the whole cloud, ``(dim,)``.
-        covariance: covariance of the whole cloud, ``(dim, dim)``; directions below the floor are left out.
+        covariance: covariance of the whole cloud, ``(dim, dim)``; directions below the floor are omitted.
 
     Example:
         >>> generator = torch.Generator().manual_seed(0)
@@ -187,7 +187,7 @@ def projection_kurtosis(rows: Tensor, mean: Tensor, covariance: Tensor) -> float
     spectrum, basis = torch.linalg.eigh(covariance)
     kept = spectrum > FLOOR * spectrum.mean()
     white = (rows.double() - mean) @ (basis[:, kept] / spectrum[kept].sqrt())
-    # Directions are drawn in the coordinates of the tokens: eigenvectors have no sign of their own.
+    # Directions are drawn in the coordinates of the tokens: the sign of an eigenvector is arbitrary.
     drawn = basis[:, kept].T @ _directions(len(covariance))
     projected = white @ drawn
     square = projected.square()
@@ -196,14 +196,14 @@ def projection_kurtosis(rows: Tensor, mean: Tensor, covariance: Tensor) -> float
 
 @functools.lru_cache(maxsize=32)
 def gaussian_band(num_rows: int, num_tokens: int, dim: int) -> float:
-    """Half width of the band in which :func:`projection_kurtosis` of truly Gaussian tokens stays, by simulation.
+    """Half width of the band of :func:`projection_kurtosis` for Gaussian tokens, by simulation.
 
-    The bias of whitening with the tokens' own covariance plus two standard deviations. Tokens are taken as
-    independent; those of one text are not, so a real band is somewhat wider.
+    The bias of whitening with the tokens' own covariance plus two standard deviations. The simulated tokens are
+    independent; for dependent tokens of one text the band is somewhat wider.
 
     Args:
         num_rows: size of the sample.
-        num_tokens: size of the cloud that gave the covariance.
+        num_tokens: number of tokens of the covariance.
         dim: size of the tokens.
 
     Example:
@@ -213,7 +213,7 @@ def gaussian_band(num_rows: int, num_tokens: int, dim: int) -> float:
     if num_rows < 4 or num_tokens < 2:
         return float("nan")
     generator = torch.Generator().manual_seed(num_rows)
-    # Beyond four tokens for every direction, more of them do not change what whitening does.
+    # Beyond four tokens for every direction, more of them do not change the effect of whitening.
     others = max(min(num_tokens, num_rows + 4 * dim), num_rows) - num_rows
     found = []
     for _ in range(SIMULATIONS):

@@ -1,4 +1,4 @@
-"""Symmetry and sign of Jacobians that are only known through their products with vectors."""
+"""Symmetry and sign of Jacobians by their products with vectors."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class FieldTest(NamedTuple):
 def field_test(
     push: Callable[[Tensor], Tensor], pull: Callable[[Tensor], Tensor], draw: Callable[[int], Tensor]
 ) -> FieldTest:
-    r"""Whether fields with many Jacobians J, one for each token, are gradients of convex potentials.
+    r"""Test whether a field with Jacobians J, one for each token, is a gradient of convex potentials.
 
     .. math:: \frac{\sum |J + J^\top|^2}{4 \sum |J|^2} = \frac12 + \frac{\sum \mathrm{tr}(J^2)}{2 \sum |J|^2}, \qquad
               \mathrm{tr}(J^2) = E[(J^\top g) \cdot (J g)], \quad |J|^2 = E |J g|^2
 
-    over random signs g, so that no J is ever written down.
+    over random signs g, so that no J is ever computed.
 
     Args:
-        push: from directions ``(tokens, dim)`` to :math:`J g` of every token.
-        pull: to :math:`J^\top g`.
-        draw: from a number to random signs ``(tokens, dim)``, other ones for other numbers.
+        push: maps directions ``(tokens, dim)`` to :math:`J g` of every token.
+        pull: maps them to :math:`J^\top g`.
+        draw: maps a number to random signs ``(tokens, dim)``, different for different numbers.
 
     Example:
         >>> J = torch.tensor([[0.0, 1.0], [-1.0, 0.0]])
@@ -71,7 +71,7 @@ def positive_mass(apply: Callable[[Tensor], Tensor], start: Tensor) -> float:
     .. math:: \frac{\sum \mathrm{tr}(S_+)}{\sum \mathrm{tr} |S|}
 
     Args:
-        apply: from ``(tokens, dim)`` to the products with every token's S.
+        apply: maps ``(tokens, dim)`` to the products with the S of every token.
         start: random signs, ``(tokens, dim)``.
 
     Source:
@@ -94,7 +94,7 @@ def positive_mass(apply: Callable[[Tensor], Tensor], start: Tensor) -> float:
                 image = image - (image * vector).sum(-1, keepdim=True) * vector
         size = image.norm(dim=-1)
         beside.append(size)
-        # A matrix of small rank is exhausted early; what then goes on is rounding, without weight in the first vector.
+        # After the rank of the matrix all vectors are rounding, without weight in the first vector.
         basis.append(image / size[..., None].clamp_min(torch.finfo(size.dtype).tiny))
     matrix = torch.diag_embed(torch.stack(diagonal, -1))
     if steps > 1:
@@ -106,7 +106,7 @@ def positive_mass(apply: Callable[[Tensor], Tensor], start: Tensor) -> float:
 
 
 def shuffling(dim: int) -> tuple[Tensor, Tensor]:
-    """The control: a fixed random order of coordinates and a sign for each."""
+    """Return a fixed random order of coordinates and a sign for each, for the control."""
     generator = torch.Generator().manual_seed(dim)
     shuffle = torch.randperm(dim, generator=generator)
     return shuffle, 2.0 * torch.randint(2, (dim,), generator=generator) - 1

@@ -1,8 +1,8 @@
-r"""The two maps of an attention head, :math:`A = \mathrm{scale}\, W_Q^\top W_K` and :math:`B = W_O W_V`, by factors.
+r"""Maps of an attention head, :math:`A = \mathrm{scale}\, W_Q^\top W_K` and :math:`B = W_O W_V`, by their factors.
 
-Both have the size of the tokens on each side and at most the rank of a head. Everything here comes from the factors and
-from matrices of the size of a head: nothing of size dim x dim is formed, except where a covariance comes in.
-Figures are float64 whatever the weights are, and nan where they are not defined (a map that is zero has no direction).
+Both are as large as the tokens on each side and have at most the rank of a head. All values are computed from the
+factors and from matrices of the size of a head, without matrices of size dim x dim, except with a covariance. They are
+float64 whatever the weights are, and nan where undefined (a map that is zero has no direction).
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from massieu.checks import UserError
 
 __all__ = [
     "LowRank",
@@ -36,7 +38,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class LowRank:
-    r"""The matrices :math:`L^\top R`, shape ``(..., rows, columns)``, kept as their factors.
+    r"""Matrices :math:`L^\top R`, shape ``(..., rows, columns)``, as their factors.
 
     Attributes:
         left: :math:`L`, shape ``(..., rank, rows)``.
@@ -56,7 +58,7 @@ class LowRank:
         return LowRank(self.right, self.left)
 
     def dense(self) -> Tensor:
-        """The matrices themselves, ``(..., rows, columns)``: for tests and small cases."""
+        """Matrices ``(..., rows, columns)``, for tests and small cases."""
         return self.left.mT @ self.right
 
     def inner(self, other: LowRank) -> Tensor:
@@ -84,7 +86,7 @@ class LowRank:
 
 
 def score_map(query: Tensor, key: Tensor, scale: float = 1.0) -> LowRank:
-    r"""The score matrix :math:`A = \mathrm{scale}\, W_Q^\top W_K`: tokens i and j score :math:`x_i^\top A x_j`.
+    r"""Score matrix :math:`A = \mathrm{scale}\, W_Q^\top W_K`: tokens i and j score :math:`x_i^\top A x_j`.
 
     Args:
         query: :math:`W_Q`, shape ``(..., head_dim, dim)``, rows are outputs as in ``nn.Linear``.
@@ -103,7 +105,7 @@ def score_map(query: Tensor, key: Tensor, scale: float = 1.0) -> LowRank:
 
 
 def output_map(value: Tensor, output: Tensor) -> LowRank:
-    r"""The output matrix :math:`B = W_O W_V`: a head adds :math:`B \sum_j p_{ij} x_j` to token i.
+    r"""Output matrix :math:`B = W_O W_V`: a head adds :math:`B \sum_j p_{ij} x_j` to token i.
 
     Args:
         value: :math:`W_V`, shape ``(..., value_dim, context_dim)``.
@@ -121,7 +123,7 @@ def singular_values(matrix: LowRank) -> Tensor:
     r"""Singular values, largest first, shape ``(..., min(rank, rows, columns))``.
 
     With :math:`L^\top = Q_L T_L` and :math:`R^\top = Q_R T_R` they are those of the small :math:`T_L T_R^\top`. Factors
-    with infinite or missing entries give nan.
+    that are not finite give nan.
 
     Example:
         >>> singular_values(LowRank(torch.eye(2, 4), 3 * torch.eye(2, 5)))
@@ -133,11 +135,12 @@ def singular_values(matrix: LowRank) -> Tensor:
 
 
 def effective_rank(singular: Tensor) -> Tensor:
-    r"""How many singular values a matrix really has: the exponential of their entropy.
+    r"""Effective number of singular values, the exponential of their entropy.
 
     .. math:: r = \exp\Big(-\sum_i p_i \log p_i\Big), \qquad p_i = \sigma_i / \sum_j \sigma_j
 
-    Plain singular values, not their squares. Between 1 and the rank; nan for a matrix of zeros.
+    Between 1 and the rank; nan for a matrix of zeros. The singular values are not squared: for those of a cloud of
+    tokens see :func:`massieu.geometry.clouds.effective_dimension`.
 
     Args:
         singular: :math:`\sigma`, shape ``(..., rank)``.
@@ -155,12 +158,12 @@ def effective_rank(singular: Tensor) -> Tensor:
 
 
 def symmetric_fraction(matrix: LowRank) -> Tensor:
-    r"""The part of the squared Frobenius norm that the symmetric part holds, in [0, 1].
+    r"""Share of the symmetric part in the squared Frobenius norm, in [0, 1].
 
     .. math:: \frac{\|A + A^\top\|^2}{4 \|A\|^2} = \frac12 + \frac{\mathrm{tr}(A A)}{2 \|A\|^2}
 
     One for a symmetric matrix, such as tied queries and keys; zero for an antisymmetric one; ``1/2 + 1/(2 dim)`` on
-    average for factors that know nothing of each other. nan for a matrix of zeros and for one that is not square.
+    average for independent factors. nan for a matrix of zeros and for one that is not square.
 
     Example:
         >>> symmetric_fraction(LowRank(torch.eye(2), torch.tensor([[0.0, 1.0], [-1.0, 0.0]])))
@@ -173,11 +176,11 @@ def symmetric_fraction(matrix: LowRank) -> Tensor:
 
 
 def cosine(first: LowRank, second: LowRank) -> Tensor:
-    r"""The cosine :math:`\langle X, Y \rangle_F / (\|X\| \|Y\|)`, shape ``(...)``.
+    r"""Cosine :math:`\langle X, Y \rangle_F / (\|X\| \|Y\|)`, shape ``(...)``.
 
     Of :math:`B` and :math:`A` it is one exactly if :math:`B = c A` with :math:`c > 0`: then, with keys held fixed, the
-    head's output is :math:`c\, \nabla_{x_i} \log Z(x_i)`. Random heads have zero, give or take one over ``dim``. nan if
-    a matrix is zero or the shapes differ.
+    head's output is :math:`c\, \nabla_{x_i} \log Z(x_i)`. For random heads it is of order one over ``dim``. nan if a
+    matrix is zero or the shapes differ.
 
     Source:
         "A Probabilistic Interpretation of Transformers", Proposition 1a, which takes values = keys; with weights the
@@ -224,11 +227,11 @@ def floored_spectrum(covariance: Tensor, floor: float = 1e-3) -> Spectrum:
         tensor([0.5000, 2.0000], dtype=torch.float64)
     """
     if covariance.dim() != 2 or covariance.shape[0] != covariance.shape[1]:
-        raise ValueError(
+        raise UserError(
             f"covariance must have shape (dim, dim), got {tuple(covariance.shape)}; pass the one of a layer's inputs"
         )
     if not 0 <= floor <= 1:
-        raise ValueError(f"floor must be in [0, 1], got {floor}; it is a share of the mean eigenvalue")
+        raise UserError(f"floor must be in [0, 1], got {floor}; it is a share of the mean eigenvalue")
     wide = _wide(covariance)
     if not wide.isfinite().all():
         return Spectrum(torch.full_like(wide[0], torch.nan), torch.full_like(wide, torch.nan))
@@ -237,7 +240,7 @@ def floored_spectrum(covariance: Tensor, floor: float = 1e-3) -> Spectrum:
 
 
 class WhitenedHead(NamedTuple):
-    r"""What :math:`M = \Lambda^{1/2} A \Lambda^{1/2}` is; every field has shape ``(...)``, one figure per head.
+    r"""Statistics of :math:`M = \Lambda^{1/2} A \Lambda^{1/2}`; every field has shape ``(...)``, one value per head.
 
     If the score map inverts the covariance on the subspace of the head, :math:`M` is an orthogonal projector of rank
     ``head_dim``.
@@ -257,22 +260,22 @@ class WhitenedHead(NamedTuple):
 
 
 def whiten(matrix: LowRank, spectrum: Spectrum) -> LowRank:
-    r"""The maps between whitened tokens, :math:`\Lambda^{1/2} A \Lambda^{1/2}`, in the basis of the eigenvectors.
+    r"""Maps between whitened tokens, :math:`\Lambda^{1/2} A \Lambda^{1/2}`, in the basis of the eigenvectors.
 
-    Traces, norms and products are the same in every basis, and this one takes no matrix of size dim x dim.
+    Traces, norms and products are the same in every basis, and this one needs no matrix of size dim x dim.
     """
     root = spectrum.powers(0.5)
     return LowRank((matrix.left @ spectrum.vectors) * root, (matrix.right @ spectrum.vectors) * root)
 
 
 def whitened_head(matrix: LowRank, spectrum: Spectrum) -> WhitenedHead:
-    r"""Whether a score map is an inverse covariance of its inputs, as far as its rank goes.
+    r"""Compare a score map with an inverse covariance of its inputs, on the subspace of its rank.
 
     .. math:: T = T \Lambda T \iff M = \Lambda^{1/2} T \Lambda^{1/2} = M^2
 
     Args:
         matrix: :math:`A` of the heads, ``(..., dim, dim)`` by its factors.
-        spectrum: of the covariance :math:`\Lambda` of the tokens that the layer receives.
+        spectrum: of the covariance :math:`\Lambda` of the input tokens of the layer.
 
     Source:
         "A Probabilistic Interpretation of Transformers", section 3.2, expects the inverse covariance for
@@ -282,7 +285,7 @@ def whitened_head(matrix: LowRank, spectrum: Spectrum) -> WhitenedHead:
     Example:
         >>> spectrum = floored_spectrum(torch.diag(torch.tensor([1.0, 2.0, 3.0, 4.0])))
         >>> found = whitened_head(projector_maps(spectrum, rank=1), spectrum)
-        >>> [round(figure.item(), 6) + 0.0 for figure in found]
+        >>> [round(value.item(), 6) + 0.0 for value in found]
         [1.0, 0.5, 0.0, 1.0]
     """
     whitened = whiten(matrix, spectrum)
@@ -299,8 +302,8 @@ def power_cosine(matrix: LowRank, spectrum: Spectrum, exponents: Sequence[float]
 
     Args:
         matrix: :math:`A` of the heads of one layer, ``(heads, dim, dim)`` by its factors.
-        spectrum: of the covariance :math:`\Lambda` of the tokens that the layer receives.
-        exponents: the powers :math:`p`; the theory expects -1 to fit best.
+        spectrum: of the covariance :math:`\Lambda` of the input tokens of the layer.
+        exponents: the powers :math:`p`; the theory predicts that -1 fits best.
 
     Returns:
         One cosine per power.
@@ -321,7 +324,7 @@ def power_cosine(matrix: LowRank, spectrum: Spectrum, exponents: Sequence[float]
 
 
 def random_maps(like: LowRank, generator: torch.Generator | None = None) -> LowRank:
-    """Maps with independent Gaussian factors, of the same shapes and Frobenius norms: heads that know nothing.
+    """Draw maps with independent Gaussian factors, of the same shapes and Frobenius norms.
 
     Example:
         >>> like = score_map(torch.eye(3)[:2], torch.eye(3)[1:])
@@ -336,7 +339,7 @@ def random_maps(like: LowRank, generator: torch.Generator | None = None) -> LowR
 def projector_maps(
     spectrum: Spectrum, rank: int, heads: tuple[int, ...] = (), generator: torch.Generator | None = None
 ) -> LowRank:
-    r"""Score maps :math:`\Lambda^{-1/2} P \Lambda^{-1/2}` with random projectors P: heads as the theory wants them.
+    r"""Draw score maps :math:`\Lambda^{-1/2} P \Lambda^{-1/2}` with random projectors P, as the theory predicts them.
 
     Args:
         spectrum: of the covariance :math:`\Lambda`, ``(dim, dim)``.
@@ -352,7 +355,7 @@ def projector_maps(
     """
     like = spectrum.values.new_empty(*heads, spectrum.values.shape[0], rank)
     frame = torch.linalg.qr(_normal(like, generator)).Q
-    # In the basis of the eigenvectors a random projector is as random as in any other.
+    # The distribution of a random projector is the same in every basis, also that of the eigenvectors.
     factor = (frame.mT * spectrum.powers(-0.5)) @ spectrum.vectors.mT
     return LowRank(factor, factor)
 
@@ -367,8 +370,8 @@ def _triangle(factor: Tensor) -> Tensor:
     return triangle
 
 
-def _defined(figure: Tensor, norm: Tensor) -> Tensor:
-    return torch.where(norm > 0, figure, torch.nan)
+def _defined(value: Tensor, norm: Tensor) -> Tensor:
+    return torch.where(norm > 0, value, torch.nan)
 
 
 def _normal(like: Tensor, generator: torch.Generator | None) -> Tensor:

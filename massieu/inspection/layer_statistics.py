@@ -16,7 +16,7 @@ from massieu.checks import UserError
 from massieu.geometry.clouds import (
     centered,
     distance_ratio,
-    effective_rank,
+    effective_dimension,
     gaussian_band,
     groups,
     half_log_det,
@@ -224,7 +224,7 @@ class LayerStatistics:
         output, sample = self.cloud("output", massive), HashSample(SAMPLED, self.width)
         for own in (self.sample, self.massive.sample) if massive else (self.sample,):
             sample.merge(own)
-        found["effective_rank"] = effective_rank(output.covariance)
+        found["effective_rank"] = effective_dimension(output.covariance)
         found["kurtosis"] = projection_kurtosis(sample.rows, output.mean, output.covariance)
         found["kurtosis_band"] = gaussian_band(len(sample.rows), output.count, self.width)
         return found | self._identity(massive)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from massieu.kernels import visible
 from massieu.taps import AttentionCall
 
 __all__ = ["Response", "jackknife_error", "linear_response", "response_r2"]
@@ -125,10 +126,7 @@ def _base_weights(call: AttentionCall, rows: slice, atoms: int) -> Tensor:
         log_weight = log_weight.masked_fill(~given, -torch.inf) if given.dtype == torch.bool else log_weight + given
     place = torch.arange(rows.start, rows.stop, device=device)[:, None] + atoms - queries
     atom = torch.arange(atoms, device=device)
-    if call.causal:
-        log_weight = log_weight.masked_fill(atom > place, -torch.inf)
-    if call.window is not None:
-        log_weight = log_weight.masked_fill((atom - place).abs() >= call.window, -torch.inf)
+    log_weight = log_weight.masked_fill(~visible(place, atom, call.causal, call.window), -torch.inf)
     total = log_weight.logsumexp(-1, keepdim=True)
     if call.sink is not None:
         total = torch.logaddexp(total, call.sink.detach().double()[:, None, None])

@@ -1,4 +1,4 @@
-"""How scores are cut into tiles, and what the log weights and the plan add to each of them."""
+"""Tiles of scores, and the log weights that are added to each of them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from massieu.kernels.rows import Plan
+from massieu.kernels.visibility import offsets, visible_range
 
 __all__ = [
     "ABSENT",
-    "Block",
+    "QueryBlock",
     "add_log_weights",
     "blocks",
     "compute_dtype",
@@ -34,7 +35,7 @@ LOG2E = 1.0 / LN2
 # Its square is still finite in float32.
 ABSENT = -1e15
 
-# Beyond this float32 rounds scores by more than 1e-4, and weights with them; a product in float64 costs twice.
+# Beyond this float32 rounds scores, and with them weights, by more than 1e-4; a product in float64 costs twice.
 LARGE_SCORE = 1000.0
 
 # Small enough for the scores to stay in cache between the passes over them, large enough to pay for the passes.
@@ -43,8 +44,8 @@ TILE_ROWS = 512
 TILE_ATOMS = 256
 
 
-class Block(NamedTuple):
-    """A block of queries of a few batch entries, and the atoms that any of them can see."""
+class QueryBlock(NamedTuple):
+    """A block of queries of a few batch entries, and the atoms visible from any of them."""
 
     batch: slice
     queries: slice
@@ -53,7 +54,7 @@ class Block(NamedTuple):
 
 
 def slices(start: int, stop: int, step: int) -> Iterator[slice]:
-    """Consecutive slices that cover a range."""
+    """Yield consecutive slices that cover a range."""
     for first in range(start, stop, step):
         yield slice(first, min(first + step, stop))
 
@@ -61,7 +62,7 @@ def slices(start: int, stop: int, step: int) -> Iterator[slice]:
 def group_parts(
     query: Tensor, log_weight: Tensor | None, plan: Plan, most: int
 ) -> Iterator[tuple[slice, Tensor, Tensor | None, Plan]]:
-    """The queries in parts of at most so many groups each, with what belongs to them of log weights and lengths."""
+    """Yield the queries in parts of at most ``most`` groups, with their log weights and lengths."""
     for part in slices(0, query.shape[1], most):
         weights, lengths = log_weight, plan.lengths
         if weights is not None and weights.shape[1] > 1:
@@ -71,19 +72,14 @@ def group_parts(
         yield part, query[:, part], weights, replace(plan, lengths=lengths)
 
 
-def blocks(query: Tensor, key: Tensor, plan: Plan, entries: slice, height: int) -> Iterator[Block]:
-    """All blocks of queries of these batch entries, each with the range of atoms that one of its rows can see."""
+def blocks(query: Tensor, key: Tensor, plan: Plan, entries: slice, height: int) -> Iterator[QueryBlock]:
+    """Yield all blocks of queries of these batch entries, each with the range of atoms visible from its rows."""
     queries, atoms = query.shape[2], key.shape[1]
     longest = atoms if plan.lengths is None else int(plan.lengths[entries].max())
     for rows in slices(0, queries, height):
-        near, far = rows.start + atoms - queries, rows.stop - 1 + atoms - queries  # positions of first and last query
-        first, last = 0, longest
-        if plan.causal:
-            last = min(last, far + 1)
-        if plan.window is not None:
-            first = max(first, near - plan.window + 1)
-            last = min(last, far + plan.window)
-        yield Block(entries, rows, first, max(first, last))
+        behind = atoms - queries
+        reach = visible_range(rows.start + behind, rows.stop - 1 + behind, longest, plan.causal, plan.window)
+        yield QueryBlock(entries, rows, *reach)
 
 
 def tile_shape(query: Tensor, key: Tensor, plan: Plan, dtype: torch.dtype) -> tuple[int, int, int]:
@@ -91,7 +87,7 @@ def tile_shape(query: Tensor, key: Tensor, plan: Plan, dtype: torch.dtype) -> tu
     batch, groups, queries, _ = query.shape
     atoms = max(key.shape[1], 1)
     numbers = TILE_BYTES // dtype.itemsize
-    # What a tile computes beyond the diagonal is wasted, so it must not take too much of a short sequence.
+    # Scores beyond the diagonal are wasted work, so that a tile must be small in a short causal sequence.
     largest = max(TILE_ATOMS, atoms // 4) if plan.causal else atoms
     rows = groups * max(1, min(queries, largest, TILE_ROWS // groups))
     depth = max(1, min(batch, numbers // (rows * TILE_ATOMS)))
@@ -100,7 +96,7 @@ def tile_shape(query: Tensor, key: Tensor, plan: Plan, dtype: torch.dtype) -> tu
 
 
 def compute_dtype(query: Tensor, key: Tensor, plan: Plan) -> torch.dtype:
-    """float32, or float64 if the inputs have it or scores may be so large that float32 rounds them visibly."""
+    """Return float64 for float64 inputs and for scores that may exceed LARGE_SCORE, else float32."""
     if query.dtype == torch.float64:
         return torch.float64
     if not query.numel() or not key.numel():
@@ -109,15 +105,15 @@ def compute_dtype(query: Tensor, key: Tensor, plan: Plan) -> torch.dtype:
     return torch.float64 if abs(plan.scale) * longest[0] * longest[1] > LARGE_SCORE else torch.float32
 
 
-def scaled_queries(query: Tensor, plan: Plan, block: Block, dtype: torch.dtype) -> Tensor:
-    """The queries of a block, ``(entries, groups * queries, dim)``, such that their products are base-2 scores."""
+def scaled_queries(query: Tensor, plan: Plan, block: QueryBlock, dtype: torch.dtype) -> Tensor:
+    """Return the queries of a block, ``(entries, groups * queries, dim)``, scaled for base-2 scores."""
     return (query[block.batch, :, block.queries].to(dtype) * (plan.scale * LOG2E)).flatten(1, 2)
 
 
 def add_log_weights(
-    score: Tensor, log_weight: Tensor | None, plan: Plan, block: Block, atoms: slice, query: Tensor, key: Tensor
+    score: Tensor, log_weight: Tensor | None, plan: Plan, block: QueryBlock, atoms: slice, query: Tensor, key: Tensor
 ) -> None:
-    """Add to a tile of base-2 scores whatever its atoms weigh: the log weight, and what the plan hides."""
+    """Add log weights to a tile of base-2 scores, and ABSENT for atoms hidden by the plan."""
     groups, queries, total = query.shape[1], query.shape[2], key.shape[1]
     height, width = block.queries.stop - block.queries.start, atoms.stop - atoms.start
     tile = score.view(score.shape[0], groups, height, width)
@@ -125,11 +121,11 @@ def add_log_weights(
         tile.add_(_log_weight_tile(log_weight, plan, block, atoms, score.dtype))
     # Distance of the first atom of the tile from the position of its first query.
     shift = atoms.start - (block.queries.start + total - queries)
-    ahead = 1 if plan.causal else plan.window  # atoms at this distance after the query, or farther, are hidden
-    if ahead is not None and shift + width > ahead:
-        tile.add_(score.new_full((height, width), ABSENT).triu_(ahead - shift))
-    if plan.window is not None and shift <= height - 1 - plan.window:
-        tile.add_(score.new_full((height, width), ABSENT).tril_(-plan.window - shift))
+    least, largest = offsets(plan.causal, plan.window)
+    if largest is not None and shift + width > largest + 1:
+        tile.add_(score.new_full((height, width), ABSENT).triu_(largest + 1 - shift))
+    if least is not None and shift <= height - 2 + least:
+        tile.add_(score.new_full((height, width), ABSENT).tril_(least - 1 - shift))
     if plan.lengths is not None:
         lengths = plan.lengths[block.batch]
         if atoms.stop > int(lengths.min()):
@@ -137,7 +133,7 @@ def add_log_weights(
             tile.add_((place >= lengths[..., None, None]).to(score.dtype), alpha=ABSENT)
 
 
-def _log_weight_tile(log_weight: Tensor, plan: Plan, block: Block, atoms: slice, dtype: torch.dtype) -> Tensor:
+def _log_weight_tile(log_weight: Tensor, plan: Plan, block: QueryBlock, atoms: slice, dtype: torch.dtype) -> Tensor:
     assert plan.weight_index is not None
     tile = log_weight[
         :,
@@ -156,21 +152,21 @@ def _log_weight_tile(log_weight: Tensor, plan: Plan, block: Block, atoms: slice,
 
 
 def masked_log_weight(log_weight: Tensor) -> Tensor:
-    """Models mask with the most negative number of their dtype; where that is not far enough away, minus infinity."""
+    """Return log weights with minus infinity for the most negative numbers of a dtype, with which models mask."""
     least = torch.finfo(log_weight.dtype).min / 2
     return log_weight if least < ABSENT else log_weight.masked_fill(log_weight <= least, -torch.inf)
 
 
 def is_absent(log_weight: Tensor) -> Tensor:
-    """Whether atoms of these log weights are absent."""
+    """Return True where an atom of this log weight is absent."""
     return masked_log_weight(log_weight) * LOG2E < 0.5 * ABSENT
 
 
 def hidden(query: Tensor, key: Tensor, log_weight: Tensor | None, plan: Plan) -> Tensor:
-    """Which atoms are absent for each query, ``(batch, groups, queries, atoms)``, as one large tile."""
+    """Return True where an atom is absent for a query, ``(batch, groups, queries, atoms)``, as one large tile."""
     batch, groups, queries, _ = query.shape
     score = query.new_zeros(batch, groups * queries, key.shape[1], dtype=torch.float32)
-    everything = Block(slice(0, batch), slice(0, queries), 0, key.shape[1])
+    everything = QueryBlock(slice(0, batch), slice(0, queries), 0, key.shape[1])
     with torch.no_grad():
         add_log_weights(score, log_weight, plan, everything, slice(0, key.shape[1]), query, key)
     return score.view(batch, groups, queries, key.shape[1]) < 0.5 * ABSENT

@@ -1,7 +1,7 @@
-"""The compiled kernel: its library, the structures that it reads, and the three functions of every kernel.
+"""Compiled kernel: its library, the structures that it reads, and the three functions of every kernel.
 
-The source lies in ``native/``. The library knows nothing of torch or Python; it reads tensors where they are, through
-pointers and strides, on as many threads as torch uses.
+The source is in ``native/`` and independent of torch and Python: it reads tensors in place, through pointers and
+strides, on as many threads as torch uses.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ __all__ = ["Library", "serves"]
 
 LIBRARY = Path(__file__).with_name("libmassieu.so")
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float64: 2}
-READ = (*TYPES, torch.float16)  # the last after conversion
+READ = (*TYPES, torch.float16)  # the last one after conversion
 PLAIN = (Tensor, torch.nn.Parameter)
 NO_MEMORY = 1
-MOST_KEPT = 2**12  # entries whose starts are kept for the next call
-MOST_ATOMS = 2**31 - 1  # the library counts them in 32 bits
+MOST_KEPT = 2**12  # largest number of entries whose starts are cached for the next call
+MOST_ATOMS = 2**31 - 1  # the library counts in 32 bits
 
 Whole: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
-Lies: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]  # the sizes of a tensor, and its strides
+Layout: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]  # sizes and strides of a tensor
 
 
 class _Starts(NamedTuple):
-    """Where entries start, and where that is written."""
+    """Offsets of entries, and the address of these offsets."""
 
     entries: Whole
     address: int
@@ -90,7 +90,7 @@ class _Count(ctypes.Structure):
 
 
 def serves(inputs: Inputs) -> bool:
-    """Whether the compiled kernel can read these tensors: plain ones, not empty, on the processor."""
+    """Return True if the compiled kernel can read these tensors: plain, not empty, on the processor."""
     query, key = inputs.query, inputs.key
     for x in inputs[:4]:
         if isinstance(x, Tensor) and not (type(x) in PLAIN and x.is_cpu and x.numel()):
@@ -103,9 +103,9 @@ def serves(inputs: Inputs) -> bool:
 
 
 class Library:
-    """One build of the compiled kernel, ready to be called.
+    """One build of the compiled kernel.
 
-    A library file runs one build at a time in a process: the one that was asked for last.
+    A library file runs one build at a time in a process: the last one that was loaded.
     """
 
     def __init__(self, build: str = "", path: Path = LIBRARY) -> None:
@@ -125,7 +125,7 @@ class Library:
         self._library = library
 
     def forward(self, inputs: Inputs, level: int, *, split_atoms: bool = False, top: int = 0) -> Found:
-        """Output and statistics; with ``split_atoms`` threads share the atoms, and the best of them can be had too."""
+        """Compute output and statistics; with ``split_atoms`` threads share the atoms, and ``top`` returns the best."""
         call, value = _Call(inputs), inputs.value
         output = None if value is None else call.like(call.query, value.shape[-1])
         statistics = call.empty(9, *call.shape)
@@ -136,7 +136,7 @@ class Library:
             best = Best(score, torch.empty_like(score, dtype=torch.int64))
             fields += [top, *map(_pointer, best)]
         self._call("retrieve" if split_atoms else "forward", _Forward(call.rows, *fields))
-        if not level:  # every view costs, and a small call is over soon
+        if not level:  # every view takes time that is visible in a small call
             return Found(output, (None,) * 6, statistics[6:], best)
         log_z, mean, entropy, variance, peak, collision = statistics[:6].unbind()
         second = (variance, collision) if level == 2 else (None, None)
@@ -157,7 +157,7 @@ class Library:
         call, log_weight = _Call(inputs), inputs.log_weight
         if grad_output is None or output is None:
             output = grad_output = None
-        if len(moments) == 2:  # nobody asked for the third, so no coefficient needs it
+        if len(moments) == 2:  # without the third, no coefficient needs it
             moments = torch.cat([moments, torch.zeros_like(moments[:1])])
         moments, coefficients = moments.to(call.exact).contiguous(), call.stack(slope)
         output, grad_output = (None if x is None else call.dense(x) for x in (output, grad_output))
@@ -183,7 +183,7 @@ class Library:
         return Gradients(grad_query, grad_key, grad_value, grad_weight)
 
     def mass_count(self, inputs: Inputs, mass: float) -> Tensor:
-        """How many of the heaviest atoms hold the given mass, ``(batch, groups, queries)``, int64."""
+        """Number of the heaviest atoms that hold the given mass, ``(batch, groups, queries)``, int64."""
         call = _Call(inputs)
         count = torch.empty(call.shape, dtype=torch.int64, device="cpu")
         self._call("count", _Count(call.rows, mass, count.data_ptr()))
@@ -198,7 +198,7 @@ class Library:
 
 
 class _Call:
-    """The rows of one call as the library reads them. Holds on to every tensor that the structure points into."""
+    """Rows of one call as the library reads them; keeps references to all tensors that it points into."""
 
     def __init__(self, inputs: Inputs) -> None:
         query, key, value, log_weight, sink, plan = inputs
@@ -208,9 +208,9 @@ class _Call:
         query, key = self.dense(query), self.dense(key)
         value = None if value is None else self.dense(value)
         self.query, self.key, self.value = query, key, value
-        lies = [None if x is None else (x.shape, x.stride()) for x in (query, key, value)]
-        find = _remembering(_same_rows, query)
-        same = find(*lies, self.axes, plan.causal, plan.window, plan.scale, self.dtype)
+        layouts = [None if x is None else (x.shape, x.stride()) for x in (query, key, value)]
+        find = _cached(_same_rows, query)
+        same = find(*layouts, self.axes, plan.causal, plan.window, plan.scale, self.dtype)
         self.rows = rows = _Rows.from_buffer_copy(same.rows)
         self.shape = (rows.batch, rows.groups, rows.queries)
         rows.query, rows.key, rows.value = query.data_ptr(), key.data_ptr(), _pointer(value)
@@ -232,23 +232,23 @@ class _Call:
             self._kept.append(sink)
 
     def dense(self, tensor: Tensor) -> Tensor:
-        """The tensor in a type that the library reads, its last axis dense."""
-        if tensor._is_zerotensor():  # hidden until here by a transform of torch.func; it has no memory
+        """Return the tensor in a type that the library reads, with a dense last axis."""
+        if tensor._is_zerotensor():  # without memory, under a transform of torch.func
             tensor = tensor.clone()
         if tensor.dtype != self.dtype or tensor.is_neg():
             tensor = tensor.to(self.dtype).resolve_neg()
         return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
 
     def place(self, tensor: Tensor | None) -> _Place:
-        """Where the rows of a tensor lie; its first axes are those of the keys."""
+        """Return the offsets of the rows of a tensor; its first axes are those of the keys."""
         if tensor is None:
             return _Place()
-        found: _SamePlace = _remembering(_find_place, tensor)(tensor.shape, tensor.stride(), self.axes)
+        found: _SamePlace = _cached(_find_place, tensor)(tensor.shape, tensor.stride(), self.axes)
         self._kept.append(found)
         return found.place
 
     def like(self, tensor: Tensor, dim: int | None = None) -> Tensor:
-        """A new tensor, its last axis dense and the others in the order of this one, so that nobody has to copy it."""
+        """Return a new tensor with a dense last axis and the other axes in the memory order of this one."""
         if dim in (None, tensor.shape[-1]):
             new = torch.empty_like(tensor, dtype=self.dtype)
             if new.stride(-1) == 1 or new.shape[-1] == 1:
@@ -257,19 +257,19 @@ class _Call:
         return torch.empty(shape, dtype=self.dtype, device="cpu")
 
     def stack(self, tensors: Sequence[Tensor | None]) -> Tensor | None:
-        """One after the other, each ``(batch, groups, queries)``, zeros for None; None if there is nothing but None."""
+        """Stack tensors ``(batch, groups, queries)``, zeros for None; None if all are None."""
         some = next((x for x in tensors if x is not None), None)
         if some is None:
             return None
         return torch.stack([torch.zeros_like(some) if x is None else x for x in tensors]).to(self.exact)
 
     def empty(self, *shape: int) -> Tensor:
-        """A new tensor for statistics, at least float32."""
+        """Return a new tensor for statistics, at least float32."""
         return torch.empty(shape, dtype=self.exact, device="cpu")
 
 
 class _SameRows(NamedTuple):
-    """What calls on tensors that lie alike have in common, without their addresses."""
+    """Part of ``_Rows`` that calls on tensors of the same layouts share: all but addresses."""
 
     rows: _Rows
     starts: tuple[_Starts | None, ...]
@@ -280,9 +280,16 @@ class _SamePlace(NamedTuple):
     starts: tuple[_Starts, _Starts]
 
 
-@lru_cache(maxsize=256)  # layer after layer asks for the same, and a small call takes no longer than to write this down
+@lru_cache(maxsize=256)  # the same for all layers of a model, and as slow to build as a small call
 def _same_rows(
-    query: Lies, key: Lies, value: Lies | None, axes: int, causal: bool, window: int | None, scale: float, dtype: Any
+    query: Layout,
+    key: Layout,
+    value: Layout | None,
+    axes: int,
+    causal: bool,
+    window: int | None,
+    scale: float,
+    dtype: Any,
 ) -> _SameRows:
     (shape, stride), (key_shape, key_stride) = query, key
     value_shape, value_stride = ((0, 0), (0, 0)) if value is None else value
@@ -319,13 +326,13 @@ def _find_place(sizes: tuple[int, ...], strides: tuple[int, ...], axes: int) -> 
     return _SamePlace(_Place(batch.address, group.address, strides[-2]), (batch, group))
 
 
-def _remembering(find: Any, tensor: Tensor) -> Any:
-    """The function as it remembers what it found, unless that is large."""
+def _cached(find: Any, tensor: Tensor) -> Any:
+    """Return the function with its cache, or without it where results are large."""
     return find if math.prod(tensor.shape[:-2]) <= MOST_KEPT else find.__wrapped__
 
 
 def _starts(sizes: tuple[int, ...], strides: tuple[int, ...]) -> _Starts:
-    """Where each entry of the flattened leading axes starts, in elements."""
+    """Offset of each entry of the flattened leading axes, in elements."""
     start = np.zeros(1, dtype=np.int64)
     for size, stride in zip(sizes, strides, strict=True):
         start = np.add.outer(start, np.arange(size, dtype=np.int64) * stride).ravel()
@@ -333,7 +340,7 @@ def _starts(sizes: tuple[int, ...], strides: tuple[int, ...]) -> _Starts:
 
 
 def _weight_strides(log_weight: Tensor, plan: Plan) -> tuple[Whole, tuple[int, int, int]]:
-    """Where the log weights of each batch entry start, and their strides over groups, queries and atoms."""
+    """Offsets of the log weights of each batch entry, and their strides over groups, queries and atoms."""
     stride = [0 if size == 1 else own for size, own in zip(log_weight.shape, log_weight.stride(), strict=True)]
     return np.asarray(plan.weight_index, dtype=np.int64) * stride[0], (stride[1], stride[2], stride[3])
 

@@ -1,4 +1,4 @@
-"""Calls that compiled models make in plain Python."""
+"""Calls that compiled models run in plain Python."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Result = TypeVar("Result")
 
 
 def call_eagerly(function: Callable[..., Result], *arguments: Any, **options: Any) -> Result:
-    """Call a function that ``torch.compile`` must not look into: it breaks the graph there and calls it as it is."""
-    # Decorating with torch.compiler.disable would load the compiler, a second of import, for everyone.
+    """Call a function with a graph break under ``torch.compile``."""
+    # As a decorator torch.compiler.disable would load the compiler on import, which takes a second.
     if torch.compiler.is_compiling():
         return torch.compiler.disable(function)(*arguments, **options)  # type: ignore[no-any-return]
     return function(*arguments, **options)

@@ -1,7 +1,7 @@
-"""Keys and values that are not finite: rows that do not see them stay as they are.
+"""Repair of rows that do not see the keys and values that are not finite.
 
-Kernels hide an atom by adding a very low score, and neither nan nor infinity falls by that. Where a call may hide
-atoms and its result is not finite, the rows that see no such atom are computed again without it.
+Kernels hide an atom by adding a very low score, which leaves nan and infinity as they are. Where a call may hide atoms
+and its result is not finite, the rows that see no such atom are computed again without it.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ Solve = Callable[[Inputs, int], Found]
 
 
 class Broken(NamedTuple):
-    """A call without the numbers that are not finite, and what of its result they reach."""
+    """A call without the numbers that are not finite, and the part of its result that depends on them."""
 
     clean: Inputs
-    """The call with zeros instead of them."""
+    """The call with zeros in their place."""
     rows: Tensor
-    """Rows that see a key that is not finite, or see any with such a query, ``(*batch, *groups, queries)``."""
+    """True for rows with such a key in sight, or with such a query and any key, ``(*batch, *groups, queries)``."""
     outputs: Tensor | None
-    """Outputs that such a row or a visible value reaches, of their shape."""
+    """True for outputs of these rows and of rows with such a value in sight."""
 
     def is_used(self, slope: Slope, grad_output: Tensor | None) -> bool:
-        """Whether any gradient comes in through these rows and outputs."""
+        """Return True if any gradient is propagated through these rows and outputs."""
         if any(x is not None and bool((x.ne(0) & self.flat_rows).any()) for x in slope):
             return True
         if grad_output is None or self.outputs is None:
@@ -43,25 +43,25 @@ class Broken(NamedTuple):
 
     @property
     def flat_rows(self) -> Tensor:
-        """The rows with batch and groups as one axis each."""
+        """Rows with batch and groups as one axis each."""
         return self.clean.flat_rows(self.rows[..., None])[..., 0]
 
 
 def hides_atoms(inputs: Inputs) -> bool:
-    """Whether some row of the call may not see some atom."""
+    """Return True if an atom may be hidden from a row of the call."""
     plan = inputs.plan
     ahead = plan.causal and inputs.query.shape[-2] > 1
     return ahead or plan.window is not None or plan.lengths is not None or inputs.log_weight is not None
 
 
 def all_finite(tensor: Tensor) -> bool:
-    """Whether every entry is a finite number."""
+    """Return True if every entry is finite."""
     # The sum is fast, and not finite if any entry is not; of large entries it may overflow.
     return math.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all())
 
 
 def find_broken(inputs: Inputs, solve: Solve) -> Broken | None:
-    """The rows that see numbers that are not finite; None if there are no such numbers."""
+    """Return the rows with numbers in sight that are not finite; None if there are no such numbers."""
     tensors = inputs[:3]
     if all(x is None or all_finite(x) for x in tensors):
         return None
@@ -76,7 +76,7 @@ def find_broken(inputs: Inputs, solve: Solve) -> Broken | None:
 
 
 def repaired(inputs: Inputs, found: Found, level: int, solve: Solve) -> Found:
-    """The result of a call, in which atoms that are not finite count only for the rows that see them."""
+    """Return the result of a call in which atoms that are not finite affect only the rows that see them."""
     if not hides_atoms(inputs) or (all_finite(found.moments) and (found.output is None or all_finite(found.output))):
         return found
     broken = find_broken(inputs, solve)
@@ -92,7 +92,7 @@ def repaired(inputs: Inputs, found: Found, level: int, solve: Solve) -> Found:
 
 
 def _reached(inputs: Inputs, marks: Tensor, solve: Solve) -> Tensor:
-    """Which marks of its atoms each row sees, ``(*batch, *groups, queries, marks)``: attention with equal scores."""
+    """Return True where a row sees a mark of an atom, ``(*batch, *groups, queries, marks)``: uniform attention."""
     query, key = (x.new_zeros((*x.shape[:-1], 1), dtype=torch.float32) for x in inputs[:2])
     weight = inputs.log_weight
     if weight is not None:

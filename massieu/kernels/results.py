@@ -1,4 +1,4 @@
-"""What a kernel gives back, and what it needs for the way back."""
+"""Results of kernels, and the coefficients of their backward pass."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Found(NamedTuple):
 
     The output has the axes of the query, often in its order in memory; statistics have one axis for all of the batch
     and one for all groups. The backward pass starts from the moments, ``(2 or 3, batch, groups, queries)``: the
-    largest score in base 2, the sum of :math:`2^u` with u the base-2 scores minus it, and :math:`E_p[u]`, which is
-    there whenever statistics are. A row without atoms has nan. The best atoms are there if they were asked for.
+    largest score in base 2, the sum of :math:`2^u` with u the base-2 scores minus it, and with statistics
+    :math:`E_p[u]`. A row without atoms has nan.
     """
 
     output: Tensor | None
@@ -41,7 +41,7 @@ class Slope(NamedTuple):
     .. math:: ds_j = p_j (g \cdot (v_j - o) + constant + linear\, c_j + quadratic\, c_j^2 + weight\, p_j),
               \qquad c_j = s_j - E[s]
 
-    with g the gradient that reaches the output o.
+    with g the gradient in the output o.
     """
 
     constant: Tensor | None
@@ -51,7 +51,7 @@ class Slope(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Gradients in the tensors of a call, each of their shape."""
+    """Gradients in the tensors of a call, of their shapes."""
 
     query: Tensor
     key: Tensor

@@ -1,4 +1,4 @@
-"""The one shape that kernels see: rows of scores grouped by the keys that they share."""
+"""Inputs of kernels: rows of scores grouped by the keys that they share."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from massieu.checks import check_floating
+from massieu.checks import UserError, check_floating
 
-__all__ = ["Inputs", "Plan", "Rows", "arrange", "check_floating", "check_log_weight"]
+__all__ = ["Inputs", "Plan", "Rows", "arrange", "check_log_weight"]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is fixed about the scores of a call: their scale, and which atoms each query reaches.
+    """Scale of the scores of a call, and the atoms visible to each query.
 
-    The queries are the last of the atoms: query ``i`` stands at position ``i + atoms - queries``.
+    The queries are the last of the atoms: query ``i`` is at position ``i + atoms - queries``.
     """
 
     scale: float
     causal: bool
     window: int | None
     lengths: Tensor | None
-    """Atoms present, int64, ``(batch, groups or 1)``."""
+    """Numbers of atoms present, int64, ``(batch, groups or 1)``."""
     weight_index: list[int] | None
-    """Which entry of the first axis of ``log_weight`` belongs to each entry of the batch."""
+    """For each entry of the batch, the entry of the first axis of ``log_weight``."""
     batch_axes: int
-    """How many of the leading axes of ``query`` are those of the keys."""
+    """Number of leading axes of ``query`` that are those of the keys."""
 
 
 class Inputs(NamedTuple):
-    """The tensors of a call in the order that kernels want, and their plan."""
+    """Tensors of a call in the order of the arguments of kernels, and their plan."""
 
     query: Tensor
     """``(*batch, *groups, queries, dim)``: all groups share one key set."""
@@ -50,7 +50,7 @@ class Inputs(NamedTuple):
     plan: Plan
 
     def flat(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Query, key and value with batch and groups as one axis each; copies what does not lie that way."""
+        """Query, key and value with batch and groups as one axis each, copied where necessary."""
         query = self.flat_rows(self.query)
         batch = query.shape[0]
         value = None if self.value is None else self.value.reshape(batch, *self.value.shape[-2:])
@@ -64,7 +64,7 @@ class Inputs(NamedTuple):
 
 @dataclass(frozen=True)
 class Rows:
-    """The inputs of a call, and the way back to the caller's axes."""
+    """Inputs of a call, and the axes of the caller."""
 
     inputs: Inputs
     axes: tuple[int, ...]  # permutation of the leading axes: those of the keys first, then the shared ones
@@ -72,7 +72,7 @@ class Rows:
     shape: tuple[int, ...]  # leading shape of the caller
 
     def restore(self, tensor: Tensor, *, tail: int) -> Tensor:
-        """What a kernel found, its last axes those of each row, back to the caller's ``(..., queries, ...)``."""
+        """Return a result of a kernel with the caller's axes ``(..., queries, ...)``; the last ``tail`` stay."""
         rest = tensor.shape[tensor.dim() - tail :]
         if self.axes == tuple(range(len(self.axes))):
             return tensor.reshape(*self.shape, *rest)
@@ -94,7 +94,7 @@ def arrange(
     window: int | None,
     lengths: Tensor | int | None,
 ) -> Rows:
-    """Check a call at the border and bring it into :class:`Rows`.
+    """Check the arguments of a call and arrange them as :class:`Rows`.
 
     Query, key and value keep their strides: nothing is copied, whatever the order of their axes in memory.
     """
@@ -104,13 +104,13 @@ def arrange(
         _check_tensors(query, key, value, log_weight)
     if not isinstance(causal, (bool, np.bool_)):
         got = type(causal).__name__
-        raise TypeError(f"causal must be True or False, got {got}; a mask of your own goes in as log_weight")
+        raise UserError(f"causal must be True or False, got {got}; a mask of your own goes in as log_weight")
     if not isinstance(scale, Real) or not math.isfinite(scale):
-        raise ValueError(f"scale must be a finite number, got {scale!r}; multiply the query by a learned scale instead")
+        raise UserError(f"scale must be a finite number, got {scale!r}; multiply the query by a learned scale instead")
     if window is not None and (not isinstance(window, int) or window < 1):
-        raise ValueError(f"window must be a positive number of atoms, got {window!r}; pass None for no window")
+        raise UserError(f"window must be a positive number of atoms, got {window!r}; pass None for no window")
 
-    if usual:  # nothing to broadcast: most of the time of a small call would go into finding that out
+    if usual:  # nothing to broadcast: what follows would take most of the time of a small call
         lead = tuple(query.shape[:-2])
         plan = Plan(float(scale), causal, window, lengths=None, weight_index=None, batch_axes=len(lead))
         return Rows(Inputs(query, key, value, None, None, plan), tuple(range(len(lead))), lead, lead)
@@ -120,7 +120,7 @@ def arrange(
     try:
         shape = np.broadcast_shapes(query_shape, key_shape)
     except ValueError:
-        raise ValueError(
+        raise UserError(
             f"query and key must have leading axes that broadcast, got {tuple(query.shape[:-2])} and"
             f" {key_shape}; insert axes of size 1, or make the heads of query a multiple of those of key"
         ) from None
@@ -160,22 +160,22 @@ def arrange(
 
 
 def check_log_weight(log_weight: Tensor, name: str = "log_weight") -> None:
-    """One sentence unless every log weight is finite or minus infinity."""
-    # The largest one is nan if any is; nothing as large as the log weights is made on the way.
+    """Raise unless every log weight is finite or minus infinity."""
+    # The largest one is nan if any is; no tensor of the size of the log weights is allocated.
     if log_weight.numel() and not float(log_weight.detach().amax()) < math.inf:
-        raise ValueError(
+        raise UserError(
             f"{name} must be finite or minus infinity, got nan or plus infinity;"
             " a nan is often the logarithm of a negative weight, and an absent atom has weight minus infinity"
         )
 
 
 def _stored(argument: Any) -> Any:
-    """The argument, with memory of its own if it is one of torch's tensors of zeros without any."""
+    """Return the argument; a copy with memory for a zero tensor of torch without any."""
     return argument.clone() if isinstance(argument, Tensor) and argument._is_zerotensor() else argument
 
 
 def _are_alike(query: Tensor, key: Tensor, value: Tensor | None) -> bool:
-    """Whether these are tensors of one kind that agree in all axes, none of them expanded."""
+    """Return True for tensors of one dtype and device that agree in all axes, none of them expanded."""
     value = key if value is None else value
     if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
         return False
@@ -198,27 +198,27 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor | None, log_weight:
         check_floating(tensor, name)
         assert tensor is not None
         if tensor.dim() < 2:
-            raise ValueError(
+            raise UserError(
                 f"{name} must have shape (..., {axis}, dim), got {tuple(tensor.shape)};"
                 f" for a single vector pass {name}[{':, None' if name == 'value' else 'None'}]"
             )
     if log_weight is not None and getattr(log_weight, "dtype", None) != torch.bool:
         check_floating(log_weight, "log_weight", "for a mask of zeros and ones pass mask.bool()")
     if query.shape[-1] != key.shape[-1]:
-        raise ValueError(
+        raise UserError(
             f"query and key must have the same last axis, got {query.shape[-1]} and {key.shape[-1]};"
             " project one onto the space of the other"
         )
     if value is not None:
         if value.shape[-2] != key.shape[-2]:
-            raise ValueError(
+            raise UserError(
                 f"key and value must have the same number of atoms, got {key.shape[-2]} and {value.shape[-2]};"
                 " give every key its value"
             )
         try:
             np.broadcast_shapes(key.shape[:-2], value.shape[:-2])
         except ValueError:
-            raise ValueError(
+            raise UserError(
                 f"key and value must have leading axes that broadcast, got {tuple(key.shape[:-2])} and"
                 f" {tuple(value.shape[:-2])}; insert axes of size 1 where they should broadcast"
             ) from None
@@ -227,9 +227,9 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor | None, log_weight:
         found = {name: getattr(tensor, what) for name, tensor in named.items() if tensor is not None}
         if len(set(found.values())) > 1:
             got = ", ".join(f"{name} {own}" for name, own in found.items())
-            raise TypeError(f"query, key and value must share one {what}, got {got}; {remedy}")
+            raise UserError(f"query, key and value must share one {what}, got {got}; {remedy}")
     if log_weight is not None and log_weight.device != query.device:
-        raise TypeError(
+        raise UserError(
             f"log_weight must be on the device of query, got {log_weight.device} and {query.device}; move it there"
         )
 
@@ -249,9 +249,9 @@ def _grouped(query_shape: tuple[int, ...], key_shape: tuple[int, ...]) -> tuple[
 
 
 def _narrowed(tensor: Tensor, axes: int) -> Tensor:
-    """The tensor with its first expanded axes back at the size that they store, so that keys are seen to be shared.
+    """Return the tensor with its first expanded axes narrowed to one entry, which shows that keys are shared.
 
-    A leaf stays as it is: nobody would add up the gradients of its entries.
+    Not for a leaf: the gradients of its entries would not be summed.
     """
     for axis in range(0 if tensor.requires_grad and tensor.is_leaf else axes):
         if tensor.shape[axis] > 1 and tensor.stride(axis) == 0:
@@ -273,7 +273,7 @@ def _arrange_log_weight(
     full = (*shape, queries, atoms)
     sizes = (1,) * (len(full) - log_weight.dim()) + tuple(log_weight.shape)
     if len(sizes) > len(full) or any(own not in (1, whole) for own, whole in zip(sizes, full, strict=False)):
-        raise ValueError(
+        raise UserError(
             f"log_weight must broadcast to {full} = (..., queries, atoms), got {tuple(log_weight.shape)};"
             " insert axes of size 1 where it should broadcast, as in mask[:, None, None, :] for padding"
         )
@@ -310,7 +310,7 @@ def _arrange_sink(
     if not isinstance(sink, Tensor):
         if not isinstance(sink, (int, float, np.number)) or isinstance(sink, bool):
             got = type(sink).__name__
-            raise TypeError(
+            raise UserError(
                 f"sink must be a number or a floating-point tensor, got {got}; pass one log weight per head"
             )
         sink = torch.as_tensor(float(sink), dtype=torch.float64)
@@ -318,7 +318,7 @@ def _arrange_sink(
     check_log_weight(sink, "sink")
     sizes = (1,) * (len(shape) - sink.dim()) + tuple(sink.shape)
     if len(sizes) > len(shape) or any(own not in (1, whole) for own, whole in zip(sizes, shape, strict=True)):
-        raise ValueError(
+        raise UserError(
             f"sink must broadcast to the leading axes {shape}, got {tuple(sink.shape)};"
             " pass one log weight per head, shape (heads,)"
         )
@@ -340,16 +340,16 @@ def _arrange_lengths(
         return None
     lengths = torch.as_tensor(lengths, device=device)
     if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype == torch.bool:
-        raise TypeError(f"lengths must hold whole numbers, got {lengths.dtype}; convert it with .long()")
+        raise UserError(f"lengths must hold whole numbers, got {lengths.dtype}; convert it with .long()")
     if lengths.dim() > len(shape) or any(
         own not in (1, whole) for own, whole in zip(lengths.shape, shape, strict=False)
     ):
-        raise ValueError(
+        raise UserError(
             f"lengths must match the leading axes {shape} from the left, got {tuple(lengths.shape)};"
             " pass one length per batch entry, shape (batch,)"
         )
     if lengths.numel() and not bool(((lengths >= 0) & (lengths <= atoms)).all()):
-        raise ValueError(
+        raise UserError(
             f"lengths must lie between 0 and the number of atoms {atoms}, got {lengths.min()} to {lengths.max()};"
             " count the atoms that are present"
         )

@@ -1,4 +1,4 @@
-"""How many threads torch has."""
+"""Number of threads of torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["torch_threads"]
 
 @contextlib.contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Inside, torch has so many threads; afterwards as many as before.
+    """Set the number of threads of torch inside of a ``with`` block.
 
     Example:
         >>> with torch_threads(1):

@@ -1,9 +1,8 @@
-"""The torch kernel: an online softmax over tiles of scores, with the moments of each row.
+"""Torch kernel: an online softmax over tiles of scores, with the moments of each row.
 
-Scores are kept in base 2 (``exp2`` costs half of ``exp`` on a CPU) and their moments are taken about the running
-maximum: with scores near 3000 the plain float32 variance is wrong by more than its own value. Row sums are carried
-in float64, since one row may have a million atoms, and large scores are computed in it. Nothing of size
-queries x atoms outlives its tile.
+Scores are in base 2 (``exp2`` costs half of ``exp`` on a CPU) and their moments are taken about the running maximum:
+with scores near 3000 the plain float32 variance is wrong by more than its own value. Row sums are float64, since one
+row may have a million atoms, and so are large scores. No tensor of size queries x atoms is kept beyond its tile.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from massieu.kernels.blocks import (
     LOG2E,
     TILE_BYTES,
     TILE_ROWS,
-    Block,
+    QueryBlock,
     add_log_weights,
     blocks,
     compute_dtype,
@@ -35,7 +34,7 @@ __all__ = ["backward", "best", "forward", "mass_count"]
 
 
 def forward(inputs: Inputs, level: int) -> Found:
-    """Output and row statistics: all at level 2, no variance and no collision at level 1, none at level 0."""
+    """Compute output and row statistics: all at level 2, no variance and no collision at level 1, none at level 0."""
     (query, key, value), (log_weight, sink, plan) = inputs.flat(), inputs[3:]
     dtype = compute_dtype(query, key, plan)
     shape = query.shape[:3]
@@ -50,7 +49,7 @@ def forward(inputs: Inputs, level: int) -> Found:
 
 
 def _statistics(rows: Tensor) -> tuple[Tensor | None, ...]:
-    """The fields of ``RowStatistics``, from sums in base 2 about the maximum."""
+    """Fields of ``RowStatistics`` from sums in base 2 about the maximum."""
     maximum, total, offset, *powers = rows
     log_total, peak = total.log(), total.reciprocal()
     log_normalizer = LN2 * maximum + log_total
@@ -89,9 +88,9 @@ def _forward(
 
 
 class RowSums:
-    """Maximum and sums of 2^u, 2^u u, 2^u u^2, 4^u and 2^u v over the atoms seen so far, for a block of rows.
+    """Maximum and sums of 2^u, 2^u u, 2^u u^2, 4^u and 2^u v over the atoms so far, for a block of rows.
 
-    In place and stacked, because a tile costs as much in small operations as in arithmetic otherwise.
+    In place and stacked: small operations would otherwise take as long as the arithmetic of a tile.
     """
 
     def __init__(self, scaled: Tensor, value_dim: int | None, level: int) -> None:
@@ -111,7 +110,7 @@ class RowSums:
             self.sums[3] = 1.0
 
     def absorb(self, score: Tensor, weight: Tensor, value: Tensor | None) -> None:
-        """Take in one more tile of base-2 scores; the tile is overwritten."""
+        """Add a tile of base-2 scores; the tile is overwritten."""
         maximum = torch.maximum(self.maximum, score.amax(-1))
         drop = self.maximum.double().sub_(maximum)
         decay = torch.exp2(drop)
@@ -140,8 +139,8 @@ class RowSums:
             self.sums[3] *= decay
         self.sums *= decay
 
-    def store(self, rows: Tensor, out: Tensor | None, block: Block) -> None:
-        """Write moments and outputs where they belong; rows without atoms keep nan and zero."""
+    def store(self, rows: Tensor, out: Tensor | None, block: QueryBlock) -> None:
+        """Write moments and outputs of the block; rows without atoms have nan and zero."""
         total, found = self.sums[0], [self.maximum, self.sums[0]]
         if self.level >= 1:
             offset = self.sums[1] / total
@@ -196,7 +195,7 @@ def backward(
             None if grad_output is None else grad_output[:, part],
             (grad_query[:, part], grad_key, grad_value, own_weights),
         )
-    grad_key.mul_(LN2)  # the scaled query carries the factor log2(e)
+    grad_key.mul_(LN2)  # the scaled query has the factor log2(e)
     return Gradients(
         grad_query.to(query.dtype).view(inputs.query.shape),
         grad_key.to(key.dtype).view(inputs.key.shape),
@@ -271,8 +270,10 @@ def _add_slope(
         slopes.addcmul_(weight, collision)
 
 
-def _add_weight_gradient(grad: Tensor, slopes: Tensor, plan: Plan, block: Block, atoms: slice, query: Tensor) -> None:
-    """Sum the slopes of one tile into the axes that the log weight really has."""
+def _add_weight_gradient(
+    grad: Tensor, slopes: Tensor, plan: Plan, block: QueryBlock, atoms: slice, query: Tensor
+) -> None:
+    """Add the slopes of one tile, summed over the axes of size one of the log weight."""
     assert plan.weight_index is not None
     own = grad[:, :, block.queries if grad.shape[2] > 1 else slice(None), atoms if grad.shape[3] > 1 else slice(None)]
     tile = slopes.view(slopes.shape[0], query.shape[1], -1, slopes.shape[-1])
@@ -283,7 +284,7 @@ def _add_weight_gradient(grad: Tensor, slopes: Tensor, plan: Plan, block: Block,
 
 
 def best(inputs: Inputs, top: int) -> Best:
-    """The atoms of the ``top`` highest scores of every row; the sink is none of them."""
+    """Return the atoms of the ``top`` highest scores of every row, without the sink."""
     (query, key, _), (log_weight, _, plan) = inputs.flat(), inputs[3:]
     dtype = compute_dtype(query, key, plan)
     score = query.new_full((*query.shape[:3], top), -torch.inf, dtype=torch.float64)
@@ -309,7 +310,7 @@ def _best(
                 tile = tile.double().mul_(LN2).masked_fill_(tile < 0.5 * ABSENT, -torch.inf)
                 index = torch.arange(atoms.start, atoms.stop, device=key.device).expand_as(tile)
                 index = index.masked_fill(tile == -torch.inf, -1)
-                # Stable, and earlier atoms first: of equal scores they win.
+                # Stable, with earlier atoms first: of equal scores the earlier atom is kept.
                 held, order = torch.cat([held, tile], -1).sort(dim=-1, descending=True, stable=True)
                 held, order = held[..., :top], order[..., :top]
                 of = torch.cat([of, index], -1).gather(-1, order)
@@ -318,7 +319,7 @@ def _best(
 
 
 def mass_count(inputs: Inputs, mass: float) -> Tensor:
-    """How many of the heaviest atoms hold the given mass, ``(batch, groups, queries)``, int64."""
+    """Number of the heaviest atoms that hold the given mass, ``(batch, groups, queries)``, int64."""
     (query, key, _), (log_weight, sink, plan) = inputs.flat(), inputs[3:]
     dtype = compute_dtype(query, key, plan)
     count = query.new_zeros(query.shape[:3], dtype=torch.int64)
@@ -354,18 +355,18 @@ def _mass_count(
             present = maximum > 0.5 * ABSENT
             weight = torch.exp2(score.sub_(maximum))
             held = weight.sort(-1, descending=True).values.cumsum(-1, dtype=torch.float64)
-            # Equal weights often meet the mass exactly (9 of 10 atoms at 0.9): rounding must not ask for one more.
+            # Equal weights often meet the mass exactly (9 of 10 atoms at 0.9): rounding must not add one more.
             needed = held[..., -1:] * mass * (1 - 16 * torch.finfo(dtype).eps)
             into = count[entries, :, block.queries]
             into.copy_(((held < needed).sum(-1, keepdim=True).add_(1) * present).view(into.shape))
 
 
 def transposed(tile: Tensor, dtype: torch.dtype) -> Tensor:
-    """A few keys or values, ``(entries, dim, atoms)`` and contiguous: products with them are a third faster."""
+    """Return keys or values as contiguous ``(entries, dim, atoms)``: products with them are a third faster."""
     return tile.to(dtype).mT.contiguous()
 
 
 def tile_buffers(buffers: Tensor, scaled: Tensor, atoms: slice) -> list[Tensor]:
-    """The preallocated buffers, cut to this tile."""
+    """Preallocated buffers, cut to this tile."""
     shape = (*scaled.shape[:2], atoms.stop - atoms.start)
     return [buffer[: math.prod(shape)].view(shape) for buffer in buffers]

@@ -1,8 +1,8 @@
-"""Intrinsic measures and the exponential families that they generate."""
+"""Intrinsic measures and their exponential families."""
 
-from massieu.measures.classical import Gamma, Hypercube, Laplace, Poisson
 from massieu.measures.compose import Convolution, Mixture, Tilted
 from massieu.measures.counts import DirichletMultinomial, Multinomial
+from massieu.measures.elementary import Gamma, Hypercube, Laplace, Poisson
 from massieu.measures.gaussian import Gaussian, GaussianMixture
 from massieu.measures.measure import Measure
 from massieu.measures.points import Points

@@ -1,4 +1,4 @@
-"""The radial log normalizer of Bessel type that sphere, ball and box share, stable for any order and argument."""
+"""Radial log normalizer of Bessel type for sphere, ball and box, stable for any order and argument."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Radial", "radial"]
 
 
 class Radial(NamedTuple):
-    r"""A radial log normalizer :math:`g` with what its two derivatives in :math:`\kappa` need."""
+    r"""A radial log normalizer :math:`g` and its first two derivatives in :math:`\kappa`."""
 
     value: Tensor
     r""":math:`g_\nu = \log I_\nu(\kappa) \kappa^{-\nu}`."""
@@ -35,10 +35,10 @@ DEBYE_TERMS = 16
 def radial(order: float, square: Tensor) -> Radial:
     r""":math:`\log I_\nu(\kappa) \kappa^{-\nu}` and its derivatives as smooth functions of :math:`t = \kappa^2`.
 
-    The power series serves small :math:`\sqrt{\nu^2 + \kappa^2}` and Debye's uniform expansion serves the
-    rest. Neither subtracts nearly equal numbers. The Riccati equation
-    :math:`A' = 1 - A^2 - (2\nu + 1) A / \kappa`, the textbook way to the curvature, does: on the circle it
-    keeps three digits at :math:`\kappa = 10^6` and none at :math:`10^8`.
+    By the power series for small :math:`\sqrt{\nu^2 + \kappa^2}` and by Debye's uniform expansion for large.
+    Neither subtracts nearly equal numbers. The usual Riccati equation for the curvature,
+    :math:`A' = 1 - A^2 - (2\nu + 1) A / \kappa`, does: on the circle it keeps three digits at
+    :math:`\kappa = 10^6` and none at :math:`10^8`.
 
     Args:
         order: :math:`\nu`, at least zero.
@@ -53,7 +53,7 @@ def radial(order: float, square: Tensor) -> Radial:
     """
     flat = square.flatten()
     far = order**2 + flat > CUTOFF**2
-    # Each expansion sees only arguments it can handle, else its gradient would spoil the other one's.
+    # Each expansion gets only arguments in its range: a gradient of nan would spoil that of the other.
     near_origin = power_series(order, flat.masked_fill(far, 0.0))
     far_out = debye_expansion(order, flat.masked_fill(~far, CUTOFF**2))
     pairs = zip(near_origin, far_out, strict=True)
@@ -61,7 +61,7 @@ def radial(order: float, square: Tensor) -> Radial:
 
 
 def power_series(order: float, square: Tensor) -> Radial:
-    r"""The radial function from series whose terms are all positive.
+    r"""Radial function by series of positive terms.
 
     .. math:: \frac{I_\nu(\kappa)}{\kappa^\nu} = \frac{F_\nu(t/4)}{2^\nu \Gamma(\nu+1)}, \qquad
               \frac A\kappa = \frac{F_{\nu+1}}{(2\nu+2) F_\nu}, \qquad
@@ -98,7 +98,7 @@ def nested_sum(ratios: Tensor, point: Tensor) -> Tensor:
 
 
 def debye_expansion(order: float, square: Tensor) -> Radial:
-    r"""The radial function from Debye's expansion, uniform in the order; for order zero it is Hankel's.
+    r"""Radial function by Debye's expansion, uniform in the order; for order zero it is Hankel's.
 
     .. math:: \log \frac{I_\nu(\kappa)}{\kappa^\nu} = R - \nu \log(\nu + R) - \tfrac12 \log 2\pi R + L, \qquad
               R = \sqrt{\nu^2 + \kappa^2}

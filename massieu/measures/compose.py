@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from massieu.checks import UserError
 from massieu.measures.measure import Measure, as_log_weight, as_parameter, common_batch
 from massieu.measures.remainders import mixture_remainder
 from massieu.statistics import probabilities
@@ -34,7 +35,7 @@ class Mixture(Measure):
         self.measures = tuple(measures)
         dims = sorted({measure.dim for measure in self.measures})
         if len(dims) != 1:
-            raise ValueError(f"measures must be at least one, all of one dim, got dims {dims}; map them to one space")
+            raise UserError(f"measures must be at least one, all of one dim, got dims {dims}; map them to one space")
         self.dim = dims[0]
         components = len(self.measures)
         self.log_weight = as_log_weight(log_weight, components, flat=True).expand(components)
@@ -88,7 +89,7 @@ class Mixture(Measure):
 
 
 class Convolution(Measure):
-    r"""The law of :math:`\sum_h A_h x^{(h)}` for independent heads: tied multi-head attention as one measure.
+    r"""Law of :math:`\sum_h A_h x^{(h)}` for independent heads: tied multi-head attention as one measure.
 
     .. math:: G(\eta) = \sum_h G_h(A_h^\top \eta), \qquad m(\eta) = \sum_h A_h m_h(A_h^\top \eta)
 
@@ -97,8 +98,8 @@ class Convolution(Measure):
         measures: the measure of each head, on :math:`R^{dim_h}`.
 
     Source:
-        Answers section 5 of "A Probabilistic Interpretation of Transformers", which finds multi-head attention
-        incoherent: it is a gradient field if each head's output map is a multiple of its query map.
+        Section 5 of "A Probabilistic Interpretation of Transformers" leaves multi-head attention open; it is a gradient
+        field if each head's output map is a multiple of its query map.
 
     Example:
         >>> from massieu import Points
@@ -107,7 +108,7 @@ class Convolution(Measure):
         tensor([[0.5000, 0.5000]])
     """
 
-    domain = "the points that every map sends into the natural domain of its measure"
+    domain = "the points that every map takes into the natural domain of its measure"
 
     def __init__(self, maps: Sequence[Tensor], measures: Sequence[Measure]) -> None:
         self.maps = tuple(as_parameter(matrix, "maps") for matrix in maps)
@@ -116,9 +117,9 @@ class Convolution(Measure):
         dims = [measure.dim for measure in self.measures]
         rows = {shape[0] for shape in shapes if shape}
         if len(rows) != 1 or [shape[1:] for shape in shapes] != [(dim,) for dim in dims]:
-            raise ValueError(
+            raise UserError(
                 f"maps must have shapes (dim, dim_h) with dim_h = {dims}, one per measure, got {shapes};"
-                " transpose a map that goes the other way"
+                " transpose the maps of the other direction"
             )
         self.dim = shapes[0][0]
         self.batch_shape = common_batch(*(measure.batch_shape for measure in self.measures))
@@ -168,7 +169,7 @@ class Tilted(Measure):
         natural: :math:`\eta_0`, shape ``(dim,)`` or ``(..., queries, dim)``.
 
     Source:
-        "A Probabilistic Interpretation of Transformers", Proposition 1b, with the misprints of its appendix mended:
+        "A Probabilistic Interpretation of Transformers", Proposition 1b, with the misprints of its appendix corrected:
         the exponent of eq. 1 is :math:`x \cdot (\eta_1 + \eta)` and the mean is taken under :math:`p_0`.
 
     Example:
@@ -229,7 +230,7 @@ class Tilted(Measure):
 
 
 def common_start(measure: Measure, points: Sequence[Tensor]) -> Tensor:
-    """Zero if the natural domain contains it, else the first of some points (or their mean) that it contains."""
+    """Return zero if the natural domain contains it, else the first point, or the mean of all, in the domain."""
     every = torch.stack([point.detach().double().expand(measure.dim) for point in points])
     tried = torch.cat([torch.zeros_like(every[:1]), every, every.mean(0, keepdim=True)])
     inside = [bool(measure.contains(point[None]).all()) for point in tried]

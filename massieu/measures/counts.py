@@ -1,4 +1,4 @@
-"""Counts of a fixed number of draws as intrinsic measure: Multinomial and its over-dispersed relative."""
+"""Counts of a fixed number of draws: Multinomial and the over-dispersed DirichletMultinomial."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from massieu.measures.classical import as_coordinates
-from massieu.measures.measure import Measure, as_integer, as_log_weight
+from massieu.checks import check_count
+from massieu.measures.elementary import as_coordinates
+from massieu.measures.measure import Measure, as_log_weight
 from massieu.measures.remainders import cumulant_remainder
 
 __all__ = ["DirichletMultinomial", "Multinomial"]
@@ -38,14 +39,12 @@ class Multinomial(Measure):
     def __init__(self, log_weight: Tensor, count: int) -> None:
         self.log_weight = as_log_weight(log_weight, getattr(log_weight, "shape", (0,))[-1], flat=True)
         self.dim = len(self.log_weight)
-        self.count = as_integer(count, "count", least=0)
+        self.count = check_count(count, "count", least=0)
 
     def log_normalizer(self, natural: Tensor) -> Tensor:
-        r""":math:`n \log \sum_k w_k e^{\eta_k}`, shape ``(..., queries)``."""
         return self.count * torch.logsumexp(self._scores(natural), dim=-1)
 
     def mean(self, natural: Tensor) -> Tensor:
-        r""":math:`n\, \mathrm{softmax}(\log w + \eta)`, shape ``(..., queries, dim)``."""
         return self.count * torch.softmax(self._scores(natural), dim=-1)
 
     def fisher(self, natural: Tensor) -> Tensor:
@@ -61,7 +60,7 @@ class Multinomial(Measure):
         """Multinomial counts, drawn cell by cell as binomials, shape ``(count, ..., queries, dim)``."""
         probability = torch.softmax(self._scores(natural), dim=-1)
         rest = probability.flip(-1).cumsum(-1).flip(-1)
-        # Behind the last present cell the ratio is 0/0, but no draws are left there.
+        # After the last present cell the ratio is 0/0, but no draws are left there.
         ratio = (probability / rest).nan_to_num().expand(count, *rest.shape)
         left = torch.full_like(ratio[..., 0], self.count)
         cells = []
@@ -118,11 +117,10 @@ class DirichletMultinomial(Measure):
 
     def __init__(self, concentration: float | Tensor, count: int) -> None:
         (self.concentration,) = as_coordinates(concentration=concentration)
-        self.count = as_integer(count, "count", least=0)
+        self.count = check_count(count, "count", least=0)
         self.dim = len(self.concentration)
 
     def log_normalizer(self, natural: Tensor) -> Tensor:
-        r""":math:`\sum_j \log \sum_k e^{\eta_k} (\alpha_k + m_k^{(j)}) / (A + j)`, shape ``(..., queries)``."""
         natural = self.expect(natural)
         size = self.concentration.to(natural).sum()
         value = torch.zeros_like(natural[..., 0])
@@ -151,7 +149,7 @@ class DirichletMultinomial(Measure):
     def _draw(self, natural: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
         """Exact draws, cell by cell given the number of draws left, shape ``(count, ..., queries, dim)``."""
         natural = self.expect(natural).detach()
-        # In float64 whatever comes in: log factorials of a thousand leave float32 three digits.
+        # In float64: log factorials of a thousand leave float32 three digits.
         eta, size = natural.double(), torch.arange(self.count + 1, device=natural.device)
         earlier = torch.ones(self.dim, self.dim, dtype=torch.bool, device=natural.device).tril(-1)
         tails = self._urn(eta[..., None, :].masked_fill(earlier, -torch.inf))
@@ -179,7 +177,7 @@ class DirichletMultinomial(Measure):
         return _differences(torch.ones(self.dim, dtype=torch.bool), self.count)
 
     def _urn(self, natural: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """For each draw the log of the total weight, the boosts over that total, and the mean after it."""
+        """Yield for each draw the log of the total weight, the boosts over that total, and the mean after it."""
         alpha = self.concentration.to(natural)
         peak = natural.detach().amax(-1, keepdim=True)
         boost = torch.exp(natural - peak)
@@ -198,7 +196,7 @@ def _differences(present: Tensor, count: int) -> Tensor:
 
 
 def _balanced(matrix: Tensor) -> Tensor:
-    """``matrix`` with the diagonal that makes its rows sum to zero, as they do where the total count is fixed."""
+    """Return the matrix with the diagonal for which its rows sum to zero: the total count is fixed."""
     # p (1 - p) as a sum over the other cells: the difference cancels when one cell takes nearly everything.
     others = matrix - torch.diag_embed(matrix.diagonal(dim1=-2, dim2=-1))
     return others - torch.diag_embed(others.sum(-1))

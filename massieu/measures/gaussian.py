@@ -1,4 +1,4 @@
-"""Gaussian measures, alone and mixed: continuous keys."""
+"""Gaussian measures and their mixtures: continuous keys."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from massieu.checks import UserError
 from massieu.measures.measure import Measure, as_log_weight, as_parameter
 from massieu.measures.remainders import mixture_remainder
 from massieu.statistics import probabilities
@@ -36,7 +37,7 @@ class Gaussian(Measure):
     def __init__(self, location: Tensor, covariance: Tensor) -> None:
         self.location = as_parameter(location, "location")
         if self.location.dim() != 1 or not len(self.location):
-            raise ValueError(f"location must have shape (dim,), got {tuple(self.location.shape)}; flatten it")
+            raise UserError(f"location must have shape (dim,), got {tuple(self.location.shape)}; flatten it")
         self.dim = self.location.shape[0]
         self.covariance, self._root = checked_covariance(covariance, (self.dim, self.dim))
 
@@ -96,7 +97,7 @@ class GaussianMixture(Measure):
     def __init__(self, log_weight: Tensor, locations: Tensor, covariances: Tensor) -> None:
         self.locations = as_parameter(locations, "locations")
         if self.locations.dim() != 2:
-            raise ValueError(
+            raise UserError(
                 f"locations must have shape (components, dim), got {tuple(self.locations.shape)}; stack them"
             )
         components, self.dim = self.locations.shape
@@ -119,7 +120,7 @@ class GaussianMixture(Measure):
         return within + (share[..., None] * centered).mT @ centered
 
     def remainder(self, natural: Tensor, step: Tensor) -> Tensor:
-        r"""Within the components :math:`\tfrac12 \delta^\top \Sigma_n \delta`, and between them as for points."""
+        r"""Sum of :math:`\tfrac12 \delta^\top \Sigma_n \delta` within the components and of that between them."""
         _, means = self._components(natural)
         within = 0.5 * torch.einsum("...qd,nde,...qe->...qn", step, self.covariances.to(natural), step)
         log_share = torch.log_softmax(self.log_weight.to(natural) + self._exponents(natural), -1)
@@ -128,13 +129,12 @@ class GaussianMixture(Measure):
     def lower_bound(self, natural: Tensor) -> Tensor:
         r"""Jensen's bound of Proposition 3, :math:`\sum_n w_n g_n(\eta) \le G(\eta)`, for weights that sum to one.
 
-        The gap is :math:`KL(w \| r(\eta))`. The printed statement omits the condition on the weights, without which
-        the bound is false.
+        The gap is :math:`KL(w \| r(\eta))`. The source omits the condition on the weights; the bound needs it.
         """
         return self._exponents(natural) @ self._unit_weights(natural)
 
     def lower_bound_gradient(self, natural: Tensor) -> Tensor:
-        r"""Gradient of :meth:`lower_bound`, :math:`\sum_n w_n (\mu_n + \Sigma_n \eta)`: affine, the softmax is gone."""
+        r"""Gradient of :meth:`lower_bound`, :math:`\sum_n w_n (\mu_n + \Sigma_n \eta)`: affine, without softmax."""
         weights = self._unit_weights(natural)
         return torch.einsum("n,...qnd->...qd", weights, self._components(natural)[1])
 
@@ -161,7 +161,7 @@ class GaussianMixture(Measure):
         weights = self.log_weight.exp()
         total = float(weights.detach().sum())
         if abs(total - 1) > 64 * torch.finfo(weights.dtype).eps * len(weights):
-            raise ValueError(
+            raise UserError(
                 f"the lower bound needs weights that sum to one, got the sum {total:.6g};"
                 " subtract log_weight.logsumexp(0) from log_weight, or use the exact log_normalizer"
             )
@@ -169,23 +169,23 @@ class GaussianMixture(Measure):
 
 
 def checked_covariance(covariance: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """A covariance of the given shape, or shared over its first axes, with its Cholesky factor."""
+    """Return a covariance of the given shape, or of its last two axes, and its Cholesky factor."""
     covariance = as_parameter(covariance, "covariance")
     if covariance.shape not in (torch.Size(shape), torch.Size(shape[-2:])):
         shapes = " or ".join(dict.fromkeys((str(shape), str(shape[-2:]))))
-        raise ValueError(
+        raise UserError(
             f"covariance must have shape {shapes}, got {tuple(covariance.shape)};"
             " for independent coordinates pass torch.diag(variances)"
         )
     scale = covariance.abs().amax()
     if bool((covariance - covariance.mT).abs().amax() > 1e-6 * scale):
-        raise ValueError(
+        raise UserError(
             "covariance must be symmetric, got one that is not; use (C + C.mT) / 2 if only rounding differs"
         )
     root, info = torch.linalg.cholesky_ex(covariance)
     if bool((info != 0).any()):
         smallest = float(torch.linalg.eigvalsh(covariance.detach()).min())
-        raise ValueError(
+        raise UserError(
             f"covariance must be positive definite, got a smallest eigenvalue of {smallest:.3g};"
             " add a small multiple of the identity"
         )

@@ -1,4 +1,4 @@
-"""The intrinsic measure: write its log normalizer, and everything else follows."""
+"""Intrinsic measures: a log normalizer and all that follows from it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from massieu.checks import UserError, check_floating
+from massieu.checks import UserError, check_count, check_floating
 from massieu.kernels.rows import check_log_weight
 
 __all__ = [
@@ -29,16 +29,15 @@ NODES = 12
 
 
 class Measure(abc.ABC):
-    r"""The intrinsic measure :math:`h` of an exponential family.
+    r"""Intrinsic measure :math:`h` of an exponential family; abstract.
 
     .. math:: p_\eta(dx) = e^{x \cdot \eta - G(\eta)}\, h(dx), \qquad
               G(\eta) = \log Z(\eta) = \log \int e^{x \cdot \eta}\, h(dx)
 
-    A new measure writes :attr:`dim` and :meth:`log_normalizer`. The mean map is its gradient, the Fisher matrix its
-    Hessian, the rest is algebra on these. Where Z is not finite everywhere it also writes :meth:`contains`, says the
-    same in words as :attr:`domain` and, if zero lies outside, names an interior point as :attr:`start`. Methods take
-    ``natural`` of shape ``(..., queries, dim)``, compute in its dtype, and return one value, vector or matrix per
-    query.
+    A new measure defines :attr:`dim` and :meth:`log_normalizer`; the mean map is its gradient and the Fisher matrix its
+    Hessian. Where Z is not finite everywhere it also defines :meth:`contains`, the same in words as :attr:`domain` and,
+    if zero lies outside, an interior point as :attr:`start`. Methods take ``natural`` of shape ``(..., queries, dim)``,
+    compute in its dtype, and return one value, vector or matrix per query.
 
     Source:
         "A Probabilistic Interpretation of Transformers", eq. 1 to 6. Three of its statements are corrected
@@ -62,19 +61,19 @@ class Measure(abc.ABC):
     """
 
     dim: int
-    """Dimension of the space that the measure lives on."""
+    """Dimension of the space of the measure."""
 
     batch_shape: tuple[int, ...] = ()
     """Leading axes of the parameters, which broadcast against those of ``natural``."""
 
     reference: str = "intrinsic"
-    """What :meth:`entropy` is relative to: "counting", "lebesgue", "surface", or "intrinsic" (h itself)."""
+    """Reference measure of :meth:`entropy`: "counting", "lebesgue", "surface", or "intrinsic" (h itself)."""
 
     domain: str = "all of R^dim"
     """The natural domain in words, for error messages."""
 
     start: float | Tensor = 0.0
-    """An interior point of the natural domain, a number or ``(dim,)``: searches begin there."""
+    """An interior point of the natural domain, a number or ``(dim,)``, where searches begin."""
 
     @abc.abstractmethod
     def log_normalizer(self, natural: Tensor) -> Tensor:
@@ -98,7 +97,7 @@ class Measure(abc.ABC):
 
         For :math:`G^*` at a given mean see :func:`massieu.duality.conjugate`.
         """
-        eta = self.expect(natural).double()  # a difference of large numbers, whatever the dtype of natural
+        eta = self.expect(natural).double()  # a difference of large numbers
         return ((eta * self.mean(eta)).sum(-1) - self._potential(eta)).to(natural.dtype)
 
     def expected_log_density(self, natural: Tensor) -> Tensor:
@@ -117,8 +116,8 @@ class Measure(abc.ABC):
     def divergence(self, first: Tensor, second: Tensor) -> Tensor:
         r""":math:`KL(p_{first} \| p_{second})`, shape ``(..., queries)``.
 
-        It equals :math:`B_G(second, first)`: section 3.2 of the paper prints the arguments the other way round. It is
-        never negative, and close members keep the digits of their distance: see :meth:`remainder`.
+        It equals :math:`B_G(second, first)`: section 3.2 of the paper exchanges the arguments. It is never negative and
+        exact for close members: see :meth:`remainder`.
         """
         start, end = self.expect(first).double(), self.expect(second).double()
         check_pair(start, end)
@@ -127,9 +126,8 @@ class Measure(abc.ABC):
     def remainder(self, natural: Tensor, step: Tensor) -> Tensor:
         r""":math:`G(\eta + \delta) - G(\eta) - \delta \cdot m(\eta) = KL(p_\eta \| p_{\eta + \delta})`.
 
-        The difference as written cancels for short steps. Points and most families have a form that does not; the
-        others are given :math:`\int_0^1 (1 - s)\, \delta^\top \nabla^2 G(\eta + s \delta)\, \delta\, ds` wherever that
-        integral is known better than the difference.
+        The difference as written cancels for short steps. Points and most families have a form that does not; others
+        use :math:`\int_0^1 (1 - s)\, \delta^\top \nabla^2 G(\eta + s \delta)\, \delta\, ds` where it is more exact.
 
         Args:
             natural: :math:`\eta`, shape ``(..., queries, dim)``, in float64.
@@ -156,7 +154,7 @@ class Measure(abc.ABC):
         return torch.where(better, integral, difference).clamp(min=0)
 
     def _integrated_metric(self, natural: Tensor, step: Tensor, nodes: int) -> Tensor:
-        """The integral of :meth:`remainder` by the rule of Gauss and Legendre."""
+        """Integral of :meth:`remainder` by the rule of Gauss and Legendre."""
         total = torch.zeros_like((natural + step)[..., 0])
         for place, weight in zip(*np.polynomial.legendre.leggauss(nodes), strict=True):
             s = (1 + float(place)) / 2
@@ -166,18 +164,18 @@ class Measure(abc.ABC):
         return total
 
     def tilt(self, natural: Tensor) -> Measure:
-        r"""The probability measure :math:`p_\eta`, as an intrinsic measure of its own (Proposition 1b)."""
+        r"""Return the probability measure :math:`p_\eta` as an intrinsic measure (Proposition 1b)."""
         from massieu.measures.compose import Tilted
 
         return Tilted(self, natural)
 
     def contains(self, natural: Tensor) -> Tensor:
-        """Whether each natural parameter lies in the natural domain, where Z is finite; ``(..., queries)``."""
+        """True for natural parameters in the natural domain, where Z is finite; ``(..., queries)``."""
         return torch.ones_like(natural[..., 0], dtype=torch.bool)
 
     def sample(self, natural: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """``count`` independent draws from each member of the family, shape ``(count, ..., queries, dim)``."""
-        return self._draw(self.expect(natural), as_integer(count, "count", least=0), generator)
+        """Draw ``count`` independent points from each member, shape ``(count, ..., queries, dim)``."""
+        return self._draw(self.expect(natural), check_count(count, "count", least=0), generator)
 
     def _draw(self, natural: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
         raise NotImplementedError(
@@ -187,7 +185,7 @@ class Measure(abc.ABC):
     def support_function(self, direction: Tensor) -> Tensor:
         r""":math:`\sup \{u \cdot x : x \in \mathrm{supp}\, h\}`, shape ``(..., queries)``; infinite if not known.
 
-        It is the recession function of G and certifies that a mean lies outside the hull of the support.
+        The recession function of G: it separates means outside the hull of the support.
         """
         return torch.full_like(direction[..., 0], torch.inf)
 
@@ -197,8 +195,8 @@ class Measure(abc.ABC):
         The identity for a minimal family, whose mean map is one-to-one.
 
         Args:
-            at: natural parameters ``(..., queries, dim)`` inside of the domain, of which the first gives the covariance
-                that is looked at; the start of the measure by default.
+            at: natural parameters ``(..., queries, dim)`` inside of the domain, of which the covariance at the first is
+                taken; the start of the measure by default.
         """
         if at is None or not at.numel():
             at = self.interior(torch.zeros(1, self.dim, dtype=torch.float64))
@@ -211,7 +209,7 @@ class Measure(abc.ABC):
         return row_space((deviation[..., :, None] * axes * kept[..., None, :]).mT, kept.sum(-1, keepdim=True))
 
     def interior(self, like: Tensor, start: float | Tensor | None = None) -> Tensor:
-        """``start``, or that of this measure, for each query of a tensor ``(..., queries, dim)``; or one sentence."""
+        """Return ``start``, or that of this measure, for each query of a tensor ``(..., queries, dim)``; or raise."""
         own = start is None
         point = torch.as_tensor(self.start if start is None else start).to(like)
         name, remedy = type(self).__name__, f"give {type(self).__name__} a start, a point inside" if own else "move it"
@@ -235,7 +233,7 @@ class Measure(abc.ABC):
         return point
 
     def _potential(self, natural: Tensor) -> Tensor:
-        """The log normalizer, or one sentence if it does not have one value per query."""
+        """Log normalizer; raise unless it has one value per query."""
         value = self.log_normalizer(natural)
         if value.shape != natural.shape[:-1]:
             raise UserError(
@@ -245,7 +243,7 @@ class Measure(abc.ABC):
         return value
 
     def vectors(self, tensor: Tensor, name: str) -> Tensor:
-        """A tensor of shape ``(..., queries, dim)``, expanded to the batch of this measure, or one clear sentence."""
+        """Return a tensor of shape ``(..., queries, dim)`` expanded to the batch of this measure, or raise."""
         if not isinstance(getattr(self, "dim", None), int):
             got = repr(self.dim) if hasattr(self, "dim") else "none"
             raise UserError(
@@ -254,7 +252,7 @@ class Measure(abc.ABC):
             )
         check_floating(tensor, name)
         if tensor.dim() < 2 or tensor.shape[-1] != self.dim:
-            raise ValueError(
+            raise UserError(
                 f"{name} of {type(self).__name__} must have shape (..., queries, {self.dim}),"
                 f" got {tuple(tensor.shape)};"
                 + (f" for a single vector pass {name}[None]" if tensor.dim() == 1 else " check its last axis")
@@ -262,20 +260,20 @@ class Measure(abc.ABC):
         try:
             batch = np.broadcast_shapes(tensor.shape[:-2], self.batch_shape)
         except ValueError:
-            raise ValueError(
+            raise UserError(
                 f"{name} must have leading axes that broadcast against {self.batch_shape} of {type(self).__name__},"
                 f" got {tuple(tensor.shape[:-2])}; insert axes of size 1 where they should broadcast"
             ) from None
         return tensor.expand(*batch, *tensor.shape[-2:])
 
     def expect(self, natural: Tensor) -> Tensor:
-        """``natural`` as :meth:`vectors`, all in the natural domain, or one clear sentence."""
+        """Return ``natural`` as :meth:`vectors`, or raise unless all of it lies in the natural domain."""
         natural = self.vectors(natural, "natural")
         inside = self.contains(natural)
         if not bool(inside.all()):
-            raise ValueError(
+            raise UserError(
                 f"natural of {type(self).__name__} must lie in {self.domain}, got {natural[~inside][0].tolist()};"
-                " elsewhere the normalizer is infinite, which contains(natural) tells beforehand"
+                " elsewhere the normalizer is infinite; check with contains(natural)"
             )
         return natural
 
@@ -284,8 +282,8 @@ class Measure(abc.ABC):
 
 
 def gradient(function: Callable[[Tensor], Tensor], point: Tensor) -> Tensor:
-    """Gradient of a function that maps ``(..., queries, dim)`` to ``(..., queries)``, each query on its own."""
-    # A second graph is kept only when somebody can use it: point or the function's parameters want gradients.
+    """Gradient of a function from ``(..., queries, dim)`` to ``(..., queries)``, each query on its own."""
+    # A graph of the gradient is kept only if the point or the parameters of the function require gradients.
     keep = torch.is_grad_enabled() and (point.requires_grad or function(point.detach()).requires_grad)
     with torch.enable_grad():
         leaf = point if point.requires_grad else point.detach().requires_grad_()
@@ -305,61 +303,59 @@ def row_space(matrix: Tensor, rank: Tensor) -> Tensor:
 
 
 def check_pair(first: Tensor, second: Tensor) -> None:
-    """One sentence unless the shapes of two arguments broadcast."""
+    """Raise unless the shapes of two arguments broadcast."""
     try:
         np.broadcast_shapes(first.shape, second.shape)
     except ValueError:
-        raise ValueError(
+        raise UserError(
             f"first and second must have shapes that broadcast, got {tuple(first.shape)} and {tuple(second.shape)};"
             " pair every point with one other"
         ) from None
 
 
 def common_batch(*shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """The batch that several parameters share, or one sentence when they share none."""
+    """Return the shape to which leading axes broadcast, or raise."""
     try:
         return np.broadcast_shapes(*shapes)
     except ValueError:
         got = " and ".join(str(tuple(shape)) for shape in shapes)
-        raise ValueError(
-            f"parameters must have leading axes that broadcast, got {got}; insert axes of size 1"
-        ) from None
+        raise UserError(f"parameters must have leading axes that broadcast, got {got}; insert axes of size 1") from None
 
 
 def as_parameter(value: Any, name: str, *, positive: bool = False) -> Tensor:
-    """A finite floating-point parameter tensor; Python numbers become float64."""
+    """Return a finite floating-point parameter tensor; Python numbers become float64."""
     try:
         tensor = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
         got = type(value).__name__
-        raise TypeError(f"{name} must be numbers or a floating-point tensor, got {got}; pass a tensor") from None
+        raise UserError(f"{name} must be numbers or a floating-point tensor, got {got}; pass a tensor") from None
     check_floating(tensor, name)
     if not bool(torch.isfinite(tensor).all()):
         bad = tensor[~torch.isfinite(tensor)]
-        raise ValueError(f"{name} must be finite, got {bad.numel()} entries such as {bad[0].item()}; remove them")
+        raise UserError(f"{name} must be finite, got {bad.numel()} entries such as {bad[0].item()}; remove them")
     if positive and not bool((tensor > 0).all()):
-        raise ValueError(f"{name} must be positive, got {tensor.min().item():.6g}; check its sign and units")
+        raise UserError(f"{name} must be positive, got {tensor.min().item():.6g}; check its sign and units")
     return tensor
 
 
 def as_log_weight(value: Any, components: int, *, flat: bool = False) -> Tensor:
-    """Log weights whose last (or, if flat, only) axis serves the components, with one present in each row."""
+    """Return log weights whose last (or, if flat, only) axis is that of the components, one present in each row."""
     check_floating(value, "log_weight", "take the logarithm of the weights")
     check_log_weight(value)
     tensor: Tensor = value
     if tensor.dim() < 1 or (flat and tensor.dim() > 1) or tensor.shape[-1] not in (1, components):
-        raise ValueError(
+        raise UserError(
             f"log_weight must have {components} entries on its {'only' if flat else 'last'} axis,"
             f" got shape {tuple(tensor.shape)};"
             " give every component its weight"
         )
     if bool(tensor.isneginf().all(-1).any()):
-        raise ValueError("log_weight must leave one component in each row, got a row of minus infinities; mask less")
+        raise UserError("log_weight must leave one component in each row, got a row of minus infinities; mask less")
     return tensor
 
 
 def as_integer(value: Any, name: str, *, least: int) -> int:
-    """An integer that is not below ``least``."""
+    """Return an integer of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}; pass a Python int")
+        raise UserError(f"{name} must be an integer of at least {least}, got {value!r}; pass a Python int")
     return value

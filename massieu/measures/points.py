@@ -1,4 +1,4 @@
-"""Weighted points: the measure of attention, with the keys as atoms and the query as natural parameter."""
+"""Weighted points, the measure of attention: keys are atoms and the query is the natural parameter."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import math
 import torch
 from torch import Tensor
 
+from massieu.checks import UserError
 from massieu.measures.measure import Measure, as_log_weight, as_parameter, common_batch, row_space
 from massieu.measures.remainders import cumulant_remainder
 from massieu.statistics import attend, probabilities, row_statistics
 
 __all__ = ["Points"]
 
-# Centered supports are built for this many numbers at a time when a Fisher matrix is taken.
+# Largest number of entries of centered supports at a time.
 FISHER_NUMBERS = 1 << 24
 
 
@@ -43,7 +44,7 @@ class Points(Measure):
     def __init__(self, support: Tensor, log_weight: Tensor | None = None) -> None:
         support = as_parameter(support, "support")
         if support.dim() < 2 or support.shape[-2] == 0:
-            raise ValueError(
+            raise UserError(
                 f"support must have shape (..., atoms, dim) with at least one atom, got {tuple(support.shape)};"
                 " for a single atom pass support[None]"
             )
@@ -80,7 +81,7 @@ class Points(Measure):
         r""":math:`\log E_p[e^u]` with :math:`u_j = (x_j - m) \cdot \delta`, without cancellation; by blocks of rows."""
         natural, support, log_weight = self._operands(natural)
         natural, step = torch.broadcast_tensors(natural, step)
-        support = support - support.mean(-2, keepdim=True)  # changes neither law; far points keep their digits
+        support = support - support.mean(-2, keepdim=True)  # changes no distribution and keeps the digits of far points
         rows = max(1, FISHER_NUMBERS // max(1, math.prod(natural.shape[:-2]) * support.shape[-2]))
         blocks = []
         for start in range(0, natural.shape[-2], rows):
@@ -103,7 +104,7 @@ class Points(Measure):
         return (weight * self.log_weight.to(weight).masked_fill(self.log_weight == -torch.inf, 0.0)).sum(-1)
 
     def probabilities(self, natural: Tensor) -> Tensor:
-        r"""The weights :math:`p_j`, shape ``(..., queries, atoms)``; for small problems that need all of them."""
+        r"""Weights :math:`p_j`, shape ``(..., queries, atoms)``, for small problems."""
         natural, support, log_weight = self._operands(natural)
         return probabilities(natural @ support.mT, log_weight)
 

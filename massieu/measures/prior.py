@@ -1,4 +1,4 @@
-"""The conjugate prior over natural parameters, taken as an intrinsic measure of its own."""
+"""Conjugate priors over natural parameters as intrinsic measures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from massieu.measures.classical import as_coordinates
+from massieu.checks import UserError, check_choice
+from massieu.measures.elementary import as_coordinates
 from massieu.measures.measure import Measure, as_parameter
 
 __all__ = ["ConjugatePrior"]
@@ -16,12 +17,12 @@ Likelihood = Literal["categorical", "poisson"]
 
 
 class ConjugatePrior(Measure):
-    r"""The conjugate prior of a likelihood with log normalizer :math:`G_0`, a measure on its parameters :math:`\theta`.
+    r"""Conjugate prior of a likelihood with log normalizer :math:`G_0`, a measure on its parameters :math:`\theta`.
 
     .. math:: h(\theta) = e^{\xi \cdot \theta - \nu G_0(\theta) - A(\xi, \nu)}, \qquad
               G(x) = A(\xi + x, \nu) - A(\xi, \nu)
 
-    The natural parameter of this family is an observed statistic x, and the mean map answers with the expected
+    The natural parameter of this family is an observed statistic x, and the mean map gives the expected
     :math:`\theta`. For "categorical" :math:`\theta` holds the log odds of the first cells against the last,
     :math:`A = \sum_k \log \Gamma(\xi_k) + \log \Gamma(\nu - \sum_k \xi_k) - \log \Gamma(\nu)`, a Dirichlet seen in
     log odds. For "poisson" it holds log rates, :math:`A = \sum_i \log \Gamma(\xi_i) - \xi_i \log \nu`, the log of a
@@ -30,7 +31,7 @@ class ConjugatePrior(Measure):
     Args:
         likelihood: "categorical" or "poisson".
         statistic: :math:`\xi`, positive, a number or ``(dim,)``; below ``count`` in sum if categorical.
-        count: :math:`\nu`, positive, the number of observations that the prior is worth.
+        count: :math:`\nu`, positive, the number of observations with the weight of the prior.
 
     Source:
         "A Probabilistic Interpretation of Transformers", section 4; Diaconis and Ylvisaker 1979 for the prior.
@@ -45,34 +46,29 @@ class ConjugatePrior(Measure):
     reference = "lebesgue"
 
     def __init__(self, likelihood: Likelihood, statistic: float | Tensor, count: float | Tensor) -> None:
-        if likelihood not in get_args(Likelihood):
-            raise ValueError(
-                f"likelihood must be one of {get_args(Likelihood)}, got {likelihood!r};"
-                " for another one subclass Measure"
-            )
+        check_choice(likelihood, "likelihood", get_args(Likelihood))
         self.likelihood = likelihood
         (self.statistic,) = as_coordinates(statistic=statistic)
         self.count = as_parameter(count, "count", positive=True)
         self.dim = len(self.statistic)
-        lower = (-self.statistic).tolist()
-        self.domain = f"natural > -statistic = {lower}"
+        self.domain = f"natural > -statistic = {(-self.statistic).tolist()}"
         if self.count.dim() > 0:
-            raise ValueError(
+            raise UserError(
                 f"count must be one number, got shape {tuple(self.count.shape)}; all coordinates are observed together"
             )
         if likelihood == "categorical":
             total = self.statistic.sum()
             if not bool(total < self.count):
-                raise ValueError(
+                raise UserError(
                     f"count must exceed the sum of statistic, {total.item()}, got {self.count.item()};"
                     " the last cell holds what is left"
                 )
             self.domain += f" with sum below count - sum(statistic) = {(self.count - total).item()}"
 
     def observe(self, observation: float | Tensor) -> ConjugatePrior:
-        r"""The Bayes posterior :math:`(\xi + x, \nu + 1)` after one observation with statistic x, shape ``(dim,)``.
+        r"""Return the Bayes posterior :math:`(\xi + x, \nu + 1)` after one observation with statistic x, ``(dim,)``.
 
-        Tilting by x gives :math:`(\xi + x, \nu)` instead: the statistic arrives, but no observation is counted.
+        Tilting by x gives :math:`(\xi + x, \nu)` instead, without counting the observation.
 
         Example:
             >>> prior = ConjugatePrior("poisson", statistic=2.0, count=1.0)
@@ -83,14 +79,13 @@ class ConjugatePrior(Measure):
         x = x[None] if x.dim() == 0 else x
         one_draw = x.shape == (self.dim,) and bool((x >= 0).all())
         if not one_draw or (self.likelihood == "categorical" and not bool(x.sum() <= 1)):
-            raise ValueError(
+            raise UserError(
                 f"observation must be the statistic of one {self.likelihood} draw, of shape ({self.dim},),"
                 f" got {x.tolist()}; call observe once per draw"
             )
         return ConjugatePrior(self.likelihood, self.statistic + x, self.count + 1)
 
     def log_normalizer(self, natural: Tensor) -> Tensor:
-        r""":math:`A(\xi + x, \nu) - A(\xi, \nu)`, shape ``(..., queries)``."""
         natural = self.expect(natural)
         statistic = self.statistic.to(natural)
         return self._log_partition(statistic + natural) - self._log_partition(statistic)
@@ -119,7 +114,7 @@ class ConjugatePrior(Measure):
         return (statistic * self.mean(natural)).sum(-1) - energy - self._log_partition(statistic)
 
     def contains(self, natural: Tensor) -> Tensor:
-        r"""Whether :math:`\xi + x` is positive and, if categorical, leaves something to the last cell."""
+        r"""True where :math:`\xi + x` is positive, that of the last cell of a categorical likelihood too."""
         tilted = self.statistic.to(natural) + natural
         inside = (tilted > 0).all(-1)
         return inside if self.likelihood == "poisson" else inside & (self._last(tilted) > 0)[..., 0]
@@ -137,7 +132,7 @@ class ConjugatePrior(Measure):
         return self.statistic.to(natural) + natural
 
     def _last(self, statistic: Tensor) -> Tensor:
-        """What is left of ``count`` for the last cell, with a trailing axis of size one."""
+        """Remainder of ``count`` for the last cell, with a trailing axis of size one."""
         return self.count.to(statistic) - statistic.sum(-1, keepdim=True)
 
     def _log_partition(self, statistic: Tensor) -> Tensor:
@@ -149,8 +144,8 @@ class ConjugatePrior(Measure):
 
 
 def _digamma(x: Tensor) -> Tensor:
-    # Autograd differentiates torch.digamma to torch.polygamma(1), which near one is off by 5e-10 relative and far
-    # out is exact, so we climb: psi(x) = psi(x + 16) - sum_{i < 16} 1 / (x + i).
+    # Autograd differentiates torch.digamma to torch.polygamma(1), with a relative error of 5e-10 near one and none
+    # for large arguments: psi(x) = psi(x + 16) - sum_{i < 16} 1 / (x + i).
     steps = torch.arange(16).to(x)
     return torch.digamma(x + 16) - (x[..., None] + steps).reciprocal().sum(-1)
 

@@ -7,11 +7,11 @@ from torch import Tensor
 
 __all__ = ["cumulant_remainder", "exp_remainder", "log_remainder", "mixture_remainder"]
 
-# Series serve arguments x below one half, where the plain difference would lose a factor 2 / |x| of accuracy or more.
+# Below this a series is used: the plain difference would lose a factor 2 / |x| of accuracy or more.
 NEAR = 0.5
 EXP_TERMS = 17
 LOG_TERMS = 18
-# Rows whose exponential would exceed e^30 are shifted; the others keep log1p, which has all digits of small numbers.
+# Rows whose exponential would exceed e^30 are shifted; the others use log1p, exact for small numbers.
 SHIFTED = 30.0
 
 
@@ -60,7 +60,7 @@ def cumulant_remainder(log_p: Tensor, exponent: Tensor) -> Tensor:
         exponent: t, finite, broadcasts to the same shape; adding a constant to a row changes nothing.
 
     Returns:
-        Shape ``(...)``: the divergence of p from the law that is proportional to :math:`p e^t`.
+        Shape ``(...)``: the divergence of p from the distribution proportional to :math:`p e^t`.
 
     Example:
         >>> half = torch.full((2,), 0.5, dtype=torch.float64).log()
@@ -68,7 +68,7 @@ def cumulant_remainder(log_p: Tensor, exponent: Tensor) -> Tensor:
         tensor(5.0000e-19, dtype=torch.float64)
     """
     log_p, exponent = torch.broadcast_tensors(log_p, exponent)
-    # From the likeliest atom on: where it has nearly all of the mass, the distance to the mean is far below rounding.
+    # Relative to the likeliest atom: where it has nearly all of the mass, its distance to the mean is below rounding.
     exponent = exponent - exponent.gather(-1, log_p.argmax(-1, keepdim=True))
     p = log_p.exp()
     u = exponent - (p * exponent).sum(-1, keepdim=True)
@@ -83,7 +83,7 @@ def cumulant_remainder(log_p: Tensor, exponent: Tensor) -> Tensor:
 
 
 def mixture_remainder(log_share: Tensor, linear: Tensor, within: Tensor) -> Tensor:
-    r"""The remainder of :math:`\log \sum_n w_n e^{G_n}` from those of the components, shape ``(...)``.
+    r"""Remainder of :math:`\log \sum_n w_n e^{G_n}` from those of the components, shape ``(...)``.
 
     Args:
         log_share: logarithms of the shares :math:`r_n` of the components, shape ``(..., components)``.

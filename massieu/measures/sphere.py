@@ -1,4 +1,4 @@
-"""Measures on the sphere, the ball and the box, which share one radial function of Bessel type."""
+"""Measures on the sphere, the ball and the box, with one radial function of Bessel type."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, pad
 
+from massieu.checks import UserError, check_count
 from massieu.measures.bessel import Radial, radial
-from massieu.measures.measure import Measure, as_integer, as_parameter
+from massieu.measures.measure import Measure, as_parameter
 
 __all__ = ["Ball", "Box", "Sphere"]
 
 
 class Sphere(Measure):
-    r"""The surface measure of the unit sphere in :math:`\mathbb R^D`: attention over normalized keys.
+    r"""Surface measure of the unit sphere in :math:`\mathbb R^D`: attention over normalized keys.
 
     .. math:: G(\eta) = \tfrac D2 \log 2\pi + \log \frac{I_\nu(\kappa)}{\kappa^\nu}, \qquad
               m(\eta) = \frac{I_{\nu+1}(\kappa)}{I_\nu(\kappa)} \frac{\eta}{\kappa}, \qquad
@@ -38,16 +39,14 @@ class Sphere(Measure):
     reference = "surface"
 
     def __init__(self, dim: int) -> None:
-        self.dim = as_integer(dim, "dim", least=2)
+        self.dim = check_count(dim, "dim", least=2)
 
     def log_normalizer(self, natural: Tensor) -> Tensor:
-        r""":math:`G(\eta) = \tfrac D2 \log 2\pi + \log I_\nu(\kappa) \kappa^{-\nu}`, shape ``(..., queries)``."""
         natural = self.expect(natural)
         value = self.profile(natural.double()).value + self.dim / 2 * math.log(2 * math.pi)
         return value.to(natural.dtype)
 
     def mean(self, natural: Tensor) -> Tensor:
-        r""":math:`m(\eta) = \eta\, A(\kappa) / \kappa` with :math:`A = I_{\nu+1} / I_\nu`, ``(..., queries, dim)``."""
         natural = self.expect(natural)
         eta = natural.double()
         return (eta * self.profile(eta).slope[..., None]).to(natural.dtype)
@@ -58,7 +57,7 @@ class Sphere(Measure):
         eta = natural.double()
         _, slope, curvature = self.profile(eta)
         square = eta.square().sum(-1, keepdim=True)
-        # At the origin slope and curvature agree and any u would do: zero keeps the gradient finite.
+        # At the origin slope and curvature agree, and u is arbitrary: zero keeps the gradient finite.
         unit = eta / square.where(square > 0, 1.0).sqrt()
         along = unit[..., :, None] * unit[..., None, :]
         across = torch.eye(self.dim).to(eta) - along
@@ -87,7 +86,7 @@ class Sphere(Measure):
         return ((1 - gap) * unit + (gap * (2 - gap)).sqrt() * tangent).to(natural.dtype)
 
     def profile(self, eta: Tensor) -> Radial:
-        """The radial function of this sphere at the length of each natural parameter."""
+        """Radial function of this sphere at the length of each natural parameter."""
         return radial(self.dim / 2 - 1, eta.square().sum(-1))
 
 
@@ -97,8 +96,8 @@ class Ball(Measure):
     .. math:: G(\eta) = \tfrac D2 \log 2\pi + D \log R + \log \frac{I_{D/2}(R\kappa)}{(R\kappa)^{D/2}}, \qquad
               \kappa = \|\eta\|
 
-    It is the shadow of a sphere: the surface measure of the unit sphere in :math:`\mathbb R^{D+2}`, without
-    its last two coordinates, is :math:`2\pi` times Lebesgue measure on the unit ball.
+    The projection of a sphere: the surface measure of the unit sphere in :math:`\mathbb R^{D+2}`, without its last two
+    coordinates, is :math:`2\pi` times Lebesgue measure on the unit ball.
 
     Args:
         dim: :math:`D`, at least 1.
@@ -115,10 +114,10 @@ class Ball(Measure):
     reference = "lebesgue"
 
     def __init__(self, dim: int, radius: float | Tensor = 1.0) -> None:
-        self.dim = as_integer(dim, "dim", least=1)
+        self.dim = check_count(dim, "dim")
         self.radius = as_parameter(radius, "radius", positive=True)
         if self.radius.dim():
-            raise ValueError(
+            raise UserError(
                 f"radius of Ball must be one number, got shape {tuple(self.radius.shape)}; for one per axis use Box"
             )
         self.sphere = Sphere(dim + 2)
@@ -163,7 +162,7 @@ class Box(Measure):
     .. math:: G(\eta) = \sum_i \log \frac{2 \sinh a_i \eta_i}{\eta_i}, \qquad
               m_i(\eta) = a_i \coth a_i \eta_i - \frac 1{\eta_i}
 
-    Each axis is a ball of dimension one, so the radial function has order one half and is smooth at zero.
+    Each axis is a ball of dimension one: the radial function has order one half and is smooth at zero.
 
     Args:
         dim: dimension of the box, at least 1.
@@ -180,22 +179,20 @@ class Box(Measure):
     reference = "lebesgue"
 
     def __init__(self, dim: int, half_width: float | Tensor = 1.0) -> None:
-        self.dim = as_integer(dim, "dim", least=1)
+        self.dim = check_count(dim, "dim")
         self.half_width = as_parameter(half_width, "half_width", positive=True)
         if self.half_width.shape not in ((), (dim,)):
-            raise ValueError(
+            raise UserError(
                 f"half_width of Box must be one number or have shape ({dim},), got {tuple(self.half_width.shape)};"
                 " pass one entry per axis"
             )
 
     def log_normalizer(self, natural: Tensor) -> Tensor:
-        r""":math:`G(\eta) = \sum_i \log (2 \sinh (a_i \eta_i) / \eta_i)`, shape ``(..., queries)``."""
         eta, width = self.scale(natural)
         axes = radial(0.5, (width * eta).square()).value + width.log() + math.log(2 * math.pi) / 2
         return axes.sum(-1).to(natural.dtype)
 
     def mean(self, natural: Tensor) -> Tensor:
-        r""":math:`m_i(\eta) = a_i \coth(a_i \eta_i) - 1/\eta_i`, shape ``(..., queries, dim)``."""
         eta, width = self.scale(natural)
         return (width**2 * eta * radial(0.5, (width * eta).square()).slope).to(natural.dtype)
 
@@ -221,19 +218,19 @@ class Box(Measure):
         return torch.where(eta < 0, -draws, draws).to(natural.dtype)
 
     def scale(self, natural: Tensor) -> tuple[Tensor, Tensor]:
-        """The natural parameter and the half widths that belong to it, both in float64."""
+        """Natural parameter and half widths in float64."""
         eta = self.expect(natural).double()
         return eta, self.half_width.to(eta)
 
 
 def cosine_gap(kappa: Tensor, dim: int, generator: torch.Generator | None) -> Tensor:
-    r"""Draws of :math:`1 - w`, where :math:`w = \cos(x, \eta)` under von Mises-Fisher, of the shape of ``kappa``.
+    r"""Draw :math:`1 - w`, where :math:`w = \cos(x, \eta)` under von Mises-Fisher, of the shape of ``kappa``.
 
     .. math:: p(w) \propto e^{\kappa w} (1 - w^2)^{(D-3)/2}
 
     Source:
-        Ulrich 1984 with the correction of Wood 1994. Their form draws the cosine itself, which for large
-        :math:`\kappa` would round away most of its distance from one; we carry that distance.
+        Ulrich 1984 with the correction of Wood 1994. They draw the cosine; its distance from one keeps its digits for
+        large :math:`\kappa`.
     """
     half = (dim - 1) / 2
     shape, flat = kappa.shape, kappa.flatten()

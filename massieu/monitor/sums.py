@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from massieu.geometry.clouds import effective_rank, mean_cosine
+from massieu.geometry.clouds import effective_dimension, mean_cosine
 from massieu.monitor.reading import Place
 from massieu.statistics import probabilities
 from massieu.taps import AttentionCall
@@ -121,7 +121,7 @@ def add_tokens(tally: Tally, tokens: Tensor, present: Tensor, wanted: frozenset[
             if len(some) > 1:
                 gram = centered @ centered.mT
                 # Tokens that agree to rounding have no direction left, which is a rank of one at most.
-                rank = effective_rank(gram) if float(gram.trace()) > 1e-12 * len(some) else 1.0
+                rank = effective_dimension(gram) if float(gram.trace()) > 1e-12 * len(some) else 1.0
                 rank = rank if bool(centered.isfinite().all()) else torch.nan
                 tally.add("effective_rank", torch.tensor(rank), torch.tensor(1))
 

@@ -1,4 +1,4 @@
-"""Layers as plain torch modules: attention with the statistics of its rows, memories, and transformers."""
+"""Torch modules: attention with the statistics of its rows, memories and transformers."""
 
 from massieu.nn.attention import MeasureAttention
 from massieu.nn.block import Block, FeedForward
@@ -6,7 +6,7 @@ from massieu.nn.cache import KeyValueCache, LinearCache
 from massieu.nn.encoder import HopfieldEncoderLayer
 from massieu.nn.energy import EnergyTransformer
 from massieu.nn.hopfield import Hopfield
-from massieu.nn.linear import LinearAttention
+from massieu.nn.linear_attention import LinearAttention
 from massieu.nn.norms import Renormalization
 from massieu.nn.positions import rotate
 from massieu.nn.prototypes import HopfieldLayer, HopfieldPooling

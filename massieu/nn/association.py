@@ -1,4 +1,4 @@
-"""States that settle among stored patterns: every row by itself, differentiated step by step or at its end."""
+"""Iterated association: states that settle among stored patterns, each row on its own."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import Tensor
 from massieu import statistics
 from massieu.kernels.graphs import call_eagerly
 
-__all__ = ["Gradient", "Settled", "association", "association_weights", "settle"]
+__all__ = ["Gradient", "Settled", "association", "association_weights", "attend_eagerly", "settle"]
 
 Gradient = Literal["unroll", "implicit"]
 
 
 class Settled(NamedTuple):
-    r"""States after some updates, and how each of them ended; all but the state have its shape without the last axis.
+    r"""States after some updates; the other fields have their shape without the last axis.
 
     Attributes:
         state: :math:`\xi`, shape ``(..., queries, dim)``.
         converged: whether the last update moved the state by no more than the tolerance.
-        residual: how far the last update moved it; infinite where there was none.
+        residual: distance of the last update; infinite where there was none.
         steps: number of updates.
     """
 
@@ -38,16 +38,13 @@ def association(
     """Attention of states to stored patterns; beta is a number, or a tensor that broadcasts to the states."""
     # Under autocast beta is wider than the patterns.
     query = (beta * state).to(stored.dtype)
-    # The kernel is no torch operation, and taps must observe the call in a compiled model too.
-    attended = call_eagerly(_attend, query, stored, value, log_weight, scale=1.0, sink=sink, statistics=None)
-    output: Tensor = attended.output
-    return output
+    return attend_eagerly(query, stored, value, log_weight, scale=1.0, sink=sink, statistics=None).output
 
 
 def association_weights(
     state: Tensor, stored: Tensor, beta: Tensor | float, log_weight: Tensor | None, sink: float | None
 ) -> Tensor:
-    """The weights of an association as a matrix, ``(..., states, stored)``; that of the sink has no column."""
+    """Weights of an association as a matrix, ``(..., states, stored)``, without a column for the sink."""
     scores = torch.einsum("...qd,...nd->...qn", (beta * state).to(stored.dtype), stored)
     if log_weight is not None and log_weight.dtype == torch.bool:
         log_weight = torch.zeros_like(log_weight, dtype=scores.dtype).masked_fill(~log_weight, -torch.inf)
@@ -55,24 +52,23 @@ def association_weights(
         scores = scores + log_weight
     if sink is not None:
         scores = torch.cat([scores, torch.full_like(scores[..., :1], sink)], -1)
-    return statistics.attention.probabilities(scores)[..., : stored.shape[-2]]
+    return statistics.probabilities(scores)[..., : stored.shape[-2]]
 
 
 def settle(
     update: Callable[[Tensor], Tensor], start: Tensor, *, steps: int, tolerance: float, gradient: Gradient = "unroll"
 ) -> Settled:
-    r"""Iterate an update until every row rests, each row stopping by itself.
+    r"""Iterate an update until every row is at rest; rows stop one by one and do not depend on their batch.
 
-    What else is in the batch changes no row. ``"unroll"`` differentiates every step. ``"implicit"`` differentiates the
-    fixed point: :math:`d\xi = (I - J)^{-1} \partial f` for rows that converged, in the memory of one step, and those
-    no longer depend on their start. A row that did not converge has no fixed point to differentiate: every step of it
-    is, as if unrolled.
+    ``"unroll"`` differentiates every step. ``"implicit"`` differentiates the fixed point of converged rows,
+    :math:`d\xi = (I - J)^{-1} \partial f`, in the memory of one step; they no longer depend on their start. Rows that
+    did not converge are differentiated as if unrolled.
 
     Args:
         update: f, a map of states whose Jacobian in every row is symmetric, as that of a Hopfield memory is.
         start: shape ``(..., queries, dim)``.
-        steps: updates at most.
-        tolerance: a row rests when an update moves it by no more than this.
+        steps: largest number of updates.
+        tolerance: a row is at rest when an update moves it by no more than this.
         gradient: see above.
     """
     if gradient == "unroll":
@@ -82,7 +78,7 @@ def settle(
     if not torch.is_grad_enabled():
         return settled
     whole = bool(settled.converged.all())
-    # The start keeps its place in the graph, with derivative zero: a parameter without any upsets distributed training.
+    # The start stays in the graph, with derivative zero: distributed training needs a gradient for every parameter.
     other = start if whole else _iterate(update, start, steps, tolerance).state
     at_rest = _attach(update, settled.state, settled.converged)
     return settled._replace(state=torch.where(settled.converged[..., None], at_rest, other))
@@ -104,7 +100,7 @@ def _iterate(update: Callable[[Tensor], Tensor], state: Tensor, steps: int, tole
 
 
 def _attach(update: Callable[[Tensor], Tensor], state: Tensor, converged: Tensor) -> Tensor:
-    """The state with the derivative of the fixed point, in whatever the update depends on."""
+    """The state with the derivative of the fixed point in everything that the update depends on."""
     outer = update(state)
     if not outer.requires_grad:
         return state
@@ -131,7 +127,7 @@ def _attach(update: Callable[[Tensor], Tensor], state: Tensor, converged: Tensor
 
 
 def _conjugate_gradients(operator: Callable[[Tensor], Tensor], right: Tensor) -> Tensor:
-    """Solve for every row: I - J is positive definite where the energy has a minimum."""
+    """Solve for every row; I - J is positive definite where the energy has a minimum."""
     # In units of the largest entry: the squares of small gradients would vanish in single precision.
     unit = right.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(right.dtype).tiny)
     found, rest, direction = torch.zeros_like(right), right / unit, right / unit
@@ -158,6 +154,11 @@ def _conjugate_gradients(operator: Callable[[Tensor], Tensor], right: Tensor) ->
     return found * unit
 
 
+def attend_eagerly(*tensors: Any, **options: Any) -> statistics.Attended:
+    """:func:`massieu.attend`, with a graph break in compiled models: the kernel is no torch operation."""
+    return call_eagerly(_attend, *tensors, **options)
+
+
 def _attend(*tensors: Any, **options: Any) -> statistics.Attended:
-    # By the name in its module, at the time of the call: taps replace it there.
+    # Looked up in its module at every call: taps replace it there.
     return statistics.attend(*tensors, **options)

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from massieu import statistics
+from massieu.checks import UserError, check_choice
 from massieu.kernels.graphs import call_eagerly
 from massieu.measures import Measure
+from massieu.nn.association import attend_eagerly
 from massieu.nn.cache import KeyValueCache
-from massieu.nn.checks import check_activation, check_measure, unknown
-from massieu.nn.heads import Heads, present
+from massieu.nn.inputs import check_measure
+from massieu.nn.multihead import Heads, present
 from massieu.nn.positions import rotate
 from massieu.patterns import Pattern
 from massieu.statistics import Attended
@@ -24,7 +25,7 @@ Tying = Literal["free", "tied", "source"]
 
 
 class MeasureAttention(Heads):
-    r"""Multi-head attention: keys carry a measure, queries are natural parameters, outputs are gradients of log Z.
+    r"""Multi-head attention: keys are atoms, queries are natural parameters, outputs are gradients of log Z.
 
     With tokens as columns, :math:`A_h = \mathrm{scale} \, W_{Q,h}^\top W_{K,h}` and :math:`B_h = W_{O,h} W_{V,h}`,
     biases aside,
@@ -32,7 +33,7 @@ class MeasureAttention(Heads):
     .. math:: o_i = \sum_h B_h \sum_j p_{ij}^h x_j, \qquad
               p_{ij}^h = \frac{e^{x_i^\top A_h x_j + \log h_{ij}}}{Z_h(x_i)}
 
-    The tying says which gradient this is.
+    The tying selects the gradient.
 
     ``"free"``
         Ordinary attention: in general not a gradient in :math:`x_i` of anything.
@@ -53,7 +54,7 @@ class MeasureAttention(Heads):
     For a :class:`~massieu.Gaussian` this is an affine map of the keys, which their projection can do itself; for any
     other family it is not, and the Fisher matrix is its affine approximation.
 
-    There is no dropout on the weights, which never exist as a matrix: ``dropout`` acts on the output.
+    ``dropout`` acts on the output: the weights never exist as a matrix.
 
     Args:
         dim: size of the tokens.
@@ -75,7 +76,7 @@ class MeasureAttention(Heads):
             has no place in a cache.
         activation: a measure on the space of a head, whose mean the keys pass through before rotary positions and the
             inner products, such as ``Hypercube(head_dim)`` (tanh) or ``Sphere(head_dim)``; None for keys as projected.
-            Its parameters are fixed, and no part of the state of the layer.
+            Its parameters are fixed and not part of the state of the layer.
         dropout: probability of dropping an entry of the output in training.
         generator: draws the weights.
 
@@ -117,8 +118,7 @@ class MeasureAttention(Heads):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if tying not in get_args(Tying):
-            unknown("tying", get_args(Tying), tying)
+        check_choice(tying, "tying", get_args(Tying))
         super().__init__(
             dim,
             num_heads,
@@ -135,11 +135,11 @@ class MeasureAttention(Heads):
             dtype=dtype,
         )
         if pattern is not None and not isinstance(pattern, Pattern):
-            raise TypeError(
+            raise UserError(
                 f"pattern must be one of massieu.patterns, got {type(pattern).__name__}; of a schedule take"
                 " schedule[layer], and from_mask makes a pattern of a boolean matrix"
             )
-        check_activation(activation, self.head_dim)
+        _check_activation(activation, self.head_dim)
         self.tying, self.pattern, self.activation = tying, pattern, activation
         self.scale = self.head_dim**-0.5 if scale is None else scale
         if tying == "tied":
@@ -150,7 +150,7 @@ class MeasureAttention(Heads):
         self.reset_parameters(generator)
 
     def extra_repr(self) -> str:
-        """The options that the projections do not show."""
+        """Options beside the projections."""
         shown = f"tying={self.tying!r}, {super().extra_repr()}, sink={self.sink is not None}"
         options = {"pattern": self.pattern, "activation": self.activation}
         return shown + "".join(f", {name}={option!r}" for name, option in options.items() if option is not None)
@@ -187,12 +187,12 @@ class MeasureAttention(Heads):
         """
         self.check_cache(context, cache)
         if self.pattern is not None and context is not None:
-            raise ValueError(
-                "a pattern says which tokens of one sequence see each other, got a context; build the layer with"
-                " pattern=None and pass a mask as log_weight"
+            raise UserError(
+                "a pattern is for self-attention, got a context; build the layer with pattern=None and pass a mask as"
+                " log_weight"
             )
         if self.pattern is not None and cache is not None and not self.pattern.stable:
-            raise ValueError(
+            raise UserError(
                 f"a cache needs a pattern whose rows do not depend on the length, got {self.pattern!r}; pass it for all"
                 " tokens to come, as pattern.laid_out(length), or go without a cache"
             )
@@ -206,9 +206,7 @@ class MeasureAttention(Heads):
         if self.pattern is not None:
             mask = call_eagerly(_rows, self.pattern, query.shape[-2], key.shape[-2]).to(query.device)
             log_weight = _present(mask, log_weight)
-        # The kernel is no torch operation, and taps must observe the call in a compiled model too.
-        heads, rows = call_eagerly(
-            _attend,
+        heads, rows = attend_eagerly(
             query,
             key,
             value,
@@ -248,13 +246,13 @@ class MeasureAttention(Heads):
         return score, torch.einsum("dhk,hke->hde", out, value)
 
     def _tilt(self, value: Tensor, lengths: Tensor | int | None) -> Tensor:
-        """The log weights of the source, ``(batch, heads, 1, atoms)``; whatever lies in the padding stays out."""
+        """Log weights of the source, ``(batch, heads, 1, atoms)``, zero in the padding."""
         source = self.source.unflatten(0, (self.num_key_heads, -1))
         tilt = torch.einsum("gsk,bgnk->bgsn", source, value).flatten(1, 2).unsqueeze(2)
         return tilt if lengths is None else tilt.masked_fill(~present(lengths, value.shape[-2], value.device), 0.0)
 
     def _pull_back(self, mean: Tensor, atoms: int) -> Tensor:
-        """From mean keys to the gradient in the tokens, by the chain rule through the query map."""
+        """Map mean keys to the gradient in the tokens, by the chain rule through the query map."""
         if self.rotary is not None:
             mean = rotate(mean, atoms - mean.shape[-2], base=self.rotary, inverse=True)
         mean = self.scale * self.coefficient[:, None, None] * mean
@@ -271,7 +269,7 @@ def _add_log_weight(own: Tensor, given: Tensor | None) -> Tensor:
 
 
 def _rows(pattern: Pattern, queries: int, atoms: int) -> Tensor:
-    """The rows of a pattern that belong to the last tokens, as a boolean mask ``(queries, atoms)``."""
+    """Rows of a pattern for the last tokens, as a boolean mask ``(queries, atoms)``."""
     return torch.from_numpy(pattern.at(atoms).unpack(slice(atoms - queries, atoms)))
 
 
@@ -281,6 +279,14 @@ def _present(mask: Tensor, given: Tensor | None) -> Tensor:
     return given & mask if given.dtype == torch.bool else given.masked_fill(~mask, -torch.inf)
 
 
-def _attend(*tensors: Any, **options: Any) -> Attended:
-    # By the name in its module, at the time of the call: taps replace it there.
-    return statistics.attend(*tensors, **options)
+def _check_activation(activation: Any, head_dim: int) -> None:
+    if activation is None:
+        return
+    if not isinstance(activation, Measure):
+        name = activation.__name__ if isinstance(activation, type) else type(activation).__name__
+        raise UserError(f"activation must be a massieu.Measure, got {name}; massieu.Hypercube(head_dim) is tanh")
+    if activation.dim != head_dim or activation.batch_shape:
+        raise UserError(
+            f"activation must be one measure of dimension head_dim = {head_dim}, got {activation!r} of dimension"
+            f" {activation.dim} and batch {activation.batch_shape}; build it for the size of a head"
+        )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from massieu.checks import UserError, check_choice, check_count
 from massieu.nn.cache import KeyValueCache, LinearCache
-from massieu.nn.checks import check_count, check_dtype, check_tokens, unknown
+from massieu.nn.inputs import check_dtype, check_tokens
 from massieu.nn.norms import Norm, build_norm, normalize
 from massieu.statistics import Attended
 
@@ -56,11 +57,9 @@ class FeedForward(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if activation not in ACTIVATIONS:
-            unknown("activation", get_args(Activation), activation)
-        width = 4 * dim if hidden_dim is None else hidden_dim
-        check_count(dim, "dim", "it is the size of the tokens")
-        check_count(width, "hidden_dim", "it is the width in between")
+        check_choice(activation, "activation", ACTIVATIONS)
+        check_count(dim, "dim")
+        width = check_count(4 * dim if hidden_dim is None else hidden_dim, "hidden_dim")
         self.dim, self.activation = dim, activation
         self.up = nn.Linear(dim, width, bias=bias, device=device, dtype=dtype)
         self.gate = nn.Linear(dim, width, bias=bias, device=device, dtype=dtype) if activation == "swiglu" else None
@@ -118,7 +117,7 @@ class Block(nn.Module):
         for name, module in (("attention", attention), ("feed_forward", feed_forward)):
             if not isinstance(module, nn.Module) and (module is not None or name == "attention"):
                 got = module.__name__ if isinstance(module, type) else type(module).__name__
-                raise TypeError(f"{name} must be a module, got {got}; build it first, as in MeasureAttention(dim, 4)")
+                raise UserError(f"{name} must be a module, got {got}; build it first, as in MeasureAttention(dim, 4)")
         self.dim, self.pre_norm = dim, pre_norm
         self.attention_norm = build_norm(norm, dim, norm_eps, device, dtype)
         self.attention = attention

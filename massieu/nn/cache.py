@@ -1,22 +1,22 @@
-"""What a causal layer remembers between the steps of a generation."""
+"""Caches of causal layers for generation step by step."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from massieu.nn.checks import check_count
+from massieu.checks import UserError, check_count
 
 __all__ = ["KeyValueCache", "LinearCache"]
 
 
 class KeyValueCache:
-    """The keys and values of the tokens seen so far, in buffers that double when they are full.
+    """Keys and values of the tokens seen so far, in buffers that double when they are full.
 
-    Pass one per layer to the calls of that layer, in the order of the tokens and under ``torch.no_grad()``.
+    Pass one to every call of one layer, in the order of the tokens and under ``torch.no_grad()``.
 
     Args:
-        capacity: number of tokens to make room for at the first call; more are taken as they come.
+        capacity: number of tokens to reserve memory for at the first call.
 
     Example:
         >>> layer = massieu.nn.MeasureAttention(8, 2, causal=True)
@@ -28,8 +28,7 @@ class KeyValueCache:
     """
 
     def __init__(self, capacity: int = 0) -> None:
-        check_count(capacity, "capacity", "it is a number of tokens", least=0)
-        self.capacity = capacity
+        self.capacity = check_count(capacity, "capacity", least=0)
         self.length = 0
         self._buffers: list[Tensor] = []
 
@@ -49,7 +48,7 @@ class KeyValueCache:
             self._buffers = [self._room(x, max(self.capacity, x.shape[-2])) for x in new]
         stored, given = ([(*x.shape[:2], x.shape[3], x.dtype) for x in group] for group in (self._buffers, new))
         if stored != given:
-            raise ValueError(
+            raise UserError(
                 f"the cache holds (batch, heads, dim, dtype) {stored}, got {given};"
                 " use a new cache for another batch or layer"
             )
@@ -70,7 +69,7 @@ class KeyValueCache:
 
 
 class LinearCache:
-    r"""The sums that causal linear attention carries along: its memory does not grow with the tokens.
+    r"""Sums over earlier tokens for causal linear attention, of fixed size.
 
     Attributes:
         length: number of tokens seen.
@@ -82,12 +81,12 @@ class LinearCache:
         self.state: Tensor | None = None
 
     def recall(self, key: Tensor, value: Tensor) -> Tensor:
-        """The sums so far, zero at first, for keys and values that go on from there."""
+        """Return the sums so far, zero at first, for the next keys and values."""
         shape = (*key.shape[:2], key.shape[-1], value.shape[-1])
         if self.state is None:
             return key.new_zeros(shape)
         if self.state.shape != shape or self.state.dtype != key.dtype:
-            raise ValueError(
+            raise UserError(
                 f"the cache holds (batch, heads, dim, dim) {tuple(self.state.shape)} {self.state.dtype},"
                 f" got {shape} {key.dtype}; use a new cache for another batch or layer"
             )
@@ -101,7 +100,7 @@ class LinearCache:
 
 
 def check_no_grad(*tensors: Tensor) -> None:
-    """One sentence if a cached tensor would be differentiated: buffers are overwritten in place."""
+    """Raise if a cached tensor would be differentiated: buffers are overwritten in place."""
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         raise RuntimeError(
             "a cache must be filled without gradients, got a tensor that requires grad;"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from massieu.checks import UserError
 from massieu.nn.block import Activation, FeedForward
 from massieu.nn.hopfield import Hopfield
 
@@ -15,9 +16,9 @@ class HopfieldEncoderLayer(nn.Module):
     """An encoder layer around a :class:`Hopfield` association, for ``nn.TransformerEncoder``.
 
     Args:
-        hopfield_association: output and input of one size; it normalizes its patterns itself if it was built so.
+        hopfield_association: with output and input of one size.
         dim_feedforward: width of the feed-forward net; four times the input size by default.
-        dropout: probability of dropping an entry of what is added to the residual connection.
+        dropout: probability of dropping an entry of a sublayer's output.
         activation: of the feed-forward net.
         norm_first: whether norms stand before the sublayers, or after the residual sums.
 
@@ -42,14 +43,14 @@ class HopfieldEncoderLayer(nn.Module):
         super().__init__()
         if not isinstance(hopfield_association, Hopfield):
             got = type(hopfield_association).__name__
-            raise TypeError(f"hopfield_association must be a Hopfield, got {got}; build it first, as in Hopfield(dim)")
+            raise UserError(f"hopfield_association must be a Hopfield, got {got}; build it first, as in Hopfield(dim)")
         size = hopfield_association.state_size
         if size is None or hopfield_association.output_size != size:
-            raise ValueError(
+            raise UserError(
                 f"hopfield_association must map a size to itself, got {size} to {hopfield_association.output_size};"
                 " the output is added to the input"
             )
-        # The name by which nn.TransformerEncoder asks for batch_first.
+        # nn.TransformerEncoder reads batch_first from this attribute.
         self.self_attn = hopfield_association
         self.norm1 = nn.LayerNorm(size, device=device, dtype=dtype)
         self.norm2 = nn.LayerNorm(size, device=device, dtype=dtype)
@@ -66,7 +67,7 @@ class HopfieldEncoderLayer(nn.Module):
         src_key_padding_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> Tensor:
-        """Arguments as in ``nn.TransformerEncoderLayer``; ``is_causal`` only describes the mask."""
+        """Apply to ``src``; arguments as in ``nn.TransformerEncoderLayer``, of which ``is_causal`` has no effect."""
 
         def attention(x: Tensor) -> Tensor:
             attended: Tensor = self.dropout(self.self_attn(x, src_key_padding_mask, src_mask))

@@ -1,4 +1,4 @@
-"""A block that descends one energy: attention and a Hopfield memory, with the gradient of both."""
+"""Block that descends the joint energy of attention and a Hopfield memory."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from massieu.nn.checks import check_count, check_dtype, check_tokens
-from massieu.nn.inputs import build_scaling, check_presence, log_weight_of
+from massieu.checks import UserError, check_count, check_number
+from massieu.nn.association_inputs import build_scaling, check_presence, log_weight_of
+from massieu.nn.inputs import check_dtype, check_tokens
 from massieu.statistics import attend, row_statistics
 
 __all__ = ["Descent", "EnergyTransformer"]
 
 
 class Descent(NamedTuple):
-    """Where a block led, and whether every step went down.
+    """States and energies of a block's steps.
 
     Attributes:
         state: shape ``(batch, tokens, dim)``.
         energy: before the first step and after each, shape ``(steps + 1, batch)``.
-        descended: whether a step did not raise the energy by more than it is rounded, shape ``(steps, batch)``.
+        descended: True where a step raised the energy by no more than rounding, shape ``(steps, batch)``.
     """
 
     state: Tensor
@@ -39,10 +40,10 @@ class EnergyTransformer(nn.Module):
                      - \tfrac12 \sum_{i, m} \mathrm{relu}(\langle \xi_m, g_i \rangle)^2, \qquad
               x \leftarrow x - \alpha \, \partial E / \partial g
 
-    A token moves as a query and as a key: the gradient has a term for either, and ordinary attention lacks the second.
-    In continuous time :math:`\dot E = -(\partial_g E)^\top \nabla^2 L \, (\partial_g E) \le 0`, since L is convex for
-    :math:`\gamma \ge 0`; a step of finite size may rise, and :meth:`descend` tells. Nothing of size tokens x tokens
-    is held in memory, in training neither.
+    The gradient has a term for a token as query and one as key; ordinary attention lacks the second. Since L is convex
+    for :math:`\gamma \ge 0`, in continuous time
+    :math:`\dot E = -(\partial_g E)^\top \nabla^2 L \, (\partial_g E) \le 0`; a step of finite size may raise E, and
+    :meth:`descend` checks. No matrix of size tokens x tokens is stored, not in training either.
 
     Args:
         dim: size of the tokens.
@@ -82,20 +83,14 @@ class EnergyTransformer(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_count(dim, "dim", "it is the size of the tokens")
-        check_count(num_heads, "num_heads", "it is the number of heads")
-        check_count(steps, "steps", "it is the number of steps down the energy", least=0)
+        for name, size in (("dim", dim), ("num_heads", num_heads)):
+            check_count(size, name)
         if head_dim is None and dim % num_heads:
-            raise ValueError(
-                f"dim must be a multiple of num_heads, got {dim} and {num_heads}; or say head_dim yourself"
-            )
-        head_dim = dim // num_heads if head_dim is None else head_dim
-        num_memories = 4 * dim if num_memories is None else num_memories
-        check_count(head_dim, "head_dim", "it is the size of queries and keys")
-        check_count(num_memories, "num_memories", "it is the number of stored patterns")
-        if not step > 0:
-            raise ValueError(f"step must be positive, got {step}; it is how far one gradient leads")
-        self.dim, self.num_heads, self.steps, self.step = dim, num_heads, steps, float(step)
+            raise UserError(f"dim must be a multiple of num_heads, got {dim} and {num_heads}; or say head_dim yourself")
+        head_dim = check_count(dim // num_heads if head_dim is None else head_dim, "head_dim")
+        num_memories = check_count(4 * dim if num_memories is None else num_memories, "num_memories")
+        self.dim, self.num_heads = dim, num_heads
+        self.steps, self.step = check_count(steps, "steps", least=0), check_number(step, "step", above=0)
         self.exclude_self, self.eps = exclude_self, eps
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.gain = nn.Parameter(torch.ones((), **factory))
@@ -107,14 +102,14 @@ class EnergyTransformer(nn.Module):
         self.reset_parameters(generator)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Weights with the variance that keeps the size of a token; the norm starts without gain and shift."""
+        """Draw weights with the variance that keeps the size of a token; the norm starts with gain one, shift zero."""
         for weight in (self.query_weight, self.key_weight, self.memories):
             nn.init.normal_(weight, std=self.dim**-0.5, generator=generator)
         nn.init.ones_(self.gain)
         nn.init.zeros_(self.shift)
 
     def extra_repr(self) -> str:
-        """What the parameters do not show."""
+        """Options beside the parameters."""
         return f"dim={self.dim}, num_heads={self.num_heads}, steps={self.steps}, step={self.step:g}"
 
     def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
@@ -136,9 +131,9 @@ class EnergyTransformer(nn.Module):
         return self.gain * normed + self.shift
 
     def energy(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Energy of every entry, shape ``(batch,)``; a token that sees no other adds none of attention.
+        """Energy of every entry, shape ``(batch,)``; a token without visible keys adds no attention energy.
 
-        In float32 at least, under autocast too: in half precision rounding would hide whether it fell.
+        In float32 at least, under autocast too: rounding to half precision is larger than the change of a step.
         """
         g = self.activations(x)
         with torch.autocast(x.device.type, enabled=False):
@@ -154,7 +149,7 @@ class EnergyTransformer(nn.Module):
         g = self.activations(x)
         query, key = self._heads(g)
         weight, seeing = self._visible(g, key_padding_mask)
-        # Under autocast beta is wider than what was projected.
+        # Under autocast beta is wider than the projections.
         beta = self._beta(3)
         drawn, found = attend((beta * query).to(key.dtype), key, key, weight, scale=1.0, statistics="light")
         assert found is not None
@@ -164,7 +159,7 @@ class EnergyTransformer(nn.Module):
             incoming = incoming.masked_fill(self._diagonal(g), -torch.inf)
         pulled, back = attend((beta * key).to(key.dtype), query, query, incoming, scale=1.0, statistics="light")
         assert back is not None
-        # The mass of a column; a key that nobody sees has none.
+        # The mass of a column, zero for a key that no query sees.
         mass = torch.nan_to_num(back.log_normalizer, nan=-torch.inf).exp().to(pulled.dtype)
         force = torch.einsum("bhnk,hkd->bnd", drawn, self.query_weight)
         force = force + torch.einsum("bhn,bhnk,hkd->bnd", mass, pulled, self.key_weight)
@@ -172,7 +167,7 @@ class EnergyTransformer(nn.Module):
         return force if key_padding_mask is None else force.masked_fill(key_padding_mask[..., None], 0.0)
 
     def descend(self, x: Tensor, key_padding_mask: Tensor | None = None, *, steps: int | None = None) -> Descent:
-        """The same steps as :meth:`forward`, or as many as asked for, with the energy along the way."""
+        """Take the steps of :meth:`forward`, or ``steps`` of them, and record the energies."""
         energies = [self.energy(x, key_padding_mask)]
         for _ in range(self.steps if steps is None else steps):
             x = x + self.step * self.force(x, key_padding_mask)
@@ -185,7 +180,7 @@ class EnergyTransformer(nn.Module):
         query, key = self._heads(g)
         weight, seeing = self._visible(g, key_padding_mask)
         log_normalizer = row_statistics((self._beta(3) * query).to(key.dtype), key, weight).log_normalizer
-        # Where nothing is seen there is no log normalizer to differentiate either.
+        # A row without atoms has no log normalizer: its gradient would be nan.
         attention = torch.where(seeing[:, None], log_normalizer, 0.0) / self._beta(2)
         memory = functional.relu(g @ self.memories.mT.to(g.dtype)).square().sum(-1)
         if key_padding_mask is not None:
@@ -197,23 +192,23 @@ class EnergyTransformer(nn.Module):
         return query, torch.einsum("bnd,hkd->bhnk", g, self.key_weight.to(g.dtype))
 
     def _beta(self, axes: int) -> Tensor | float:
-        """Beta for tensors with so many axes after the batch, heads first."""
+        """Beta for tensors with ``axes`` axes after the batch, heads first."""
         return self.scaling.reshape(-1, *[1] * (axes - 1)) if isinstance(self.scaling, Tensor) else self.scaling
 
     def _diagonal(self, g: Tensor) -> Tensor:
         return torch.eye(g.shape[1], dtype=torch.bool, device=g.device)
 
     def _visible(self, g: Tensor, key_padding_mask: Tensor | None) -> tuple[Tensor | None, Tensor]:
-        """Which atoms are seen, as log weights, and which tokens ``(batch, tokens)`` are there and see any."""
+        """Log weights of the visible atoms, and the present tokens ``(batch, tokens)`` that see at least one."""
         batch, tokens = g.shape[:2]
         if key_padding_mask is not None and key_padding_mask.dtype != torch.bool:
-            raise TypeError(
+            raise UserError(
                 f"key_padding_mask must be boolean, got {key_padding_mask.dtype}; it is True where a token is absent"
             )
         own = self._diagonal(g) if self.exclude_self else None
         weight = log_weight_of(key_padding_mask, own, (batch, self.num_heads, tokens, tokens), g)
         there = torch.ones(batch, tokens, dtype=torch.bool, device=g.device)
         if key_padding_mask is not None:
-            check_presence(key_padding_mask, "they hold no token")
+            check_presence(key_padding_mask, "they have no token")
             there = ~key_padding_mask
         return weight, there & (there.sum(1, keepdim=True) > int(self.exclude_self))

@@ -1,4 +1,4 @@
-"""Association of two sets of patterns, as a layer: the updates of a continuous Hopfield memory."""
+"""Layer that associates two sets of patterns by the updates of a continuous Hopfield memory."""
 
 from __future__ import annotations
 
@@ -9,23 +9,31 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from massieu.checks import UserError, check_choice, check_count, check_number
+from massieu.duality import convergence_message
 from massieu.kernels.graphs import call_eagerly
 from massieu.nn.association import Gradient, Settled, association, association_weights, settle
-from massieu.nn.checks import check_count, check_dtype, check_tokens, unknown
-from massieu.nn.inputs import build_scaling, check_presence, log_weight_of
-from massieu.nn.patterns import expand_heads, find_sizes, split_input
+from massieu.nn.association_inputs import (
+    build_scaling,
+    check_presence,
+    expand_heads,
+    find_sizes,
+    log_weight_of,
+    split_input,
+)
+from massieu.nn.inputs import check_dtype, check_tokens
 
 __all__ = ["Associated", "Hopfield"]
 
 MOST_STEPS = 10_000
-"""Where a layer that iterates without limit stops nevertheless."""
+"""Largest number of updates without ``update_steps_max``."""
 
 Patterns = Tensor | tuple[Tensor, Tensor, Tensor]
 Pointwise = Literal["relu", "gelu", "silu", "selu", "celu", "tanh", "sigmoid"]
 
 
 class Associated(NamedTuple):
-    """What an association found, and how the updates of every state ended.
+    """Outcome of an association.
 
     Attributes:
         output: shape ``(batch, queries, output_size)``, or the first two exchanged.
@@ -33,7 +41,7 @@ class Associated(NamedTuple):
             least.
         converged: whether the last update moved the state by no more than ``update_steps_eps``; ``(batch, heads,
             queries)``, as all that follow.
-        residual: how far the last update moved it; infinite where there was none.
+        residual: distance of the last update; infinite where there was none.
         steps: number of updates before the last association.
     """
 
@@ -42,6 +50,11 @@ class Associated(NamedTuple):
     converged: Tensor
     residual: Tensor
     steps: Tensor
+
+    @property
+    def message(self) -> str:
+        """Outcome as a sentence."""
+        return convergence_message(self.converged, self.steps, "states")
 
 
 class Hopfield(nn.Module):
@@ -52,10 +65,10 @@ class Hopfield(nn.Module):
     .. math:: \xi \leftarrow \sum_j p_j k_j \quad (\text{up to } s \text{ times}), \qquad
               o = \sum_j p_j v_j, \qquad p_j \propto e^{\beta \langle k_j, \xi \rangle}
 
-    so that ``update_steps_max=0`` is softmax attention, and s adds as many updates of the state. Every state stops by
-    itself when an update moves it by no more than ``update_steps_eps``: its answer does not depend on the batch. A
-    state that sees no pattern retrieves zero, and the output is the bias of the output map; an entry of the batch
-    without any pattern is refused. Arguments have the names of the original layers, the page on memories compares.
+    so that ``update_steps_max=0`` is softmax attention. Every state stops on its own when an update moves it by no more
+    than ``update_steps_eps``, so that its result does not depend on the batch. A state that sees no pattern retrieves
+    zero, and the output is the bias of the output map; an entry of the batch without any pattern is an error.
+    Arguments have the names of the original layers; the page on memories compares them.
 
     Args:
         input_size: size of the state patterns; None where nothing is projected or normalized.
@@ -66,7 +79,7 @@ class Hopfield(nn.Module):
         scaling: :math:`\beta`: a number or a tensor, one for all heads or one for each; a ``nn.Parameter`` is
             learned. One over the square root of ``hidden_size`` by default, or one if nothing is projected.
         update_steps_max: updates of the state before the last association, at most; None to go on until all rest.
-        update_steps_eps: what counts as rest.
+        update_steps_eps: tolerance, the distance of an update that counts as rest.
         gradient: ``"unroll"`` differentiates every update, ``"implicit"`` the fixed point: in the memory of one update,
             and a state that converged has no derivative in where it started. One that did not is unrolled.
         normalize_stored_pattern, normalize_state_pattern, normalize_pattern_projection: whether a layer norm comes
@@ -147,8 +160,8 @@ class Hopfield(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_count(num_heads, "num_heads", "it is the number of heads")
         sizes = {
+            "num_heads": num_heads,
             "input_size": input_size,
             "output_size": output_size,
             "pattern_size": pattern_size,
@@ -157,22 +170,18 @@ class Hopfield(nn.Module):
         }
         for name, size in sizes.items():
             if size is not None:
-                check_count(size, name, "it is the size of a pattern")
-        if gradient not in get_args(Gradient):
-            unknown("gradient", get_args(Gradient), gradient)
-        if association_activation not in (None, *get_args(Pointwise)):
-            unknown("association_activation", (None, *get_args(Pointwise)), association_activation)
+                check_count(size, name)
+        check_choice(gradient, "gradient", get_args(Gradient))
+        check_choice(association_activation, "association_activation", (None, *get_args(Pointwise)))
         if update_steps_max is not None:
-            check_count(update_steps_max, "update_steps_max", "pass None to go on until all states rest", least=0)
-        if not update_steps_eps >= 0:
-            raise ValueError(f"update_steps_eps must not be negative, got {update_steps_eps}; 1e-4 is usual")
+            check_count(update_steps_max, "update_steps_max", least=0, remedy="pass None for no limit")
+        check_number(update_steps_eps, "update_steps_eps", least=0)
         if normalize_hopfield_space_affine and not normalize_hopfield_space:
-            raise ValueError(
-                "normalize_hopfield_space_affine needs normalize_hopfield_space, got False; a norm that is not there"
-                " has no weights"
+            raise UserError(
+                "normalize_hopfield_space_affine needs normalize_hopfield_space, got False; switch both on or off"
             )
         if concat_bias_pattern and (stored_pattern_as_static or pattern_projection_as_static):
-            raise ValueError(
+            raise UserError(
                 "concat_bias_pattern needs projected stored patterns and projections, got static ones;"
                 " append a pattern of your own to those"
             )
@@ -250,26 +259,20 @@ class Hopfield(nn.Module):
                 nn.init.normal_(pattern, std=0.02, generator=generator)
 
     def extra_repr(self) -> str:
-        """The options that the projections do not show."""
+        """Options beside the projections."""
         steps = f"update_steps_max={self.update_steps_max}, update_steps_eps={self.update_steps_eps:g}"
         return f"num_heads={self.num_heads}, {steps}, gradient={self.gradient!r}, batch_first={self.batch_first}"
 
     def forward(
-        self,
-        input: Patterns,
-        stored_pattern_padding_mask: Tensor | None = None,
-        association_mask: Tensor | None = None,
+        self, input: Patterns, stored_pattern_padding_mask: Tensor | None = None, association_mask: Tensor | None = None
     ) -> Tensor:
         """The output alone; arguments as in :meth:`associate`."""
         return self.associate(input, stored_pattern_padding_mask, association_mask).output
 
     def associate(
-        self,
-        input: Patterns,
-        stored_pattern_padding_mask: Tensor | None = None,
-        association_mask: Tensor | None = None,
+        self, input: Patterns, stored_pattern_padding_mask: Tensor | None = None, association_mask: Tensor | None = None
     ) -> Associated:
-        """Associate states with stored patterns, and say how every state ended.
+        """Associate states with stored patterns.
 
         Args:
             input: ``(stored, state, projection)``, each ``(batch, patterns, size)``, stored patterns and projections
@@ -293,14 +296,11 @@ class Hopfield(nn.Module):
 
     @torch.no_grad()
     def get_association_matrix(
-        self,
-        input: Patterns,
-        stored_pattern_padding_mask: Tensor | None = None,
-        association_mask: Tensor | None = None,
+        self, input: Patterns, stored_pattern_padding_mask: Tensor | None = None, association_mask: Tensor | None = None
     ) -> Tensor:
-        """The weights of the last association, ``(batch, heads, states, stored)``; a row that sees nothing is zero.
+        """Weights of the last association, ``(batch, heads, states, stored)``; a row without atoms is zero.
 
-        A bias pattern and a zero association take their share of the mass and have no columns.
+        A bias pattern and a zero association hold their share of the mass but have no columns.
         """
         query, key, _ = self._project(input)
         log_weight = self._log_weight(query, key, stored_pattern_padding_mask, association_mask)
@@ -313,7 +313,7 @@ class Hopfield(nn.Module):
 
     def _settle(self, query: Tensor, key: Tensor, log_weight: Tensor | None) -> Settled:
         steps = MOST_STEPS if self.update_steps_max is None else self.update_steps_max
-        # In half precision a state never comes to rest within any tolerance worth the name.
+        # Rounding to half precision is larger than any useful tolerance.
         wide = torch.promote_types(query.dtype, torch.float32)
         stored, beta = key.to(wide) if steps else key, self._beta()
 

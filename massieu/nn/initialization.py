@@ -1,4 +1,4 @@
-"""The weights a transformer starts with."""
+"""Initial weights of transformers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ __all__ = ["initialize"]
 def initialize(model: nn.Module, sums: int, keep: Sequence[nn.Module], generator: torch.Generator | None) -> None:
     """Draw matrices with standard deviation 0.02 and set biases to zero, but leave the modules in ``keep`` alone.
 
-    What is added to a residual connection is divided by the square root of the number of such sums, so that the
-    hidden states do not grow with depth.
+    Maps whose output is added to a residual connection are divided by the square root of the number of such sums, so
+    that the hidden states do not grow with depth.
 
     Source:
         Radford et al. 2019, section 2.3.

@@ -1,4 +1,4 @@
-"""Normalizations between sublayers, of one token or of the whole cloud of tokens."""
+"""Normalizations of single tokens or of the cloud of all tokens."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from massieu.checks import check_choice
 from massieu.kernels.graphs import call_eagerly
-from massieu.nn.checks import check_measure, check_tokens, unknown
+from massieu.nn.inputs import check_measure, check_tokens
 
 __all__ = ["Norm", "Renormalization", "build_norm", "normalize"]
 
@@ -22,7 +23,7 @@ class Renormalization(nn.Module):
     .. math:: x_i \mapsto b + g \odot (C + \epsilon I)^{-1/2} (x_i - \bar x), \qquad
               C = \tfrac1n \sum_i (x_i - \bar x)(x_i - \bar x)^\top
 
-    Every token looks at all others, so this fits encoders, not causal models. With fewer tokens than dimensions the
+    Every token depends on all others: for encoders, not for causal models. With fewer tokens than dimensions the
     cloud is whitened on its span.
 
     Args:
@@ -90,20 +91,19 @@ class Renormalization(nn.Module):
 def build_norm(
     kind: Norm | None, dim: int, eps: float, device: torch.device | str | None, dtype: torch.dtype | None
 ) -> nn.Module:
-    """The module of that name; None is the identity."""
+    """Build the norm of that name; None is the identity."""
+    check_choice(kind, "norm", (*get_args(Norm), None))
     if kind is None:
         return nn.Identity()
     if kind == "layer":
         return nn.LayerNorm(dim, eps=eps, device=device, dtype=dtype)
     if kind == "rms":
         return nn.RMSNorm(dim, eps=eps, device=device, dtype=dtype)
-    if kind == "zca":
-        return Renormalization(dim, eps=eps, device=device, dtype=dtype)
-    unknown("norm", (*get_args(Norm), None), kind)
+    return Renormalization(dim, eps=eps, device=device, dtype=dtype)
 
 
 def normalize(norm: nn.Module, x: Tensor, lengths: Tensor | int | None) -> Tensor:
-    """Apply a norm; one that looks at the cloud is told how long it is."""
+    """Apply a norm; :class:`Renormalization` takes the lengths too."""
     result: Tensor = norm(x, lengths) if isinstance(norm, Renormalization) else norm(x)
     return result
 

@@ -1,17 +1,17 @@
-"""Rotary positions: queries and keys turned by an angle that grows with their place."""
+"""Rotary positions: queries and keys rotated by angles proportional to their positions."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from massieu.checks import check_floating
+from massieu.checks import UserError, check_floating
 
 __all__ = ["rotate"]
 
 
 def rotate(x: Tensor, offset: int = 0, *, base: float = 10000.0, inverse: bool = False) -> Tensor:
-    r"""Turn each token by its position, so that inner products depend on differences of positions only.
+    r"""Rotate each token by its position, so that inner products depend on differences of positions only.
 
     .. math:: (x_m, x_{m + d/2}) \mapsto R(i \, b^{-2m/d}) (x_m, x_{m + d/2}), \qquad m < d/2
 
@@ -20,8 +20,8 @@ def rotate(x: Tensor, offset: int = 0, *, base: float = 10000.0, inverse: bool =
     Args:
         x: queries or keys, shape ``(..., tokens, dim)``, dim even.
         offset: position of the first token, such as the number of tokens in a cache.
-        base: :math:`b`; the larger, the slower the slowest plane turns.
-        inverse: turn back instead.
+        base: :math:`b`; the larger, the slower the slowest plane rotates.
+        inverse: rotate back instead.
 
     Returns:
         The same shape and dtype; the angles are computed in float64.
@@ -37,9 +37,9 @@ def rotate(x: Tensor, offset: int = 0, *, base: float = 10000.0, inverse: bool =
     """
     check_floating(x, "x")
     if x.dim() < 2 or x.shape[-1] % 2:
-        raise ValueError(
+        raise UserError(
             f"x must have shape (..., tokens, dim) with dim even, got {tuple(x.shape)};"
-            " coordinates turn in pairs, and for a single vector pass x[None]"
+            " coordinates rotate in pairs, and for a single vector pass x[None]"
         )
     tokens, half = x.shape[-2], x.shape[-1] // 2
     exponent = torch.arange(half, device=x.device, dtype=torch.float64) / half

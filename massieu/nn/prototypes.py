@@ -1,4 +1,4 @@
-"""Associations in which some patterns belong to the layer: states that pool a set, and prototypes to look up."""
+"""Associations with trained patterns: pooling of a set by trained states, lookup in trained prototypes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from massieu.nn.checks import check_count
+from massieu.checks import UserError, check_count
 from massieu.nn.hopfield import Associated, Hopfield
 
 __all__ = ["HopfieldLayer", "HopfieldPooling"]
@@ -17,7 +17,7 @@ Input = Tensor | tuple[Tensor, Tensor]
 
 
 class _Owner(nn.Module, abc.ABC):
-    """A :class:`Hopfield` that is given its own patterns along with the input; a subclass says which are which."""
+    """A :class:`Hopfield` with patterns of its own beside the input; abstract."""
 
     hopfield: Hopfield
 
@@ -26,28 +26,19 @@ class _Owner(nn.Module, abc.ABC):
         """Stored patterns, states and projections."""
 
     def forward(
-        self,
-        input: Input,
-        stored_pattern_padding_mask: Tensor | None = None,
-        association_mask: Tensor | None = None,
+        self, input: Input, stored_pattern_padding_mask: Tensor | None = None, association_mask: Tensor | None = None
     ) -> Tensor:
         """The output alone; arguments as in :meth:`Hopfield.associate`, without the patterns of this layer."""
         return self.associate(input, stored_pattern_padding_mask, association_mask).output
 
     def associate(
-        self,
-        input: Input,
-        stored_pattern_padding_mask: Tensor | None = None,
-        association_mask: Tensor | None = None,
+        self, input: Input, stored_pattern_padding_mask: Tensor | None = None, association_mask: Tensor | None = None
     ) -> Associated:
         """As :meth:`Hopfield.associate`, with the output of this layer."""
         return self.hopfield.associate(self._patterns(input), stored_pattern_padding_mask, association_mask)
 
     def get_association_matrix(
-        self,
-        input: Input,
-        stored_pattern_padding_mask: Tensor | None = None,
-        association_mask: Tensor | None = None,
+        self, input: Input, stored_pattern_padding_mask: Tensor | None = None, association_mask: Tensor | None = None
     ) -> Tensor:
         """As :meth:`Hopfield.get_association_matrix`."""
         given = self._patterns(input)
@@ -59,7 +50,7 @@ class _Owner(nn.Module, abc.ABC):
 
 
 class HopfieldPooling(_Owner):
-    """Pooling of a set of patterns by trained states: each state asks the set one question.
+    """Pooling of a set of patterns by trained states.
 
     The input is ``(batch, patterns, size)``, or ``(stored, projection)``; the output ``(batch, quantity *
     output_size)``, and the association matrix ``(batch, heads, quantity, patterns)``.
@@ -90,15 +81,12 @@ class HopfieldPooling(_Owner):
         **options: Any,
     ) -> None:
         super().__init__()
-        check_count(quantity, "quantity", "it is the number of states that pool")
+        check_count(quantity, "quantity")
         self.hopfield = Hopfield(input_size, hidden_size, output_size, pattern_size, num_heads, **options)
         self.pooling_weights = _trained(quantity, input_size, trainable, options)
 
     def associate(
-        self,
-        input: Input,
-        stored_pattern_padding_mask: Tensor | None = None,
-        association_mask: Tensor | None = None,
+        self, input: Input, stored_pattern_padding_mask: Tensor | None = None, association_mask: Tensor | None = None
     ) -> Associated:
         """As :meth:`Hopfield.associate`, with one row of outputs for every entry of the batch."""
         found = super().associate(input, stored_pattern_padding_mask, association_mask)
@@ -108,15 +96,15 @@ class HopfieldPooling(_Owner):
     def _patterns(self, input: Any) -> tuple[Tensor, Tensor, Tensor]:
         if not isinstance(input, Tensor) and not (isinstance(input, (tuple, list)) and len(input) == 2):
             got = f"{len(input)} of them" if isinstance(input, (tuple, list)) else type(input).__name__
-            raise TypeError(f"input must be a tensor, or stored patterns and projections, got {got}; pass one or both")
+            raise UserError(f"input must be a tensor, or stored patterns and projections, got {got}; pass one or both")
         stored, projection = (input, input) if isinstance(input, Tensor) else input
         return stored, self._own(self.pooling_weights), projection
 
 
 class HopfieldLayer(_Owner):
-    """Lookup in trained stored patterns: a layer that memorizes prototypes.
+    """Lookup in trained stored patterns (prototypes).
 
-    The input are states ``(batch, states, input_size)``; the output ``(batch, states, output_size)``, and the
+    The input is states ``(batch, states, input_size)``; the output ``(batch, states, output_size)``, and the
     association matrix ``(batch, heads, states, quantity)``.
 
     Args:
@@ -147,7 +135,7 @@ class HopfieldLayer(_Owner):
         **options: Any,
     ) -> None:
         super().__init__()
-        check_count(quantity, "quantity", "it is the number of stored patterns")
+        check_count(quantity, "quantity")
         self.hopfield = Hopfield(input_size, hidden_size, output_size, pattern_size, num_heads, **options)
         stored, projection = self.hopfield.stored_size or 1, self.hopfield.projection_size or 1
         self.lookup_weights = _trained(quantity, stored, trainable, options)
@@ -161,6 +149,6 @@ class HopfieldLayer(_Owner):
 
 
 def _trained(quantity: int, size: int, trainable: bool, options: dict[str, Any]) -> nn.Parameter:
-    """Patterns that belong to a layer, ``(quantity, size)``, drawn with standard deviation 0.02."""
+    """Patterns of a layer, ``(quantity, size)``, drawn with standard deviation 0.02."""
     patterns = torch.empty(quantity, size, device=options.get("device"), dtype=options.get("dtype"))
     return nn.Parameter(nn.init.normal_(patterns, std=0.02, generator=options.get("generator")), trainable)

@@ -1,21 +1,18 @@
-"""The next word, drawn from logits."""
+"""Draws of the next word from logits."""
 
 from __future__ import annotations
-
-import math
-from numbers import Real
 
 import torch
 from torch import Tensor
 
 from massieu import statistics
-from massieu.nn.checks import check_count
+from massieu.checks import check_count, check_number
 
 __all__ = ["check_sampling", "draw"]
 
 
 def draw(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None) -> Tensor:
-    """One word per row of ``(batch, vocabulary)``: the most likely at temperature zero, else a random one.
+    """Draw one word per row of ``(batch, vocabulary)``; at temperature zero the most likely.
 
     Example:
         >>> draw(torch.tensor([[0.0, 9.0, 1.0]]), temperature=0.0, top_k=None, generator=None)
@@ -31,11 +28,8 @@ def draw(logits: Tensor, temperature: float, top_k: int | None, generator: torch
 
 
 def check_sampling(max_new_tokens: int, temperature: float, top_k: int | None) -> None:
-    """One sentence unless the options make sense."""
-    check_count(max_new_tokens, "max_new_tokens", "it is the number of words to add", least=0)
-    if not isinstance(temperature, Real) or not math.isfinite(temperature) or temperature < 0:
-        raise ValueError(
-            f"temperature must be a finite number from zero up, got {temperature!r}; 0 takes the most likely word"
-        )
+    """Raise unless the options are in their ranges."""
+    check_count(max_new_tokens, "max_new_tokens", least=0)
+    check_number(temperature, "temperature", least=0, remedy="0 takes the most likely word")
     if top_k is not None:
-        check_count(top_k, "top_k", "pass None for all words")
+        check_count(top_k, "top_k", remedy="pass None for all words")

@@ -1,4 +1,4 @@
-"""A transformer, encoder or decoder, over words of a vocabulary or over vectors."""
+"""Transformer, encoder or decoder, over words of a vocabulary or over vectors."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from massieu.nn.attention import MeasureAttention, Tying
+from massieu.checks import UserError, check_choice, check_count
+from massieu.nn.attention import MeasureAttention
 from massieu.nn.block import Activation, Block, FeedForward
 from massieu.nn.cache import KeyValueCache, LinearCache
-from massieu.nn.checks import check_count, check_dtype, check_tokens, check_words, unknown
-from massieu.nn.heads import Heads
 from massieu.nn.initialization import initialize
-from massieu.nn.linear import LinearAttention
+from massieu.nn.inputs import check_dtype, check_tokens, check_words
+from massieu.nn.linear_attention import LinearAttention
+from massieu.nn.multihead import Heads
 from massieu.nn.norms import Norm, build_norm, normalize
 from massieu.nn.sampling import check_sampling, draw
 from massieu.patterns import Pattern, Schedule
@@ -43,18 +44,17 @@ class Transformer(nn.Module):
         vocabulary: number of words; None for vectors.
         input_dim: size of input vectors, which a linear map takes to ``dim``; None where they have it already.
         output_dim: size of outputs. By default the vocabulary, and hidden states for vectors.
-        max_length: the longest sequence, which learned positions need to know.
+        max_length: length of the longest sequence; required by learned positions.
         num_key_heads: number of key heads, a divisor of ``num_heads``.
         head_dim: size of a head; its share in ``dim`` by default.
         hidden_dim: width of the feed-forward nets, four times ``dim`` by default; 0 leaves them out.
         activation: ``"gelu"``, ``"gelu_tanh"``, ``"relu"`` or ``"swiglu"``.
         attention: ``"free"``, ``"tied"`` or ``"source"`` (see :class:`MeasureAttention`) or ``"linear"``, for all
-            layers or one per layer; in place of a name, a module with the methods of these, whose weights stay as
-            they are.
+            layers or one per layer; or modules with the same methods, whose weights are not initialized again.
         causal: whether tokens see only earlier ones.
         window: each token sees only tokens less than this many positions away.
-        pattern: which tokens see each other, from :mod:`massieu.patterns`; of a schedule, layers take the patterns in
-            turn. Layers given as modules keep their own.
+        pattern: visible tokens, one of :mod:`massieu.patterns`; of a schedule, layers take the patterns in turn. Layers
+            given as modules keep their own.
         positions: ``"rotary"``, ``"learned"`` or None.
         rotary_base: base of the rotary positions.
         norm: ``"layer"``, ``"rms"``, ``"zca"`` (encoders only) or None.
@@ -111,94 +111,61 @@ class Transformer(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_count(num_layers, "num_layers", "a model has at least one block")
-        for name, size, remedy in (
-            ("vocabulary", vocabulary, "pass None for vectors"),
-            ("input_dim", input_dim, "pass None for vectors of size dim"),
-            ("output_dim", output_dim, "pass None for the vocabulary or hidden states"),
-            ("max_length", max_length, "pass None for any length"),
-        ):
-            if size is not None:
-                check_count(size, name, remedy)
-        check_count(dim, "dim", "it is the size of the hidden states")
+        sizes = {"vocabulary": vocabulary, "input_dim": input_dim, "output_dim": output_dim, "max_length": max_length}
+        for name, size in {"num_layers": num_layers, "dim": dim}.items():
+            check_count(size, name)
+        for name, optional in sizes.items():
+            if optional is not None:
+                check_count(optional, name, remedy="pass None for the default")
         if vocabulary is not None and input_dim is not None:
-            raise ValueError(
+            raise UserError(
                 f"inputs are words or vectors, got vocabulary={vocabulary} and input_dim={input_dim}; pass only one"
             )
-        if positions not in (*get_args(Positions), None):
-            unknown("positions", (*get_args(Positions), None), positions)
+        check_choice(positions, "positions", (*get_args(Positions), None))
         if positions == "learned" and max_length is None:
-            raise ValueError("learned positions need max_length, got None; pass the length of the longest sequence")
+            raise UserError("learned positions need max_length, got None; pass the length of the longest sequence")
         if norm == "zca" and causal:
-            raise ValueError(
-                'norm="zca" looks at all tokens, got causal=True; pass causal=False, or norm="layer" or "rms"'
+            raise UserError(
+                'norm="zca" depends on all tokens, got causal=True; pass causal=False, or norm="layer" or "rms"'
             )
         self.dim, self.num_layers, self.vocabulary, self.max_length = dim, num_layers, vocabulary, max_length
         self.input_dim = dim if input_dim is None else input_dim
         self.causal = causal
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.embedding: nn.Module | None = None
         if vocabulary is not None:
-            self.embedding = nn.Embedding(vocabulary, dim, device=device, dtype=dtype)
+            self.embedding = nn.Embedding(vocabulary, dim, **factory)
         elif input_dim is not None:
-            self.embedding = nn.Linear(input_dim, dim, device=device, dtype=dtype)
+            self.embedding = nn.Linear(input_dim, dim, **factory)
         self.positions: nn.Embedding | None = None
         if positions == "learned":
             assert max_length is not None
-            self.positions = nn.Embedding(max_length, dim, device=device, dtype=dtype)
+            self.positions = nn.Embedding(max_length, dim, **factory)
         self.dropout = nn.Dropout(dropout)
 
         patterns = None if pattern is None else as_schedule(pattern)
         if patterns is not None and shared_layers and len(patterns) > 1:
-            raise ValueError(
+            raise UserError(
                 f"shared layers have one pattern, got a schedule of {len(patterns)}; pass one of them, such as"
                 " schedule.union(), or shared_layers=False"
             )
 
-        def build(kind: Attention | nn.Module, layer: int) -> nn.Module:
-            if isinstance(kind, nn.Module):
-                _check_causal(kind, causal)
-                return kind
-            rotary = rotary_base if positions == "rotary" else None
-            options: dict[str, Any] = {"bias": bias, "causal": causal, "window": window, "rotary": rotary}
-            options |= {"dropout": dropout, "device": device, "dtype": dtype}
-            own = None if patterns is None else patterns[layer]
-            if kind == "linear":
-                if own is not None:
-                    raise ValueError(
-                        "linear attention has no pattern, since it never sees pairs, got one; choose another attention"
-                    )
-                return LinearAttention(dim, num_heads, num_key_heads, head_dim, **options)
-            if kind in get_args(Tying):
-                return MeasureAttention(dim, num_heads, num_key_heads, head_dim, tying=kind, pattern=own, **options)
-            unknown("attention", get_args(Attention), kind)
-
-        def feed_forward() -> FeedForward | None:
-            if hidden_dim == 0:
-                return None
-            return FeedForward(
-                dim, hidden_dim, activation=activation, bias=bias, dropout=dropout, device=device, dtype=dtype
-            )
-
+        options = {"bias": bias, "dropout": dropout, **factory}
+        rotary = rotary_base if positions == "rotary" else None
+        attention_options = options | {"causal": causal, "window": window, "rotary": rotary}
         kinds = _one_per_block(attention, 1 if shared_layers else num_layers)
-        self.blocks = nn.ModuleList(
-            Block(
-                dim,
-                build(kind, layer),
-                feed_forward(),
-                norm=norm,
-                pre_norm=pre_norm,
-                norm_eps=norm_eps,
-                device=device,
-                dtype=dtype,
-            )
-            for layer, kind in enumerate(kinds)
-        )
+        self.blocks = nn.ModuleList()
+        for layer, kind in enumerate(kinds):
+            own = None if patterns is None else patterns[layer]
+            built = _build_attention(kind, (dim, num_heads, num_key_heads, head_dim), own, attention_options)
+            net = None if hidden_dim == 0 else FeedForward(dim, hidden_dim, activation=activation, **options)
+            self.blocks.append(Block(dim, built, net, norm=norm, pre_norm=pre_norm, norm_eps=norm_eps, **factory))
         self.norm = build_norm(norm if pre_norm else None, dim, norm_eps, device, dtype)
         self.head: nn.Linear | None = None
         outputs = vocabulary if output_dim is None else output_dim
         self.tie_embedding = tie_embedding and vocabulary is not None and output_dim is None
         if outputs is not None and not self.tie_embedding:
-            self.head = nn.Linear(dim, outputs, bias=vocabulary is None, device=device, dtype=dtype)
+            self.head = nn.Linear(dim, outputs, bias=vocabulary is None, **factory)
         given = [kind for kind in kinds if isinstance(kind, nn.Module)]
         initialize(self, num_layers * (1 if hidden_dim == 0 else 2), given, generator)
 
@@ -231,7 +198,7 @@ class Transformer(nn.Module):
         return (outputs, found) if return_statistics else outputs
 
     def new_cache(self, capacity: int = 0) -> Cache:
-        """An empty cache, one per layer, with room for ``capacity`` tokens at first."""
+        """Return one empty cache per layer, with memory for ``capacity`` tokens at first."""
         return [self._block(layer).attention.new_cache(capacity) for layer in range(self.num_layers)]  # type: ignore[operator]
 
     @torch.no_grad()
@@ -252,7 +219,7 @@ class Transformer(nn.Module):
             tokens: prompts of one length, ``(batch, tokens)``.
             max_new_tokens: number of words to add.
             temperature: divides the logits; 0 takes the most likely word each time.
-            top_k: draw among so many most likely words only.
+            top_k: number of most likely words to draw from; None for all.
             generator: draws the words.
 
         Returns:
@@ -260,15 +227,15 @@ class Transformer(nn.Module):
         """
         if self.vocabulary is None or not self.causal:
             got = "vectors as inputs" if self.vocabulary is None else "causal=False"
-            raise ValueError(f"generate needs a causal model with a vocabulary, got {got}; build one with both")
+            raise UserError(f"generate needs a causal model with a vocabulary, got {got}; build one with both")
         check_sampling(max_new_tokens, temperature, top_k)
         self._check_inputs(tokens, 0)
         if tokens.shape[1] == 0:
-            raise ValueError("generate needs a prompt, got no tokens; start with one, such as a word for the beginning")
+            raise UserError("generate needs a prompt, got no tokens; pass at least one")
         if self.max_length is not None and tokens.shape[1] + max_new_tokens > self.max_length:
-            raise ValueError(
+            raise UserError(
                 f"prompt and continuation must fit max_length {self.max_length}, got {tokens.shape[1]} and"
-                f" {max_new_tokens} words; ask for fewer, or shorten the prompt"
+                f" {max_new_tokens} words; generate fewer, or shorten the prompt"
             )
         cache, step = self.new_cache(tokens.shape[1] + max_new_tokens), tokens
         for _ in range(max_new_tokens):
@@ -318,16 +285,16 @@ class Transformer(nn.Module):
             check_tokens(inputs, "inputs", self.input_dim)
             check_dtype(inputs, "inputs", self)
         if self.max_length is not None and past + inputs.shape[1] > self.max_length:
-            raise ValueError(
+            raise UserError(
                 f"sequences must not exceed max_length {self.max_length}, got {past + inputs.shape[1]} tokens;"
                 " cut them, or build the model with a larger max_length"
             )
 
     def _check_cache(self, cache: Cache) -> int:
-        """The number of tokens that all layers have seen; one sentence unless they have."""
+        """Return the number of cached tokens; raise unless all layers have the same."""
         if not isinstance(cache, (list, tuple)) or len(cache) != self.num_layers:
             got = f"{len(cache)} entries" if isinstance(cache, (list, tuple)) else type(cache).__name__
-            raise ValueError(
+            raise UserError(
                 f"cache must be a list of one cache for each of the {self.num_layers} layers, got {got};"
                 " make one with new_cache()"
             )
@@ -337,7 +304,7 @@ class Transformer(nn.Module):
                 attention.check_cache_type(own)
         lengths = [own.length for own in cache]
         if len(set(lengths)) > 1:
-            raise ValueError(
+            raise UserError(
                 f"every layer must have seen the same tokens, got lengths {lengths}; make a new cache with new_cache()"
             )
         return lengths[0]
@@ -347,21 +314,36 @@ def _one_per_block(attention: Attention | Sequence[Attention | nn.Module], block
     if isinstance(attention, str):
         return [attention] * blocks
     if not isinstance(attention, (list, tuple, nn.ModuleList)):
-        raise TypeError(
+        raise UserError(
             f"attention must be a name or a list with one entry per block, got {type(attention).__name__};"
             " put a module into a list"
         )
     if len(attention) != blocks:
-        raise ValueError(
+        raise UserError(
             f"attention must be one name or one entry for each of the {blocks} blocks, got {len(attention)} entries;"
             " shared layers are one block"
         )
     return list(attention)
 
 
-def _check_causal(attention: nn.Module, causal: bool) -> None:
-    if causal and not getattr(attention, "causal", True):
-        raise ValueError(
-            f"a causal model needs causal attention, got a {type(attention).__name__} with causal=False;"
-            " build it with causal=True, or the model with causal=False"
+def _build_attention(
+    kind: Attention | nn.Module,
+    sizes: tuple[int, int, int | None, int | None],
+    pattern: Pattern | None,
+    options: dict[str, Any],
+) -> nn.Module:
+    if isinstance(kind, nn.Module):
+        if options["causal"] and not getattr(kind, "causal", True):
+            raise UserError(
+                f"a causal model needs causal attention, got a {type(kind).__name__} with causal=False;"
+                " build it with causal=True, or the model with causal=False"
+            )
+        return kind
+    check_choice(kind, "attention", get_args(Attention))
+    if kind != "linear":
+        return MeasureAttention(*sizes, tying=kind, pattern=pattern, **options)
+    if pattern is not None:
+        raise UserError(
+            "linear attention has no pattern, since it computes no pairs, got one; choose another attention"
         )
+    return LinearAttention(*sizes, **options)

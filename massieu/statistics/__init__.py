@@ -1,5 +1,5 @@
-"""An attention row as a distribution: the one place where scores are exponentiated."""
+"""Attention rows as distributions; all exponentials of scores are computed here."""
 
-from massieu.statistics.attention import Attended, RowStatistics, attend, mass_count, probabilities, row_statistics
+from massieu.statistics.forward import Attended, RowStatistics, attend, mass_count, probabilities, row_statistics
 
 __all__ = ["Attended", "RowStatistics", "attend", "mass_count", "probabilities", "row_statistics"]

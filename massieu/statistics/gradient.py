@@ -1,4 +1,4 @@
-"""How attention and its statistics differentiate: closed forms over tiles, the dense form for second derivatives."""
+"""Gradients of attention and its statistics: closed forms over tiles, the dense form for second derivatives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Grads = tuple[Tensor | None, ...]  # of the output and of the six statistics, in
 class _Function(torch.autograd.Function):
     @classmethod
     def apply(cls, *arguments: Any) -> Any:
-        # Torch would bind the arguments to their names at every call, which takes as long as a small kernel.
+        # Function.apply of torch binds the arguments to their names, which takes as long as a small kernel.
         if torch._C._are_functorch_transforms_active():
             return super().apply(*arguments)  # type: ignore[no-untyped-call]
         return super(torch.autograd.Function, cls).apply(*arguments)  # type: ignore[misc]
@@ -54,24 +54,18 @@ class Attention(_Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        # Only who asks for second derivatives needs a node for the first.
+        # Only second derivatives need a node for the first.
         solve = Gradient.apply if torch.is_grad_enabled() else Gradient.forward
         found = solve(*ctx.saved_tensors, *grads[:7], ctx.plan, ctx.needs_input_grad[3:5])
         return (*found, None, None)
 
 
 class MassCount(_Function):
-    """Mass counts of arranged rows, constants to whatever differentiates."""
+    """Mass counts of arranged rows, without gradients."""
 
     @staticmethod
     def forward(
-        query: Tensor,
-        key: Tensor,
-        value: None,
-        log_weight: Tensor | None,
-        sink: Tensor | None,
-        plan: Plan,
-        mass: float,
+        query: Tensor, key: Tensor, value: None, log_weight: Tensor | None, sink: Tensor | None, plan: Plan, mass: float
     ) -> Tensor:
         return kernels.mass_count(Inputs(query, key, value, log_weight, sink, plan), mass)
 
@@ -85,7 +79,7 @@ class MassCount(_Function):
 
 
 class Gradient(_Function):
-    """The gradients of :class:`Attention`, by tiles; their own gradients are those of the dense form."""
+    """Gradients of :class:`Attention` by tiles; their own gradients are those of the dense form."""
 
     @staticmethod
     def forward(
@@ -117,7 +111,7 @@ class Gradient(_Function):
     @staticmethod
     def backward(ctx: Any, *second: Tensor | None) -> tuple[Tensor | None, ...]:
         with torch.enable_grad():
-            # Views are nodes of their own: an input that depends on another is not followed back to it.
+            # Views are nodes of their own: gradients stop there where one input depends on another.
             leaves = [
                 x if x is None else x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
                 for x in ctx.saved_tensors
@@ -140,7 +134,7 @@ class Gradient(_Function):
 
 
 def _slope(grads: Grads, variance: Tensor | None, collision: Tensor | None) -> Slope:
-    r"""Coefficients of the score gradient, as far as they come from statistics.
+    r"""Coefficients of the score gradient from the gradients in statistics.
 
     With :math:`c_j = s_j - E[s]` the rows differentiate as :math:`\partial \log Z = p`,
     :math:`\partial E = p (1 + c)`, :math:`\partial H = -p c`, :math:`\partial Var = p (c^2 + 2 c - Var)` and
@@ -164,14 +158,14 @@ def _slope(grads: Grads, variance: Tensor | None, collision: Tensor | None) -> S
 
 
 def _used(result: Tensor | None, coming: Tensor | None) -> Tensor | None:
-    """A result that a gradient comes in for, zero where that is: nan times nothing is nothing."""
+    """Return a result with zeros where its gradient is zero: nan times zero would be nan."""
     return result if result is None or coming is None else result.masked_fill(coming == 0, 0.0)
 
 
 def _sink_gradient(
     sink: Tensor, moments: Tensor, slope: Slope, output: Tensor | None, grad_output: Tensor | None
 ) -> Tensor:
-    """The gradient in the score of the sink, an atom whose value is zero, summed over the queries."""
+    """Gradient in the score of the sink, an atom with value zero, summed over the queries."""
     score = sink.unsqueeze(-1)
     maximum, total, *offset = moments.double().unbind()
     weight = torch.exp2(LOG2E * score - maximum) / total
@@ -192,7 +186,7 @@ def _sink_gradient(
 
 
 def _dense_backward(inputs: Inputs, grads: Grads, want_log_weight: bool, want_sink: bool) -> tuple[Tensor | None, ...]:
-    """The gradients as plain differentiable operations on the whole matrix, for second derivatives."""
+    """Gradients by differentiable operations on the whole matrix, for second derivatives."""
     (query, key, value), (log_weight, sink, plan) = inputs.flat(), inputs[3:]
     own, working = query.dtype, torch.promote_types(query.dtype, torch.float32)
     hidden = kernels.hidden(query, key, log_weight, plan)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from massieu.kernels import visible, visible_count
 from massieu.statistics import RowStatistics, mass_count, row_statistics
 from massieu.taps import AttentionCall
 
@@ -181,14 +182,7 @@ def num_atoms(call: AttentionCall) -> Tensor:
     """The number of atoms that each row sees, a sink included, broadcasting to ``(batch, heads, queries)``."""
     *_, queries, atoms = call.shape
     if call.log_weight is None and call.scores is None:
-        own = torch.arange(queries) + atoms - queries
-        last = own if call.causal else torch.full((queries,), atoms - 1)
-        if call.window is None:
-            first = torch.zeros_like(own)
-        else:
-            first = (own - call.window + 1).clamp_min(0)
-            last = torch.minimum(last, own + call.window - 1)
-        count = (last - first + 1).clamp_min(0)
+        count = visible_count(queries, atoms, call.causal, call.window)
     elif call.scores is None:
         count = _present(call, torch.arange(queries)[None]).sum(-1)
     else:
@@ -200,7 +194,7 @@ def _whole_rows(call: AttentionCall, position: Tensor) -> dict[str, Tensor]:
     scores = scores_at(call, position)
     atoms, lowest = _count_and_lowest(scores, call)
     query, key, weight, sink = _at_the_origin(scores, call.sink)
-    count = mass_count(query, key, MASS, weight, sink=sink)
+    count = mass_count(query, key, weight, mass=MASS, sink=sink)
     total = atoms + (call.sink is not None)
     empty = (atoms == 0) | query[..., 0].isnan()
     return {
@@ -261,11 +255,7 @@ def _present(call: AttentionCall, position: Tensor) -> Tensor:
     *_, queries, atoms = call.shape
     own = (position + atoms - queries)[:, None, :, None]
     atom = torch.arange(atoms, device=position.device)
-    seen = torch.ones(1, 1, 1, atoms, dtype=torch.bool, device=position.device)
-    if call.causal:
-        seen = seen & (atom <= own)
-    if call.window is not None:
-        seen = seen & ((atom - own).abs() < call.window)
+    seen = visible(own, atom, call.causal, call.window)
     if call.log_weight is not None:
         weight = _rows_of(call.log_weight, position.to(call.log_weight.device))
         own_mask = weight if weight.dtype == torch.bool else weight != -torch.inf
@@ -344,7 +334,8 @@ def _score_of_first(call: AttentionCall, first: Tensor) -> Tensor:
     score = _products(call.query, call.key.take_along_dim(index, -2), call)
     if call.window is not None:
         own = torch.arange(queries, device=first.device) + atoms - queries
-        score = score.masked_fill((own - first[:, None] >= call.window)[:, None], -torch.inf)
+        seen = visible(own, first[:, None], call.causal, call.window)
+        score = score.masked_fill(~seen[:, None], -torch.inf)
     if call.log_weight is None:
         return score
     weight = _four_axes(call.log_weight)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from massieu.kernels import visible
+
 __all__ = ["Visible", "absent", "add_bias", "first_atoms", "read_mask"]
 
 
@@ -124,12 +126,10 @@ def _in_words(seen: Tensor, queries: int, atoms: int) -> Visible:
     union = seen.flatten(0, 1).any(0)
     here = torch.arange(queries, device=seen.device)[:, None] + atoms - queries
     there = torch.arange(atoms, device=seen.device)
-    causal = torch.equal(union, union & (there <= here))
+    causal = torch.equal(union, union & visible(here, there, True, None))
     reach = _reach(union, here[:, 0])
     for window in (None, reach + 1):
-        band = (there <= here) if causal else torch.ones_like(union)
-        if window is not None:
-            band &= (there > here - window) & (there < here + window)
+        band = visible(here, there, causal, window)
         for some in (None, keys):
             if _is_outer(seen, some, band):
                 return Visible(some, causal, window, filled, rows)

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from massieu.nn.checks import check_count
+from massieu.checks import check_count
 from massieu.statistics import row_statistics
 from massieu.universal.multisets import ROWS, multisets
 
@@ -47,7 +47,7 @@ def theorem_spacing(length: int) -> float:
         >>> round(theorem_spacing(3), 4)
         5.1972
     """
-    check_count(length, "length", "it is the number of tokens of a sequence")
+    check_count(length, "length", remedy="it is the number of tokens of a sequence")
     return 2 * math.log(length) + 3
 
 
@@ -58,7 +58,7 @@ def boltz_bound(length: int, largest: float) -> float:
         >>> f"{boltz_bound(2, 3 * theorem_spacing(2)):.1e}"
         '1.8e-12'
     """
-    check_count(length, "length", "it is the number of tokens of a sequence")
+    check_count(length, "length", remedy="it is the number of tokens of a sequence")
     return math.log(length) ** 2 * math.exp(-2 * largest)
 
 

@@ -9,9 +9,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from massieu.checks import UserError
+from massieu.checks import UserError, check_choice, check_count
 from massieu.nn import Block, MeasureAttention
-from massieu.nn.checks import check_count, unknown
 from massieu.universal.boltzmann import theorem_spacing
 from massieu.universal.multisets import LIMIT, Cost, check_duplicates, cost, multisets
 from massieu.universal.search import Candidates, attended, evolve, increasing, mixed, seeded, spread
@@ -143,11 +142,10 @@ def contextual_map(
             ...
         massieu.universal.maps.BelowResolution: identifiers of 9 tokens in sequences of 3 must be ...
     """
-    check_count(vocabulary, "vocabulary", "it is the number of tokens")
-    check_count(length, "length", "it is the number of tokens of a sequence")
-    check_count(rounds, "rounds", "it is how often candidates are varied", least=0)
-    if scale not in get_args(Scale):
-        unknown("scale", get_args(Scale), scale)
+    check_count(vocabulary, "vocabulary", remedy="it is the number of tokens")
+    check_count(length, "length", remedy="it is the number of tokens of a sequence")
+    check_count(rounds, "rounds", remedy="it is how often candidates are varied", least=0)
+    check_choice(scale, "scale", get_args(Scale))
     vocabulary, length = int(vocabulary), int(length)
     duplicates = scale == "searched" if duplicates is None else duplicates
     check_duplicates(duplicates)

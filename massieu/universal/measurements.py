@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from massieu.nn.checks import check_count
+from massieu.checks import check_count
 from massieu.universal.boltzmann import boltz_gap, theorem_spacing
 from massieu.universal.construction import construct
 from massieu.universal.maps import contextual_map
@@ -65,8 +65,8 @@ def grid_errors(
         >>> round(coarse.mean_square / fine.mean_square, 1)
         2.0
     """
-    check_count(points, "points", "it is the number of sequences that are drawn")
-    check_count(dim, "dim", "it is the number of axes")
+    check_count(points, "points", remedy="it is the number of sequences that are drawn")
+    check_count(dim, "dim", remedy="it is the number of axes")
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.rand(points, length, dim, generator=generator, dtype=torch.float64)
     expected, rows = function(drawn), []

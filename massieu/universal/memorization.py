@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from massieu.checks import check_count
 from massieu.nn import FeedForward
-from massieu.nn.checks import check_count
 from massieu.universal.maps import LEAST, BelowResolution, rank_one_block
 from massieu.universal.multisets import LIMIT, Cost, digits_of
 from massieu.universal.realization import Cases, Realization
@@ -65,7 +65,7 @@ def memorize(
         >>> network(words).squeeze(-1).tolist()
         [[5.0, 5.0, 5.0], [7.0, 7.0, 7.0], [9.0, 9.0, 9.0]]
     """
-    check_count(rounds, "rounds", "it is how often candidates are varied", least=0)
+    check_count(rounds, "rounds", remedy="it is how often candidates are varied", least=0)
     source = seeded(generator)
     given, values = _checked(sequences, labels)
     vectors = given.reshape(-1, given.shape[-1] if given.dim() == 3 else 1).double()

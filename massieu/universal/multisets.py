@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from massieu.nn.checks import check_count
+from massieu.checks import check_count
 
 __all__ = ["Cost", "cost", "digits_of", "multisets", "sequences"]
 
@@ -37,7 +37,7 @@ class Cost:
 
     def check(self, limit: int) -> None:
         """One sentence unless there are few enough identifiers."""
-        check_count(limit, "limit", "it is the number of identifiers that may be built", least=0)
+        check_count(limit, "limit", remedy="it is the number of identifiers that may be built", least=0)
         if self.identifiers > limit:
             raise ValueError(
                 f"at most {limit} identifiers may be built, got {self}; take a coarser grid, fewer or"
@@ -66,8 +66,8 @@ def cost(grid: int | tuple[int, ...], length: int, output_dim: int = 1) -> Cost:
         2437006780000
     """
     axes = axes_of(grid)
-    check_count(length, "length", "it is the number of tokens of a sequence")
-    check_count(output_dim, "output_dim", "it is the size of the values")
+    check_count(length, "length", remedy="it is the number of tokens of a sequence")
+    check_count(output_dim, "output_dim", remedy="it is the size of the values")
     length = int(length)
     vocabulary = math.prod(axes)
     identifiers = vocabulary * math.comb(vocabulary + length - 2, length - 1)
@@ -85,7 +85,7 @@ def axes_of(grid: int | tuple[int, ...]) -> tuple[int, ...]:
     """The cells along each axis."""
     axes = grid if isinstance(grid, (tuple, list)) else (grid,)
     for cells in axes:
-        check_count(cells, "grid", "it is the number of cells along an axis, as in (3, 3)")
+        check_count(cells, "grid", remedy="it is the number of cells along an axis, as in (3, 3)")
     if not axes:
         raise ValueError("grid must have an axis, got none; (3, 3) divides the square into nine cells")
     return tuple(map(int, axes))
@@ -116,10 +116,10 @@ def multisets(vocabulary: int, length: int, *, duplicates: bool = True, limit: i
         >>> multisets(3, 2, duplicates=False).tolist()
         [[0, 1], [0, 2], [1, 2]]
     """
-    check_count(vocabulary, "vocabulary", "it is the number of tokens")
-    check_count(length, "length", "it is the number of tokens of a multiset", least=0)
+    check_count(vocabulary, "vocabulary", remedy="it is the number of tokens")
+    check_count(length, "length", remedy="it is the number of tokens of a multiset", least=0)
     check_duplicates(duplicates)
-    check_count(limit, "limit", "it is the number of multisets that may be listed", least=0)
+    check_count(limit, "limit", remedy="it is the number of multisets that may be listed", least=0)
     number = math.comb(int(vocabulary + length - 1) if duplicates else int(vocabulary), int(length))
     if number > limit:
         raise ValueError(

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from massieu.checks import check_count
 from massieu.nn import Block, MeasureAttention
-from massieu.nn.checks import check_count
 from massieu.universal.construction import EXHAUSTIVE, centers_of, check_arguments, equivariant_values
 from massieu.universal.multisets import LIMIT, axes_of
 from massieu.universal.realization import Cases
@@ -74,7 +74,7 @@ def construct_narrow(
         (15, True)
     """
     axes = axes_of(grid)
-    check_count(length, "length", "it is the number of tokens of a sequence, whose range shifts them", least=2)
+    check_count(length, "length", remedy="it is the number of tokens of a sequence, whose range shifts them", least=2)
     check_arguments(function, ramp)
     if not sharpness > 0:
         raise ValueError(f"sharpness must be positive, got {sharpness}; it multiplies the scores")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from massieu.nn.checks import check_count
+from massieu.checks import check_count
 from massieu.universal.multisets import multisets
 
 __all__ = ["ShiftStack", "selective_shift", "shift_stack"]
@@ -104,10 +104,10 @@ def shift_stack(grid: int, dim: int, length: int, *, duplicates: bool = False, f
         (4, 6, 4, True)
     """
     for value, name in ((grid, "grid"), (dim, "dim"), (length, "length")):
-        check_count(value, name, "the stack needs cells, axes and tokens")
+        check_count(value, name, remedy="the stack needs cells, axes and tokens")
     cells = grid**dim
     factor = cells if factor is None else factor
-    check_count(factor, "factor", "pass None for that of the proof")
+    check_count(factor, "factor", remedy="pass None for that of the proof")
     bound = (1 + length * cells ** (length + 1)) * max(cells, factor) ** (length + 1)
     if bound >= EXACT:
         raise ValueError(

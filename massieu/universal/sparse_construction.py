@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from massieu.checks import check_count
 from massieu.nn import Block, FeedForward, MeasureAttention
-from massieu.nn.checks import check_count
 from massieu.patterns import Pattern, Schedule, reach
 from massieu.patterns.pattern import as_schedule
 from massieu.universal.construction import centers_of, check_arguments, values_of
@@ -70,8 +70,8 @@ def construct_sparse(
         True
     """
     axes = axes_of(grid)
-    check_count(length, "length", "it is the number of tokens of a sequence")
-    check_count(limit, "limit", "it is the number of entries that may be built", least=0)
+    check_count(length, "length", remedy="it is the number of tokens of a sequence")
+    check_count(limit, "limit", remedy="it is the number of entries that may be built", least=0)
     check_arguments(function, ramp)
     cells, length, schedule = math.prod(axes), int(length), as_schedule(pattern)
     entries = length * cells**length
@@ -86,7 +86,7 @@ def construct_sparse(
             f"every token must reach all others, got {schedule!r} on {length} tokens, which never do; take another"
             " pattern such as star_ring(), or say how many layers"
         )
-    check_count(depth, "layers", "it is the number of attention layers", least=0)
+    check_count(depth, "layers", remedy="it is the number of attention layers", least=0)
     inputs = centers_of(axes)[sequences(cells, length)]
     values = values_of(function, inputs)
     dim = max(2 * length, len(axes) + length, values.shape[-1], digits_of(entries))

@@ -2,6 +2,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from massieu.checks import UserError
+
 
 def test_leading_axes_are_carried_and_queries_do_not_interact(measure, natural):
     if measure.batch_shape:
@@ -23,15 +25,15 @@ def test_single_precision_natural_gives_single_precision_results(measure, natura
 
 
 def test_a_single_vector_is_refused_with_the_remedy(measure, natural):
-    with pytest.raises(ValueError, match=r"got .*; for a single vector pass natural\[None\]"):
+    with pytest.raises(UserError, match=r"got .*; for a single vector pass natural\[None\]"):
         measure.log_normalizer(natural.flatten(0, -2)[0])
 
 
 def test_a_wrong_dimension_is_refused(measure, natural):
-    with pytest.raises(ValueError, match=rf"must have shape \(\.\.\., queries, {measure.dim}\), got"):
+    with pytest.raises(UserError, match=rf"must have shape \(\.\.\., queries, {measure.dim}\), got"):
         measure.mean(torch.cat([natural, natural], -1))
 
 
 def test_whole_numbers_are_refused(measure, natural):
-    with pytest.raises(TypeError, match=r"must be a floating-point tensor, got torch.int64; convert it with"):
+    with pytest.raises(UserError, match=r"must be a floating-point tensor, got torch.int64; convert it with"):
         measure.mean(natural.long())

@@ -3,7 +3,7 @@ import torch
 from torch.testing import assert_close
 
 from massieu.geometry.clouds import (
-    effective_rank,
+    effective_dimension,
     gaussian_band,
     groups,
     half_log_det,
@@ -27,7 +27,7 @@ def test_the_volume_is_that_of_numpy_and_grows_with_the_scale():
 def test_a_flat_cloud_has_a_finite_volume_and_a_small_rank():
     covariance = torch.diag(torch.tensor([2.0, 2.0, 2.0, 0.0], dtype=torch.float64))
     assert numpy.isfinite(half_log_det(covariance))
-    assert_close(effective_rank(covariance), 3.0)
+    assert_close(effective_dimension(covariance), 3.0)
 
 
 def test_the_mean_cosine_is_the_mean_over_pairs():

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from massieu.checks import UserError
 from massieu.geometry import (
     LowRank,
     cosine,
@@ -52,7 +53,7 @@ def test_the_maps_are_the_products_of_the_weights(factors, maps):
         assert_close(maps[1].dense()[h].numpy(), output[h] @ value[h], **CLOSE)
 
 
-def test_figures_of_a_map_are_those_of_the_dense_matrix(maps):
+def test_values_of_a_map_are_those_of_the_dense_matrix(maps):
     score, out = maps
     for h in range(HEADS):
         A, B = score.dense()[h].numpy(), out.dense()[h].numpy()
@@ -74,8 +75,8 @@ def test_figures_of_a_map_are_those_of_the_dense_matrix(maps):
             "symmetric": symmetric_fraction(score)[h],
             "cosine": cosine(out, score)[h],
         }
-        for name, figure in found.items():
-            assert_close(figure, torch.as_tensor(expected[name]), **CLOSE)
+        for name, value in found.items():
+            assert_close(value, torch.as_tensor(expected[name]), **CLOSE)
 
 
 def test_the_whitened_head_is_that_of_the_dense_matrix(maps):
@@ -194,14 +195,14 @@ def test_infinite_weights_spoil_their_own_head_only(factors):
     query[1, 0, 0] = torch.inf
     score = score_map(query, key)
     clean = score_map(factors[0], key)
-    for figure in (
+    for value in (
         singular_values,
         symmetric_fraction,
         lambda m: m.norm,
         lambda m: whitened_head(m, floored_spectrum(torch.eye(DIM))).cosine,
     ):
-        assert figure(score)[1].isnan().all()
-        assert_close(figure(score)[[0, 2]], figure(clean)[[0, 2]])
+        assert value(score)[1].isnan().all()
+        assert_close(value(score)[[0, 2]], value(clean)[[0, 2]])
 
 
 def test_more_rows_than_dimensions_give_as_many_singular_values_as_dimensions():
@@ -245,7 +246,7 @@ def test_no_variance_at_all_leaves_negative_powers_undefined(maps):
 
 def test_a_covariance_that_is_not_finite_gives_nan(maps):
     spectrum = floored_spectrum(torch.full((DIM, DIM), torch.nan))
-    assert all(figure.isnan().all() for figure in whitened_head(maps[0], spectrum))
+    assert all(value.isnan().all() for value in whitened_head(maps[0], spectrum))
 
 
 def test_whitened_maps_are_those_of_the_symmetric_root_in_the_basis_of_the_eigenvectors(maps):
@@ -257,11 +258,11 @@ def test_whitened_maps_are_those_of_the_symmetric_root_in_the_basis_of_the_eigen
 
 @pytest.mark.parametrize("shape", [(3,), (3, 4), (2, 3, 3)])
 def test_a_covariance_must_be_square(shape):
-    with pytest.raises(ValueError, match="covariance must have shape \\(dim, dim\\), got .*; pass the one of a layer"):
+    with pytest.raises(UserError, match="covariance must"):
         floored_spectrum(torch.zeros(shape))
 
 
 @pytest.mark.parametrize("floor", [-0.1, 1.5, float("nan")])
 def test_the_floor_is_a_share(floor):
-    with pytest.raises(ValueError, match="floor must be in \\[0, 1\\], got .*; it is a share of the mean eigenvalue"):
+    with pytest.raises(UserError, match="floor must"):
         floored_spectrum(torch.eye(2), floor=floor)

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from massieu import Attended, RowStatistics, attend, kernels, mass_count, row_statistics
-from massieu.kernels import selection
+from massieu.kernels import dispatch
 from massieu.kernels.compiled import LIBRARY, Library
 
 pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason=NOT_BUILT)
@@ -48,12 +48,12 @@ def inputs(
 
 
 def same(first: Attended, second: Attended) -> bool:
-    """Whether all numbers agree to the last bit; nan equals nan."""
+    """True if all numbers agree to the last bit; nan equals nan."""
     pairs = zip((first.output, *first.statistics), (second.output, *second.statistics), strict=True)
     return all(torch.equal(a.nan_to_num(-7.0), b.nan_to_num(-7.0)) for a, b in pairs)
 
 
-def test_the_build_that_was_asked_for_serves(build):
+def test_the_selected_build_serves(build):
     assert kernels.backend() == f"compiled {build}"
 
 
@@ -220,7 +220,7 @@ def test_one_and_two_threads_give_the_same_bits(batch, size):
     found = []
     for number in (1, 2):
         with threads(number):
-            found.append((*pass_through([size * query, key, value], **options), mass_count(query, key, 0.9)))
+            found.append((*pass_through([size * query, key, value], **options), mass_count(query, key)))
     (one, one_grads, one_count), (two, two_grads, two_count) = found
     assert same(one, two)
     assert all(torch.equal(a, b) for a, b in zip(one_grads, two_grads, strict=True))
@@ -306,7 +306,7 @@ def test_gradients_with_log_weights_agree_with_autograd_through_the_dense_refere
 @pytest.mark.parametrize("key_heads", [1, 2, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_gradients_of_log_weights_agree_with_autograd_through_the_dense_reference(shape, key_heads, dtype, monkeypatch):
-    monkeypatch.setattr(selection, "FEWEST_SETS", 0)  # the compiled kernel, however few sets of log weights there are
+    monkeypatch.setattr(dispatch, "FEWEST_SETS", 0)  # the compiled kernel, however few sets of log weights there are
     log_weight = 2 * randn(*shape, seed=5, dtype=dtype)
     log_weight[log_weight < -2] = -torch.inf
     leaves = [x.requires_grad_() for x in (*inputs(key_heads=key_heads, dtype=dtype), log_weight)]
@@ -323,7 +323,7 @@ def test_gradients_of_log_weights_agree_with_autograd_through_the_dense_referenc
 
 @pytest.mark.parametrize("shape", [(3, 1, 1, 300), (3, 4, 1, 300), (1, 4, 130, 1), (3, 1, 130, 300)], ids=str)
 def test_gradients_of_log_weights_have_the_same_bits_on_one_and_two_threads(shape, monkeypatch):
-    monkeypatch.setattr(selection, "FEWEST_SETS", 0)
+    monkeypatch.setattr(dispatch, "FEWEST_SETS", 0)
     leaves = [x.requires_grad_() for x in (*inputs(130, 300, batch=3, key_heads=2), randn(*shape, seed=5))]
     found = []
     for number in (1, 2):
@@ -366,7 +366,7 @@ def test_mass_counts_agree_with_sorting(dtype, options):
         query, key, value = inputs(queries, dtype=dtype)
         expected = dense(size * query, key, value, **options)
         for mass in (0.1, 0.9, 1.0):
-            found = mass_count(size * query, key, mass, **options)
+            found = mass_count(size * query, key, mass=mass, **options)
             assert count_excess(found, expected, mass, slack) <= 1.0
 
 
@@ -375,13 +375,13 @@ def test_mass_counts_with_log_weights_agree_with_sorting(shape):
     log_weight = 3 * randn(*shape, seed=5)
     log_weight[log_weight < -2.5] = -torch.inf
     query, key, value = inputs()
-    assert count_excess(mass_count(query, key, 0.9, log_weight), dense(query, key, value, log_weight), 0.9, 1e-5) <= 1.0
+    assert count_excess(mass_count(query, key, log_weight), dense(query, key, value, log_weight), 0.9, 1e-5) <= 1.0
 
 
 @pytest.mark.parametrize("atoms", [1, 2, 10, 30, 100, 128, 1000, 10000])
 def test_equal_weights_count_as_many_atoms_as_the_mass_says(atoms):
     for percent in (7, 10, 25, 50, 55, 90, 100):  # 0.07 * 100 is a little more than 7
-        found = mass_count(torch.zeros(1, 3, 4), randn(1, atoms, 4), percent / 100)
+        found = mass_count(torch.zeros(1, 3, 4), randn(1, atoms, 4), mass=percent / 100)
         assert bool((found == -(-percent * atoms // 100)).all())
 
 
@@ -612,7 +612,7 @@ def test_inputs_without_atoms_or_without_columns_are_no_error():
 def test_strides_beyond_two_to_the_31_are_followed():
     gap, queries, atoms, dim = 2**31 + 24, 2, 2, 9
     try:
-        memory = torch.empty(gap + 4096, dtype=torch.bfloat16)  # four gigabytes that nobody touches
+        memory = torch.empty(gap + 4096, dtype=torch.bfloat16)  # four gigabytes, never written
     except RuntimeError:
         pytest.skip("the system does not promise four gigabytes of memory")
     query = memory[:dim].as_strided((1, queries, dim), (1, gap, 1))

@@ -118,6 +118,6 @@ def test_gradients_agree_with_autograd_through_the_dense_reference(case):
 def test_mass_counts_agree_with_sorting(case, mass):
     query, key, value = case.tensors
     expected = dense(query, key, value, case.log_weight, **case.options)
-    found = case.serve(mass_count, query, key, mass, case.log_weight, **case.options)
+    found = case.serve(mass_count, query, key, case.log_weight, mass=mass, **case.options)
     eps = 2**-52 if query.dtype == torch.float64 else 2**-23
     assert count_excess(found, expected, mass, 32 * eps * (1 + expected.largest_score)) <= 1.0

@@ -1,4 +1,4 @@
-"""Keys and values that are not finite reach no row that does not see them, whatever hides them."""
+"""Keys and values that are not finite affect only the rows that see them."""
 
 from __future__ import annotations
 

@@ -2,14 +2,11 @@ import itertools
 
 import pytest
 import torch
-from torch import Tensor
+from draws import randn
 from torch.testing import assert_close
 
 from massieu import Convolution, Gamma, Gaussian, GaussianMixture, Hypercube, Mixture, Points, Poisson
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from massieu.checks import UserError
 
 
 def test_a_convolution_is_the_law_of_the_sum_over_independent_heads():
@@ -66,13 +63,13 @@ def test_tilting_gamma_changes_its_scale():
     [
         (lambda: Mixture(torch.zeros(2), [Hypercube(2), Hypercube(3)]), r"all of one dim, got dims \[2, 3\]; map"),
         (lambda: Mixture(torch.zeros(0), []), r"at least one, all of one dim, got dims \[\]"),
-        (lambda: Mixture(torch.zeros(3), [Hypercube(2)] * 2), "log_weight must have 2 entries"),
+        (lambda: Mixture(torch.zeros(3), [Hypercube(2)] * 2), "log_weight must"),
         (
             lambda: Convolution([torch.zeros(3, 2)], [Hypercube(4)]),
             r"dim_h = \[4\], one per measure, got \[\(3, 2\)\]; transpose",
         ),
-        (lambda: Convolution([torch.zeros(3, 2), torch.zeros(4, 2)], [Hypercube(2)] * 2), "maps must have shapes"),
-        (lambda: Convolution([], []), "maps must have shapes"),
+        (lambda: Convolution([torch.zeros(3, 2), torch.zeros(4, 2)], [Hypercube(2)] * 2), "maps must"),
+        (lambda: Convolution([], []), "maps must"),
         (lambda: Gamma(1.0, 0.5).tilt(torch.tensor([2.5])), "natural of Gamma must lie in"),
         (lambda: Gamma(1.0, 0.5).tilt(torch.tensor([1.0])).mean(torch.tensor([[1.5]])), "moved by minus the tilt, got"),
         (
@@ -81,11 +78,11 @@ def test_tilting_gamma_changes_its_scale():
         ),
         (
             lambda: Convolution([torch.eye(1)], [Gamma(1.0, 1.0)]).mean(torch.ones(1, 1)),
-            "every map sends into the natural domain",
+            "every map takes into the natural domain",
         ),
     ],
 )
 def test_impossible_compositions_are_refused(call, message):
-    with pytest.raises(ValueError, match=message) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         call()
     assert "\n" not in str(caught.value)

@@ -12,6 +12,7 @@ from scipy import integrate, stats
 from torch import Tensor
 from torch.testing import assert_close
 
+from massieu.checks import UserError
 from massieu.measures.bessel import radial
 from massieu.measures.measure import Measure, gradient
 from massieu.measures.sphere import Ball, Box, Sphere
@@ -308,32 +309,32 @@ def test_draws_lie_in_the_support_and_repeat_with_the_seed(measure):
 
 @pytest.mark.parametrize("dim", [1, 0, -3])
 def test_sphere_refuses_a_dimension_below_two(dim):
-    with pytest.raises(ValueError, match=f"dim must be an integer of at least 2, got {dim}"):
+    with pytest.raises(UserError, match="dim must"):
         Sphere(dim)
 
 
 @pytest.mark.parametrize("family", [Ball, Box])
 def test_ball_and_box_refuse_a_dimension_below_one(family):
-    with pytest.raises(ValueError, match="dim must be an integer of at least 1, got 0"):
+    with pytest.raises(UserError, match="dim must"):
         family(0)
 
 
 @pytest.mark.parametrize("size", [0.0, -1.0, torch.tensor(-2.0)])
 def test_ball_and_box_refuse_a_size_that_is_not_positive(size):
-    with pytest.raises(ValueError, match="radius must be positive"):
+    with pytest.raises(UserError, match="radius must"):
         Ball(2, size)
-    with pytest.raises(ValueError, match="half_width must be positive"):
+    with pytest.raises(UserError, match="half_width must"):
         Box(2, size)
 
 
 def test_ball_refuses_one_radius_per_axis():
-    with pytest.raises(ValueError, match=r"radius of Ball must be one number, got shape \(2,\)"):
+    with pytest.raises(UserError, match="radius of Ball must"):
         Ball(2, torch.ones(2))
 
 
 @pytest.mark.parametrize("shape", [(1,), (2,), (3, 1)])
 def test_box_refuses_half_widths_that_do_not_match_its_axes(shape):
-    with pytest.raises(ValueError, match=r"half_width of Box must be one number or have shape \(3,\)"):
+    with pytest.raises(UserError, match="half_width of Box must"):
         Box(3, torch.ones(shape))
 
 
@@ -342,7 +343,7 @@ def test_box_refuses_half_widths_that_do_not_match_its_axes(shape):
 def test_every_method_refuses_a_natural_of_the_wrong_shape(measure, shape):
     methods = [measure.log_normalizer, measure.mean, measure.fisher, measure.support_function]
     for method in [*methods, lambda natural: measure.sample(natural, 1)]:
-        with pytest.raises(ValueError, match=r"must have shape \(\.\.\., queries, 3\)"):
+        with pytest.raises(UserError, match=r"must have shape \(\.\.\., queries, 3\)"):
             method(torch.zeros(shape))
 
 

@@ -122,7 +122,7 @@ def test_no_query_and_no_best_pattern_give_empty_answers():
 
 def test_the_torch_kernel_finds_the_same(monkeypatch):
     monkeypatch.setenv("MASSIEU_KERNEL", "torch")
-    monkeypatch.setattr("massieu.kernels.selection.loaded", lambda: None)
+    monkeypatch.setattr("massieu.kernels.dispatch.loaded", lambda: None)
     query, patterns = randn(5, 12), randn(333, 12, seed=1)
     called = []
     best = tiles.best

@@ -6,23 +6,18 @@ import copy
 
 import pytest
 import torch
+from associations import by_heads
 from dense import dense
+from draws import generator, randn
 from torch import Tensor, nn
 from torch.testing import assert_close
 
 import massieu
 from massieu import row_statistics, statistics
+from massieu.checks import UserError
 from massieu.nn import MeasureAttention, rotate
 
 TYINGS = ["free", "tied", "source"]
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, generator=generator(seed), dtype=dtype)
 
 
 def build(dim: int = 16, num_heads: int = 4, *, dtype: torch.dtype = torch.float64, **options) -> MeasureAttention:
@@ -33,11 +28,6 @@ def build(dim: int = 16, num_heads: int = 4, *, dtype: torch.dtype = torch.float
             if parameter.dim() == 1 or parameter is getattr(layer, "source", None):
                 parameter.copy_(randn(*parameter.shape, seed=seed, dtype=dtype))
     return layer
-
-
-def by_heads(projection: nn.Linear, x: Tensor, heads: int) -> Tensor:
-    batch, tokens = x.shape[:2]
-    return projection(x).reshape(batch, tokens, heads, -1).permute(0, 2, 1, 3)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -93,14 +83,14 @@ def test_options_reach_the_dense_reference(options):
 def test_statistics_are_those_of_attend(tying, monkeypatch):
     calls = []
 
-    def hear(*tensors, **options):
+    def observe(*tensors, **options):
         calls.append((tensors, options))
         return massieu.attend(*tensors, **options)
 
     layer, x = build(tying=tying, causal=True), randn(2, 5, 16)
     attend = statistics.attend
     massieu.attend  # looked up before the module attribute changes  # noqa: B018
-    monkeypatch.setattr(statistics, "attend", hear)
+    monkeypatch.setattr(statistics, "attend", observe)
     output, found = layer(x, return_statistics=True)
     ((tensors, options),) = calls
     assert all(torch.equal(a, b) for a, b in zip(found, attend(*tensors, **options).statistics, strict=True))
@@ -373,37 +363,29 @@ def test_a_generator_decides_the_weights():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dim": 10}, "dim must be a multiple of num_heads, got 10 and 4; or say head_dim yourself"),
+        ({"dim": 10}, "dim must be a multiple"),
         ({"num_key_heads": 3}, "multiple of num_key_heads, got 4 and 3; each key head serves"),
-        ({"num_heads": 0}, "num_heads must be a whole number of at least 1, got 0; it is the number of query"),
-        ({"tying": "half"}, "tying must be one of 'free', 'tied', 'source', got 'half'; check the spelling"),
-        ({"rotary": True}, "rotary must be a base above one and head_dim even, got True and 4; 10000.0 is the usual"),
-        (
-            {"rotary": 100.0, "head_dim": 3},
-            "rotary must be a base above one and head_dim even, got 100.0 and 3; 10000.0 is the usual",
-        ),
+        ({"num_heads": 0}, "num_heads must"),
+        ({"tying": "half"}, "tying must"),
+        ({"rotary": True}, "rotary must"),
+        ({"rotary": 100.0, "head_dim": 3}, "rotary must"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         MeasureAttention(**{"dim": 16, "num_heads": 4, **options})
 
 
 @pytest.mark.parametrize(
-    ("shapes", "message"),
-    [
-        ([(5, 16)], r"x must have shape \(batch, tokens, 16\), got \(5, 16\); for a single sequence pass x\[None\]"),
-        ([(1, 5, 11)], r"x must have shape \(batch, tokens, 16\), got \(1, 5, 11\)"),
-        ([(1, 5, 16), (5, 16)], r"context must have shape \(batch, tokens, 16\), got \(5, 16\); .* context\[None\]"),
-    ],
+    ("shapes", "message"), [([(5, 16)], "x must"), ([(1, 5, 11)], "x must"), ([(1, 5, 16), (5, 16)], "context must")]
 )
 def test_shapes_that_do_not_fit_are_refused(shapes, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         build()(*(randn(*shape) for shape in shapes))
 
 
-def test_a_missing_context_is_asked_for():
-    with pytest.raises(ValueError, match=r"context must have shape \(batch, atoms, 5\), got None; pass the tokens"):
+def test_a_missing_context_is_refused():
+    with pytest.raises(UserError, match="context must"):
         build(context_dim=5)(randn(2, 3, 16))
 
 
@@ -416,7 +398,7 @@ def test_a_missing_context_is_asked_for():
 )
 def test_a_cache_without_an_order_of_tokens_is_refused(causal, context, message):
     layer = build(causal=causal)
-    with pytest.raises(ValueError, match="a cache needs causal self-attention, " + message):
+    with pytest.raises(UserError, match="a cache needs causal self-attention, " + message):
         layer(randn(1, 5, 16), context, cache=layer.new_cache())
 
 

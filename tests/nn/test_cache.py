@@ -1,9 +1,10 @@
-"""The cache of keys and values by itself; what layers do with it is tested with the layers."""
+"""Caches of keys and values, apart from layers."""
 
 import pytest
 import torch
 from torch.testing import assert_close
 
+from massieu.checks import UserError
 from massieu.nn import KeyValueCache, LinearAttention
 
 
@@ -32,7 +33,7 @@ def test_values_that_are_the_keys_are_stored_once():
 def test_another_batch_is_refused():
     cache = KeyValueCache()
     cache.append(torch.randn(2, 1, 3, 4))
-    with pytest.raises(ValueError, match=r"the cache holds .*got .*; use a new cache for another batch or layer"):
+    with pytest.raises(UserError, match=r"the cache holds .*got .*; use a new cache for another batch or layer"):
         cache.append(torch.randn(1, 1, 3, 4))
 
 

@@ -1,4 +1,4 @@
-"""The block of one energy: its force against autograd and against a loop, and whether it goes down."""
+"""The block of one energy: its force against autograd and a loop, and the fall of the energy."""
 
 from __future__ import annotations
 
@@ -6,18 +6,12 @@ import copy
 
 import pytest
 import torch
+from draws import generator, randn
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from massieu.checks import UserError
 from massieu.nn import EnergyTransformer
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, generator=generator(seed), dtype=dtype)
 
 
 def build(dim: int = 8, num_heads: int = 2, dtype: torch.dtype = torch.float64, **options) -> EnergyTransformer:
@@ -178,32 +172,29 @@ def test_single_precision_stays_near_double():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_heads": 3}, "dim must be a multiple of num_heads, got 8 and 3; or say head_dim yourself"),
-        ({"num_heads": 0}, "num_heads must be a whole number of at least 1, got 0"),
-        ({"head_dim": 0}, "head_dim must be a whole number of at least 1, got 0"),
-        ({"num_memories": 0}, "num_memories must be a whole number of at least 1, got 0"),
-        ({"steps": -1}, "steps must be a whole number of at least 0, got -1"),
-        ({"step": 0.0}, "step must be positive, got 0.0; it is how far one gradient leads"),
-        ({"scaling": -1.0}, "scaling must be positive and finite, got -1.0"),
+        ({"num_heads": 3}, "dim must be a multiple"),
+        ({"num_heads": 0}, "num_heads must"),
+        ({"head_dim": 0}, "head_dim must"),
+        ({"num_memories": 0}, "num_memories must"),
+        ({"steps": -1}, "steps must"),
+        ({"step": 0.0}, "step must"),
+        ({"scaling": -1.0}, "scaling must"),
     ],
 )
-def test_a_block_that_cannot_be_is_refused_in_one_sentence(options, message):
-    with pytest.raises(ValueError, match=message):
+def test_a_block_that_cannot_be_is_refused(options, message):
+    with pytest.raises(UserError, match=message):
         build(**options)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((randn(5, 8),), r"x must have shape \(batch, tokens, 8\), got \(5, 8\); for a single sequence pass x\[None\]"),
-        ((randn(1, 5, 8).float(),), "x must have the dtype of the weights, torch.float64, got torch.float32"),
-        ((randn(1, 5, 8), torch.zeros(1, 5)), "key_padding_mask must be boolean, got torch.float32; it is True where"),
-        (
-            (randn(1, 5, 8), torch.zeros(1, 4, dtype=torch.bool)),
-            r"the padding mask must have shape \(1, 5\), got \(1, 4\)",
-        ),
+        ((randn(5, 8),), "x must"),
+        ((randn(1, 5, 8).float(),), "x must have the dtype"),
+        ((randn(1, 5, 8), torch.zeros(1, 5)), "key_padding_mask must"),
+        ((randn(1, 5, 8), torch.zeros(1, 4, dtype=torch.bool)), "the padding mask must"),
     ],
 )
-def test_wrong_tokens_are_refused_in_one_sentence(arguments, message):
-    with pytest.raises((TypeError, ValueError), match=message):
+def test_wrong_tokens_are_refused(arguments, message):
+    with pytest.raises(UserError, match=message):
         build()(*arguments)

@@ -1,13 +1,10 @@
 """Rotary positions, against complex multiplication."""
 
 import torch
+from draws import randn
 from torch.testing import assert_close
 
 from massieu.nn import rotate
-
-
-def randn(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def by_phase(x: torch.Tensor, offset: int) -> torch.Tensor:

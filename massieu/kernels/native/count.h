@@ -82,7 +82,7 @@ class MassCount {
         }
         Held light = held(low), heavy{};
         double needed[L];
-        // Equal weights often meet the mass exactly (9 of 10 atoms at 0.9): rounding must not ask for one more.
+        // Equal weights often meet the mass exactly (9 of 10 atoms at 0.9): rounding must not add one more.
         const double slack = 1 - 16 * (sizeof(Real) == 4 ? 0x1p-23 : 0x1p-52);
         for (int64_t lane = 0; lane < L; lane++) needed[lane] = light.mass[lane] * call_.mass * slack;
         for (;;) {

@@ -124,7 +124,7 @@ bool absorb(RowSums<Real>& sums, int64_t lane, int64_t count, int64_t stride, Re
     return moved;
 }
 
-// Up to so many rows are taken one by one: lanes full of atoms are faster than lanes that are mostly padding.
+// Largest number of rows that are taken one by one: lanes full of atoms are faster than lanes that are mostly padding.
 constexpr int64_t FEW_ROWS = 4;
 // Numbers in a tile of keys of such a row: it stays in the second cache for the other rows.
 constexpr int64_t ROW_TILE = 32 * 1024;
@@ -359,8 +359,8 @@ void forward_span(const Forward& call, const Span& span, char* memory) {
 // Scores beyond this are computed in double: float32 rounds them by more than 1e-4, and weights with them.
 constexpr double LARGE_SCORE = 1000;
 
-// Whether scores of an entry may be large, by the norms of its longest query and key. Whoever asks first finds out; two
-// threads that ask at once find the same.
+// Whether scores of an entry may be large, by the norms of its longest query and key. Computed by the first
+// thread; two threads at once compute the same.
 template <class Input>
 class LargeScores {
   public:
@@ -404,7 +404,7 @@ class LargeScores {
         return most * longest(key, call_.key_row, call_.atoms, exact);
     }
 
-    // The largest squared norm of so many rows. Unless exact, each lane takes the most of any row, which is more.
+    // The largest squared norm of the rows. Unless exact, each lane takes the most of any row, which is more.
     double longest(const Input* row, int64_t stride, int64_t count, bool exact) const {
         constexpr int64_t L = Lanes<float>::COUNT;
         double most = 0;

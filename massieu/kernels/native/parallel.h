@@ -7,7 +7,7 @@
 
 namespace massieu {
 
-// Calls work(context, thread) once on each of so many threads; compiled once, in dispatch.cpp.
+// Calls work(context, thread) once on each thread; compiled once, in dispatch.cpp.
 void on_threads(int64_t threads, void (*work)(void*, int64_t), void* context);
 
 namespace MASSIEU_BUILD {

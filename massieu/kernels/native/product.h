@@ -6,7 +6,7 @@ namespace massieu::MASSIEU_BUILD {
 
 enum class Order { BY_ROW, BY_COLUMN };  // A(r, k) = a[r * stride + k], or a[k * stride + r]
 
-// How many rows go with so many vectors of columns, so that sums and operands fill the registers and no more.
+// Number of rows for a number of vectors of columns, so that sums and operands fill the registers and no more.
 constexpr int rows_with(int vectors) {
     constexpr bool many = MASSIEU_VECTOR_BYTES == 64;  // 32 registers, else 16
     return vectors >= 4   ? (many ? 6 : 2)

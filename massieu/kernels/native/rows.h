@@ -107,7 +107,7 @@ struct Panel {
             one_weight = one_weight && weight[lane] == weight[0];
             sink[lane] = call.sink ? Real(larger_real(call.sink[entry * call.groups + group] * LOG2E, ABSENT))
                                    : Real(2 * ABSENT);
-            // Lanes beyond the last row repeat it; nobody looks at them.
+            // Lanes beyond the last row repeat it; they are not read.
             if (lane + 1 < rows) walk.next();
         }
         if (call.log_weight)
@@ -190,7 +190,7 @@ void load_row(const Input* from, int64_t dim, double factor, Real* to) {
     for (int64_t c = dim; c % Lanes<Real>::COUNT; c++) to[c] = 0;
 }
 
-// The next lanes of a row of which so many are left; the rest is zero.
+// The next lanes of a row with `left` entries; the rest is zero.
 template <class Input, class Real>
 Vector<Real> load_part(const Input* from, int64_t left) {
     constexpr int64_t L = Lanes<Real>::COUNT;

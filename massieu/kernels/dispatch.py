@@ -1,4 +1,4 @@
-"""Which kernel serves a call: the compiled one where it was built, works and can read the tensors; else torch tiles."""
+"""Choice of the kernel of a call: the compiled one where it was built, works and reads the tensors; else tiles."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from massieu.checks import UserError
+from massieu.checks import check_choice
 from massieu.kernels import tiles
 from massieu.kernels.compiled import LIBRARY, Library, serves
 from massieu.kernels.nonfinite import all_finite, find_broken, hides_atoms, repaired
@@ -25,10 +25,10 @@ FEWEST_SETS = 4
 
 
 def backend() -> str:
-    """Name of the kernel that serves tensors on the processor: "torch", or "compiled" and its instruction set.
+    """Name of the kernel for tensors on the processor: "torch", or "compiled" and its instruction set.
 
-    The environment variable ``MASSIEU_KERNEL`` picks one: "torch", "avx512", "avx2" or "portable". It is read once, at
-    the first call.
+    The environment variable ``MASSIEU_KERNEL`` selects one: "torch", "avx512", "avx2" or "portable". It is read once,
+    at the first call.
 
     Example:
         >>> massieu.kernels.backend().split()[0] in ("torch", "compiled")
@@ -39,7 +39,7 @@ def backend() -> str:
 
 
 def reason() -> str:
-    """One sentence on why :func:`backend` is what it is, for whoever wonders why attention is slow."""
+    """Reason for the kernel that :func:`backend` names, as a sentence."""
     if loaded() is not None:
         return "the compiled kernel was built and agrees with the torch kernel"
     if os.environ.get("MASSIEU_KERNEL") == "torch":
@@ -51,16 +51,15 @@ def reason() -> str:
 
 @functools.cache
 def loaded() -> Library | None:
-    """The compiled kernel, once it has shown that it agrees with the torch tiles; None if there is none to use."""
+    """The compiled kernel, after a check that it agrees with the torch tiles; None if it cannot be used."""
     wanted = os.environ.get("MASSIEU_KERNEL", "")
-    if wanted not in ("", "torch", *BUILDS):
-        names = ", ".join(("torch", *BUILDS))
-        raise UserError(f"MASSIEU_KERNEL must be one of {names}, got {wanted}; leave it unset for the fastest")
+    if wanted:
+        check_choice(wanted, "MASSIEU_KERNEL", ("torch", *BUILDS))
     if wanted == "torch" or (not wanted and not LIBRARY.exists()):
         return None
     try:
         library = Library(wanted)
-        # Whatever surrounds the first call must not reach the check.
+        # The context of the first call must not affect the check.
         with torch.no_grad(), torch.autocast("cpu", enabled=False), torch._C._DisableFuncTorch():
             check(library)
     except (OSError, AttributeError, RuntimeError, MemoryError) as error:
@@ -70,7 +69,7 @@ def loaded() -> Library | None:
 
 
 def check(library: Library) -> None:
-    """Tiny cases with everything in them, many rows and few, in each precision, against the torch tiles."""
+    """Raise unless the library agrees with the torch tiles on small cases: many rows and few, in each precision."""
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
         for rows in (13, 1):
             for found, expected in _answers(library, _tiny_case(rows, dtype)):
@@ -82,7 +81,7 @@ def check(library: Library) -> None:
 
 
 def _answers(library: Library, inputs: Inputs) -> Iterator[tuple[Tensor, Tensor]]:
-    """What the library and the tiles say: output and statistics by rows and by atoms, gradients, mass counts."""
+    """Pairs of results of library and tiles: output and statistics by rows and by atoms, gradients, mass counts."""
     theirs = tiles.forward(inputs, 2)
     assert theirs.output is not None
     for ours in (library.forward(inputs, 2), (split := library.forward(inputs, 2, split_atoms=True, top=3))):
@@ -106,7 +105,7 @@ def _all(*tensors: Tensor | None) -> list[Tensor]:
 
 
 def _tiny_case(rows: int, dtype: torch.dtype) -> Inputs:
-    """Grouped heads over more than one tile of atoms, whose scores rise from tile to tile."""
+    """Inputs with grouped heads over more than one tile of atoms, whose scores rise from tile to tile."""
     # On the processor, whatever the default is.
     wave = torch.arange(2 * 2 * 150 * 19, device="cpu").float().mul(0.7).sin().view(2, 2, 150, 19)
     rise = torch.linspace(0, 1, 150, dtype=torch.float32, device="cpu")[:, None]
@@ -121,18 +120,17 @@ def _kernel(inputs: Inputs) -> Library | ModuleType:
 
 
 def forward(inputs: Inputs, level: int) -> Found:
-    """Output and row statistics: all at level 2, no variance and no collision at level 1, none at level 0."""
+    """Compute output and row statistics: all at level 2, no variance and no collision at level 1, none at level 0."""
     solve = _kernel(inputs).forward
     return repaired(inputs, solve(inputs, level), level, solve)
 
 
 def retrieve(inputs: Inputs, level: int, top: int = 0) -> Found:
-    """As :func:`forward`, for few queries over very many atoms: threads share the atoms and merge what they found.
+    """As :func:`forward`, for few queries over very many atoms: threads share the atoms and merge their results.
 
-    The atoms of the ``top`` highest scores of every row are found on the way.
-
-    The last digits depend on the number of threads. Scores are computed in double if the largest of a row exceeds 1000,
-    not if they might: the norms of very many atoms would have to be read first.
+    The result holds the ``top`` best atoms too. The last digits depend on the number of threads. Scores are computed
+    in double if the largest of a row exceeds 1000, not if the norms allow it: reading the norms of all atoms takes too
+    long.
     """
     kernel = _kernel(inputs)
     if isinstance(kernel, Library):
@@ -151,7 +149,7 @@ def backward(
     want_log_weight: bool,
 ) -> Gradients:
     """Gradients in query, key, value and log weight; scores are recomputed."""
-    # The compiled kernel gives every set of log weights to one thread: few sets would leave the others idle.
+    # The compiled kernel uses one thread for every set of log weights: with few sets the others are idle.
     few = want_log_weight and inputs.log_weight is not None and inputs.log_weight.shape[0] < FEWEST_SETS
     kernel = tiles if few else _kernel(inputs)
     found: Gradients = kernel.backward(inputs, moments, slope, output, grad_output, want_log_weight=want_log_weight)
@@ -160,7 +158,7 @@ def backward(
     broken = find_broken(inputs, _kernel(inputs).forward)
     if broken is None or broken.is_used(slope, grad_output):
         return found
-    # With the moments of a row that is whole, no gradient that comes in is none that goes out.
+    # Moments of the repaired rows: where no gradient comes in, none goes out.
     again = _kernel(inputs).forward(broken.clean, len(moments) - 2)
     output = None if output is None or broken.outputs is None else output.masked_fill(broken.outputs, 0.0)
     found = kernel.backward(broken.clean, again.moments, slope, output, grad_output, want_log_weight=want_log_weight)
@@ -168,7 +166,7 @@ def backward(
 
 
 def mass_count(inputs: Inputs, mass: float) -> Tensor:
-    """How many of the heaviest atoms hold the given mass, ``(batch, groups, queries)``, int64."""
+    """Number of the heaviest atoms that hold the given mass, ``(batch, groups, queries)``, int64."""
     kernel = _kernel(inputs)
     broken = find_broken(inputs, kernel.forward)
     count: Tensor = kernel.mass_count(inputs if broken is None else broken.clean, mass)

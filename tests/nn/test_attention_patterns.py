@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from massieu.checks import UserError
 from massieu.nn import MeasureAttention, Transformer
 from massieu.patterns import (
     bigbird,
@@ -74,12 +75,12 @@ def test_a_cache_sees_the_rows_of_the_last_tokens(pattern):
 def test_a_cache_is_refused_where_rows_change_as_tokens_come(pattern):
     sparse = layer(pattern=pattern, causal=True)
     with pytest.raises(
-        ValueError, match="a cache needs a pattern whose rows do not depend on the length, got"
+        UserError, match="a cache needs a pattern whose rows do not depend on the length, got"
     ) as raised:
         sparse(tokens()[:, :1], cache=sparse.new_cache())
     assert "pattern.laid_out(length)" in str(raised.value)
     model = Transformer(16, 2, 2, vocabulary=5, pattern=pattern, generator=torch.Generator().manual_seed(0))
-    with pytest.raises(ValueError, match="a cache needs a pattern whose rows do not depend"):
+    with pytest.raises(UserError, match="a cache needs a pattern whose rows do not depend"):
         model.generate(torch.zeros(1, 2, dtype=torch.long), 3)
 
 
@@ -90,7 +91,7 @@ def test_layers_of_a_transformer_take_the_patterns_of_a_schedule_in_turn():
     assert "pattern=strided(4)[1]" in repr(model)
 
 
-def test_what_a_token_hears_of_is_what_the_pattern_reaches():
+def test_a_token_depends_on_the_tokens_that_the_pattern_reaches():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1, 16, 16, dtype=torch.float64, generator=generator)
     for layers in (1, 2, 3):
@@ -103,29 +104,13 @@ def test_what_a_token_hears_of_is_what_the_pattern_reaches():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda: layer(pattern=strided(4)),
-            "pattern must be one of massieu.patterns, got Schedule; of a schedule take",
-        ),
-        (
-            lambda: layer(pattern=window(1))(tokens(), tokens()),
-            "a pattern says which tokens of one sequence see each other, got a context",
-        ),
-        (
-            lambda: Transformer(8, 2, 2, pattern=strided(2), shared_layers=True),
-            "shared layers have one pattern, got a schedule of 2",
-        ),
-        (
-            lambda: Transformer(8, 2, 2, pattern=window(2), attention="linear"),
-            "linear attention has no pattern, since it never sees pairs",
-        ),
-        (
-            lambda: layer(pattern=from_mask(torch.eye(5, dtype=torch.bool)))(tokens()),
-            "the pattern was given for 5 tokens, got 12",
-        ),
+        (lambda: layer(pattern=strided(4)), "pattern must"),
+        (lambda: layer(pattern=window(1))(tokens(), tokens()), "a pattern is for self-attention"),
+        (lambda: Transformer(8, 2, 2, pattern=strided(2), shared_layers=True), "shared layers have one pattern"),
+        (lambda: Transformer(8, 2, 2, pattern=window(2), attention="linear"), "linear attention has no pattern"),
+        (lambda: layer(pattern=from_mask(torch.eye(5, dtype=torch.bool)))(tokens()), "5 tokens, got 12"),
     ],
 )
 def test_bad_input_is_answered_with_one_sentence(call, message):
-    with pytest.raises((ValueError, TypeError)) as raised:
+    with pytest.raises(ValueError, match=message):
         call()
-    assert message in str(raised.value)

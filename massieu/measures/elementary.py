@@ -1,4 +1,4 @@
-"""Textbook intrinsic measures with independent coordinates: Hypercube, Gamma, Poisson, Laplace."""
+"""Elementary measures with independent coordinates: Hypercube, Gamma, Poisson, Laplace."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from massieu.measures.measure import Measure, as_integer, as_parameter
+from massieu.checks import UserError, check_count
+from massieu.measures.measure import Measure, as_parameter
 from massieu.measures.remainders import cumulant_remainder, exp_remainder, log_remainder
 
 __all__ = ["Gamma", "Hypercube", "Laplace", "Poisson"]
@@ -32,15 +33,13 @@ class Hypercube(Measure):
     reference = "counting"
 
     def __init__(self, dim: int) -> None:
-        self.dim = as_integer(dim, "dim", least=1)
+        self.dim = check_count(dim, "dim")
 
     def log_normalizer(self, natural: Tensor) -> Tensor:
-        r""":math:`\sum_i \log 2 \cosh \eta_i`, shape ``(..., queries)``."""
         natural = self.expect(natural)
         return torch.logaddexp(natural, -natural).sum(-1)
 
     def mean(self, natural: Tensor) -> Tensor:
-        r""":math:`\tanh \eta`, shape ``(..., queries, dim)``."""
         return self.expect(natural).tanh()
 
     def fisher(self, natural: Tensor) -> Tensor:
@@ -50,13 +49,12 @@ class Hypercube(Measure):
         return torch.diag_embed(4 * torch.sigmoid(2 * natural) * torch.sigmoid(-2 * natural))
 
     def remainder(self, natural: Tensor, step: Tensor) -> Tensor:
-        r"""The sum over spins of :math:`\log E[e^u]`, :math:`u = (x - \tanh \eta)\, \delta`."""
+        r"""Sum over spins of :math:`\log E[e^u]`, :math:`u = (x - \tanh \eta)\, \delta`."""
         natural, step = torch.broadcast_tensors(self.expect(natural), step)
         log_p = torch.nn.functional.logsigmoid(torch.stack([2 * natural, -2 * natural], -1))
         return cumulant_remainder(log_p, torch.stack([step, -step], -1)).sum(-1)
 
     def _draw(self, natural: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
-        """Independent spins, shape ``(count, ..., queries, dim)``."""
         up = torch.sigmoid(2 * self.expect(natural))
         return 2 * torch.bernoulli(up.expand(count, *up.shape), generator=generator) - 1
 
@@ -80,7 +78,7 @@ class Gamma(Measure):
         scale: :math:`\theta`, positive, a number or ``(dim,)``.
 
     Source:
-        "A Probabilistic Interpretation of Transformers", eq. 2, which does not state the domain.
+        "A Probabilistic Interpretation of Transformers", eq. 2, without the domain.
 
     Example:
         >>> Gamma(shape=2.0, scale=0.5).mean(torch.tensor([[0.0], [1.0]]))
@@ -96,12 +94,10 @@ class Gamma(Measure):
         self.domain = f"natural < 1/scale = {(1 / self.scale).tolist()}"
 
     def log_normalizer(self, natural: Tensor) -> Tensor:
-        r""":math:`-\sum_i k_i \log(1 - \theta_i \eta_i)`, shape ``(..., queries)``."""
         natural = self.expect(natural)
         return -(self.shape.to(natural) * torch.log1p(-self.scale.to(natural) * natural)).sum(-1)
 
     def mean(self, natural: Tensor) -> Tensor:
-        r""":math:`k \theta / (1 - \theta \eta)`, shape ``(..., queries, dim)``."""
         natural = self.expect(natural)
         return self.shape.to(natural) * self._tilted_scale(natural)
 
@@ -123,11 +119,9 @@ class Gamma(Measure):
         return (power - torch.lgamma(shape) - shape * scale.log()).sum(-1)
 
     def contains(self, natural: Tensor) -> Tensor:
-        r"""Whether :math:`\eta_i < 1 / \theta_i` in every coordinate, shape ``(..., queries)``."""
         return (self.scale.to(natural) * natural < 1).all(-1)
 
     def _draw(self, natural: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
-        """Gamma draws at the tilted scale, shape ``(count, ..., queries, dim)``."""
         scale = self._tilted_scale(self.expect(natural))
         shape = self.shape.to(scale).expand(count, *scale.shape)
         return scale * torch._standard_gamma(shape, generator=generator)
@@ -166,12 +160,10 @@ class Poisson(Measure):
         self.dim = len(self.rate)
 
     def log_normalizer(self, natural: Tensor) -> Tensor:
-        r""":math:`\sum_i \lambda_i (e^{\eta_i} - 1)`, shape ``(..., queries)``."""
         natural = self.expect(natural)
         return (self.rate.to(natural) * natural.expm1()).sum(-1)
 
     def mean(self, natural: Tensor) -> Tensor:
-        r""":math:`\lambda e^\eta`, shape ``(..., queries, dim)``."""
         natural = self.expect(natural)
         return self.rate.to(natural) * natural.exp()
 
@@ -184,7 +176,6 @@ class Poisson(Measure):
         return (self.mean(natural) * exp_remainder(step)).sum(-1)
 
     def _draw(self, natural: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
-        """Poisson draws at the tilted rate, shape ``(count, ..., queries, dim)``."""
         rate = self.mean(natural)
         return torch.poisson(rate.expand(count, *rate.shape), generator=generator)
 
@@ -223,12 +214,10 @@ class Laplace(Measure):
         self.domain = f"|natural| < 1/scale = {(1 / self.scale).tolist()}"
 
     def log_normalizer(self, natural: Tensor) -> Tensor:
-        r""":math:`-\sum_i \log(1 - b_i^2 \eta_i^2)`, shape ``(..., queries)``."""
         natural = self.expect(natural)
         return -torch.log1p(-(self.scale.to(natural) * natural).square()).sum(-1)
 
     def mean(self, natural: Tensor) -> Tensor:
-        r""":math:`2 b^2 \eta / (1 - b^2 \eta^2)`, shape ``(..., queries, dim)``."""
         natural = self.expect(natural)
         right, left = self._sides(natural)
         return 2 * natural * right * left
@@ -239,7 +228,7 @@ class Laplace(Measure):
         return torch.diag_embed(right.square() + left.square())
 
     def remainder(self, natural: Tensor, step: Tensor) -> Tensor:
-        """The remainders of both exponential parts, as in :class:`Gamma`, shape ``(..., queries)``."""
+        """Remainders of both exponential parts, as in :class:`Gamma`, shape ``(..., queries)``."""
         right, left = self._sides(self.expect(natural))
         return (log_remainder(-right * step) + log_remainder(left * step)).sum(-1)
 
@@ -251,11 +240,9 @@ class Laplace(Measure):
         return -(torch.log(2 * scale) + (right / left + left / right) / 2).sum(-1)
 
     def contains(self, natural: Tensor) -> Tensor:
-        r"""Whether :math:`|\eta_i| < 1 / b_i` in every coordinate, shape ``(..., queries)``."""
         return (self.scale.to(natural) * natural.abs() < 1).all(-1)
 
     def _draw(self, natural: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
-        """Differences of two exponential draws, shape ``(count, ..., queries, dim)``."""
         right, left = self._sides(self.expect(natural))
         first, second = (torch.empty_like(side.expand(count, *side.shape)) for side in (right, left))
         first.exponential_(generator=generator)
@@ -274,7 +261,7 @@ def as_coordinates(**parameters: Any) -> list[Tensor]:
     shapes = [tuple(tensor.shape) for tensor in tensors]
     lengths = {tensor.numel() for tensor in tensors} - {1}
     if any(len(shape) > 1 for shape in shapes) or len(lengths) > 1 or 0 in lengths:
-        raise ValueError(
+        raise UserError(
             f"{' and '.join(parameters)} must be numbers or tensors of one shape (dim,),"
             f" got {' and '.join(map(str, shapes))}; one measure holds one parameter per coordinate"
         )

@@ -1,4 +1,4 @@
-"""Attention with the statistics of its rows, and each of them alone."""
+"""Attention with the statistics of its rows, and the statistics alone."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from massieu import kernels
+from massieu.checks import UserError
 from massieu.kernels import Rows
 from massieu.kernels.graphs import call_eagerly
 from massieu.statistics.gradient import Attention, MassCount
@@ -17,12 +18,11 @@ __all__ = ["Attended", "RowStatistics", "attend", "mass_count", "probabilities",
 
 
 class RowStatistics(NamedTuple):
-    r"""What one attention row is as a distribution; every field has shape ``(..., queries)``.
+    r"""Statistics of attention rows as distributions; every field has shape ``(..., queries)``.
 
     With scores :math:`s_j` (log weights included) and weights :math:`p_j = e^{s_j} / Z`. A row without atoms has
-    nan in every field: average with ``nanmean``. Half-precision inputs give float32 statistics, and where inner
-    products (scaled, by the norms of the longest query and key) may exceed 1000 everything is computed in float64
-    whatever comes in. Log weights of that size keep the digits that they came with.
+    nan in every field: average with ``nanmean``. Half-precision inputs give float32 statistics. Where inner products
+    (scaled, by the norms of the longest query and key) may exceed 1000, all is computed in float64.
 
     Attributes:
         log_normalizer: :math:`\log Z = \log \sum_j e^{s_j}`.
@@ -49,12 +49,12 @@ class RowStatistics(NamedTuple):
     def effective_atoms(self) -> Tensor:
         r""":math:`1 / \sum_j p_j^2`, the effective sample size of the row."""
         if self.collision is None:
-            raise ValueError('effective_atoms needs full statistics, got light ones; pass statistics="full"')
+            raise UserError('effective_atoms needs full statistics, got light ones; pass statistics="full"')
         return self.collision.reciprocal()
 
 
 class Attended(NamedTuple):
-    """What attention returns: the output, and its row statistics when they were asked for."""
+    """Output of attention, and its row statistics; None without them."""
 
     output: Tensor
     statistics: RowStatistics | None
@@ -78,11 +78,11 @@ def attend(
     .. math:: o_i = \sum_j p_{ij} v_j, \qquad p_{ij} \propto e^{s_{ij}}, \qquad
               s_{ij} = \mathrm{scale} \, \langle q_i, k_j \rangle + \log h_{ij}
 
-    Nothing of size queries x atoms outlives one tile, forward or backward. Gradients flow to query, key, value,
-    log_weight and sink from the output and from every statistic but the peak. Second derivatives
-    (``create_graph=True``) are exact too, but hold the whole matrix of weights. ``torch.func.grad`` works,
-    but not inside of itself; ``vmap`` and forward mode do not. Under autocast the inputs keep the dtype in which they
-    arrive. Keys and values that are not finite reach only the rows that see them.
+    No tensor of size queries x atoms is stored, forward or backward. The output and all statistics but the peak are
+    differentiable in query, key, value, log_weight and sink. Second derivatives (``create_graph=True``) are exact too,
+    but store the whole matrix of weights. ``torch.func.grad`` works, but not inside of itself; ``vmap`` and forward
+    mode do not. Autocast does not convert the inputs. Keys and values that are not finite affect only the rows that see
+    them.
 
     For ``scaled_dot_product_attention(query, key, value, attn_mask, is_causal=True, enable_gqa=True)`` write
     ``attend(query, key, value, log_weight, causal=True).output``; there is no dropout on the weights.
@@ -92,7 +92,7 @@ def attend(
         key: shape ``(..., atoms, dim)``. Leading axes of size 1 broadcast against those of ``query`` without a copy; on
             the last of them (the heads) ``query`` may also have a multiple of the size, as in grouped-query attention.
         value: shape ``(..., atoms, value_dim)``.
-        log_weight: :math:`\log h`, whatever is added to the scores (mask, padding, ALiBi, bias), broadcasting to
+        log_weight: :math:`\log h`, the sum of all that is added to scores (mask, padding, ALiBi, bias), broadcasting to
             ``(..., queries, atoms)``. Minus infinity means absent, and so does anything below half of the most
             negative number of its dtype, or below -3e14. A boolean mask is True where the atom is present.
         scale: factor of the inner products; one over the square root of dim by default.
@@ -102,8 +102,8 @@ def attend(
         lengths: number of atoms present, from the first; matches the leading axes from the left, so ``(batch,)``
             serves ``(batch, heads, queries, dim)``.
         sink: log weight of one more atom, at the origin and with value zero, that every query sees: an attention sink.
-            Broadcasts to the leading axes, so ``(heads,)`` serves ``(batch, heads, queries, dim)``. It counts in every
-            statistic.
+            Broadcasts to the leading axes, so ``(heads,)`` serves ``(batch, heads, queries, dim)``. All statistics
+            include it.
         statistics: "full", "light" (no variance, no collision) or None.
 
     Returns:
@@ -119,9 +119,9 @@ def attend(
         (tensor([0.5000, 0.5000]), tensor(2.))
     """
     if statistics not in ("full", "light", None):
-        raise ValueError(f'statistics must be "full", "light" or None, got {statistics!r}; "full" costs little more')
+        raise UserError(f'statistics must be "full", "light" or None, got {statistics!r}; "full" costs little more')
     if value is None:
-        raise TypeError("value must be a floating-point tensor, got NoneType; for statistics alone use row_statistics")
+        raise UserError("value must be a floating-point tensor, got NoneType; for statistics alone use row_statistics")
     scale = _default_scale(query) if scale is None else scale
     rows = kernels.arrange(
         query, key, value, log_weight, sink=sink, scale=scale, causal=causal, window=window, lengths=lengths
@@ -143,7 +143,7 @@ def row_statistics(
     lengths: Tensor | int | None = None,
     sink: Tensor | float | None = None,
 ) -> RowStatistics:
-    """Statistics of the rows without the output; arguments as in :func:`attend`, but scores are not scaled.
+    """Row statistics without the output; arguments as in :func:`attend`, but ``scale`` is one by default.
 
     Example:
         >>> row_statistics(torch.zeros(1, 2), torch.randn(5, 2)).collision
@@ -160,19 +160,19 @@ def row_statistics(
 def mass_count(
     query: Tensor,
     key: Tensor,
-    mass: float = 0.9,
     log_weight: Tensor | None = None,
     *,
+    mass: float = 0.9,
     scale: float | None = None,
     causal: bool = False,
     window: int | None = None,
     lengths: Tensor | int | None = None,
     sink: Tensor | float | None = None,
 ) -> Tensor:
-    r"""The smallest number of atoms that together hold the given mass of the row, int64 ``(..., queries)``.
+    r"""Smallest number of atoms that together hold the given mass of the row, int64 ``(..., queries)``.
 
-    Arguments as in :func:`attend`. A row without atoms counts zero, and so does one that sees a key
-    that is not finite.
+    Arguments as in :func:`attend`. A row without atoms counts zero, and so does one with a key in sight that is not
+    finite.
 
     Source:
         Ramsauer et al. 2020, section 3: heads are classed by this number at mass 0.9.
@@ -183,7 +183,7 @@ def mass_count(
     """
     if not isinstance(mass, (int, float)) or not 0 < mass <= 1:
         got = mass if isinstance(mass, (int, float)) else type(mass).__name__
-        raise ValueError(f"mass must be a number in (0, 1], got {got}; 0.9 asks for nine tenths of the attention")
+        raise UserError(f"mass must be a number in (0, 1], got {got}; 0.9 is nine tenths of the attention")
     scale = _default_scale(query) if scale is None else scale
     rows = kernels.arrange(
         query, key, None, log_weight, sink=sink, scale=scale, causal=causal, window=window, lengths=lengths
@@ -193,7 +193,7 @@ def mass_count(
 
 
 def probabilities(scores: Tensor, log_weight: Tensor | None = None) -> Tensor:
-    r"""The weights :math:`p_{ij} = e^{s_{ij}} / Z_i` themselves, for small problems that need all of them.
+    r"""Weights :math:`p_{ij} = e^{s_{ij}} / Z_i` as a matrix, for small problems.
 
     Args:
         scores: shape ``(..., queries, atoms)``.
@@ -218,7 +218,7 @@ def _default_scale(query: Tensor) -> float:
 
 
 def _is_followed(tensor: Tensor) -> bool:
-    """Whether autograd, forward or backward, or a transform of ``torch.func`` follows what happens to the tensor."""
+    """Return True if autograd, forward or backward, or a transform of ``torch.func`` tracks the tensor."""
     return (
         (tensor.requires_grad and torch.is_grad_enabled())
         or forward_ad.unpack_dual(tensor).tangent is not None
@@ -227,11 +227,11 @@ def _is_followed(tensor: Tensor) -> bool:
 
 
 def _solve(rows: Rows, level: int) -> tuple[Tensor | None, RowStatistics | None]:
-    # What nobody differentiates or transforms goes around autograd, which costs as much as a small call.
+    # Untracked tensors bypass autograd, which takes as long as a small call.
     solve = Attention.apply if any(x is not None and _is_followed(x) for x in rows.inputs[:5]) else Attention.forward
     found = solve(*rows.inputs, level)
     if not level:
-        return rows.restore(found[0], tail=2), None  # type: ignore[arg-type]  # an output was asked for
+        return rows.restore(found[0], tail=2), None  # type: ignore[arg-type]  # level zero has an output
     output = None if found[0] is None else rows.restore(found[0], tail=2)
     fields = (None if x is None else rows.restore(x, tail=1) for x in found[1:7])
     return output, RowStatistics(*fields)  # type: ignore[arg-type]  # a level that leaves fields out is not named
