@@ -9,11 +9,11 @@ from numbers import Real
 import torch
 from torch import Tensor, nn
 
-from massieu.universal.maps import ContextualMap, contextual_map
+from massieu.universal.identifiers import ContextualMap, contextual_map
 from massieu.universal.multisets import LIMIT, axes_of, cost, digits_of, multisets, sequences
 from massieu.universal.realization import Cases, Realization
 from massieu.universal.staircases import staircase
-from massieu.universal.tables import table
+from massieu.universal.lookup import table
 
 __all__ = ["centers_of", "check_arguments", "construct", "equivariant_values", "values_of"]
 

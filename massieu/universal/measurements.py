@@ -11,7 +11,7 @@ from torch import Tensor
 from massieu.nn.checks import check_count
 from massieu.universal.boltzmann import boltz_gap, theorem_spacing
 from massieu.universal.construction import construct
-from massieu.universal.maps import contextual_map
+from massieu.universal.identifiers import contextual_map
 from massieu.universal.multisets import LIMIT
 
 __all__ = ["GridError", "SeparationGap", "grid_errors", "separation_gaps"]

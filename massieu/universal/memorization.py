@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from massieu.nn import FeedForward
 from massieu.nn.checks import check_count
-from massieu.universal.maps import LEAST, BelowResolution, rank_one_block
+from massieu.universal.identifiers import LEAST, BelowResolution, rank_one_block
 from massieu.universal.multisets import LIMIT, Cost, digits_of
 from massieu.universal.realization import Cases, Realization
 from massieu.universal.search import LOWEST, Candidates, evolve, seeded
 from massieu.universal.staircases import interpolant, net
-from massieu.universal.tables import table
+from massieu.universal.lookup import table
 
 __all__ = ["memorize"]
 

@@ -14,7 +14,7 @@ from massieu.nn.checks import check_count
 from massieu.universal.construction import EXHAUSTIVE, centers_of, check_arguments, equivariant_values
 from massieu.universal.multisets import LIMIT, axes_of
 from massieu.universal.realization import Cases
-from massieu.universal.shifts import shift_stack
+from massieu.universal.selective_shifts import shift_stack
 from massieu.universal.stacks import Residual, Stack
 from massieu.universal.staircases import net
 

@@ -17,7 +17,7 @@ from massieu.universal.multisets import LIMIT, axes_of, digits_of, sequences
 from massieu.universal.realization import Cases
 from massieu.universal.stacks import Stack
 from massieu.universal.staircases import net
-from massieu.universal.tables import table
+from massieu.universal.lookup import table
 
 __all__ = ["construct_sparse"]
 

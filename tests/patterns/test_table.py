@@ -1,4 +1,4 @@
-"""Connections, paths and layers to full reach of every pattern, against figures known before."""
+"""Connections, paths and layers to full reach of every pattern, against known values."""
 
 import math
 import time
@@ -103,7 +103,7 @@ def test_the_table_at_64_and_1024_tokens(make, connections, layers, causal_layer
     layers = layers(length) if callable(layers) else layers
     assert (found.reach_layers, found.reach.causal_layers) == (layers, causal_layers)
     assert found.theorem == theorem
-    if layers is not None and layers < 9:  # by dense products: full after so many layers and not before
+    if layers is not None and layers < 9:  # dense products are full after exactly this number of layers
         masks = [each.mask(length).float() for each in (schedule if isinstance(schedule, Schedule) else [schedule])]
         known, dense = masks[0], 1
         while not known.all():
@@ -121,7 +121,7 @@ def test_the_stride_is_the_root_of_the_length_by_default():
     [(star_ring(), 1.0), (global_window(2), 1.0), (bigbird(), 1.0), (strided(), 1.5), (fixed(), 1.5), (full(), 2.0)],
     ids=repr,
 )
-def test_connections_grow_with_the_exponent_that_papers_say(pattern, exponent):
+def test_connections_grow_with_the_exponent_of_the_papers(pattern, exponent):
     assert pattern.growth(256, 4096) == pytest.approx(exponent, abs=0.02)
 
 
@@ -141,9 +141,9 @@ def test_4096_tokens_are_checked_within_ten_seconds(schedule, path, layers):
     )
 
 
-def test_draws_of_another_seed_are_other_draws_and_hardly_fewer():
+def test_seeds_change_the_draws_and_their_number_little():
     counts = {bigbird(1, 2, 3, seed=seed).connections(256) for seed in range(8)}
     assert len(counts) > 3
-    most = 1780 + 3 * 254  # if no draw hit what is there
+    most = 1780 + 3 * 254  # if every draw adds a connection
     assert max(counts) <= most
     assert min(counts) > most - 40

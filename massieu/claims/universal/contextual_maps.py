@@ -27,7 +27,7 @@ from massieu.universal import (
     shift_stack,
     theorem_spacing,
 )
-from massieu.universal.maps import LEAST
+from massieu.universal.identifiers import LEAST
 from massieu.universal.search import attended, mixed
 from massieu.universal.staircases import net
 

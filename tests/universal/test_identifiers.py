@@ -112,7 +112,7 @@ def test_the_scale_of_the_theorem_works_for_three_tokens():
 
 
 def test_a_search_that_finds_nothing_is_refused_too(monkeypatch):
-    monkeypatch.setattr("massieu.universal.maps.LEAST", 1e17)
+    monkeypatch.setattr("massieu.universal.identifiers.LEAST", 1e17)
     with pytest.raises(
         BelowResolution, match="must be 1e\\+17 machine epsilons apart, got .* take fewer tokens, or shorter"
     ):
