@@ -48,7 +48,7 @@ def full(*, causal: bool = False) -> Pattern:
         >>> full().connections(256)
         65536
     """
-    return Pattern(causal_name("full", causal), full_edges, causal, stable=True)
+    return _pattern("full", causal, full_edges, stable=True)
 
 
 def causal() -> Pattern:
@@ -69,8 +69,7 @@ def window(width: int, *, causal: bool = False) -> Pattern:
         766
     """
     check_count(width, "width", least=0)
-    rule = functools.partial(dilated_edges, width, 1)
-    return Pattern(causal_name(f"window({width})", causal), rule, causal, stable=True)
+    return _pattern(f"window({width})", causal, dilated_edges, width, 1, stable=True)
 
 
 def dilated(width: int, step: int, *, causal: bool = False) -> Pattern:
@@ -84,8 +83,7 @@ def dilated(width: int, step: int, *, causal: bool = False) -> Pattern:
     """
     check_count(width, "width", least=0)
     check_count(step, "step", remedy="1 is a window")
-    rule = functools.partial(dilated_edges, width, step)
-    return Pattern(causal_name(f"dilated({width}, {step})", causal), rule, causal, stable=True)
+    return _pattern(f"dilated({width}, {step})", causal, dilated_edges, width, step, stable=True)
 
 
 def star(hub: int = 0, *, causal: bool = False) -> Pattern:
@@ -96,7 +94,7 @@ def star(hub: int = 0, *, causal: bool = False) -> Pattern:
         766
     """
     check_count(hub, "hub", least=0)
-    return Pattern(causal_name("star", causal), functools.partial(star_edges, hub), causal, stable=True)
+    return _pattern("star", causal, star_edges, hub, stable=True)
 
 
 def ring(*, causal: bool = False) -> Pattern:
@@ -106,7 +104,7 @@ def ring(*, causal: bool = False) -> Pattern:
         >>> ring().connections(256)
         768
     """
-    return Pattern(causal_name("ring", causal), functools.partial(ring_edges, 0), causal)
+    return _pattern("ring", causal, ring_edges, 0)
 
 
 def star_ring(*, causal: bool = False) -> Pattern:
@@ -119,7 +117,7 @@ def star_ring(*, causal: bool = False) -> Pattern:
         >>> star_ring().connections(256)
         1276
     """
-    return Pattern(causal_name("star_ring", causal), functools.partial(ring_edges, 1), causal)
+    return _pattern("star_ring", causal, ring_edges, 1)
 
 
 def strided(stride: int | None = None, *, causal: bool = False) -> Schedule:
@@ -182,8 +180,9 @@ def global_window(width: int, num_global: int = 1, *, causal: bool = False) -> P
     """
     check_count(width, "width", least=0)
     check_count(num_global, "num_global", least=0)
-    rule = functools.partial(global_window_edges, width, num_global)
-    return Pattern(causal_name(f"global_window({width}, {num_global})", causal), rule, causal, stable=True)
+    return _pattern(
+        f"global_window({width}, {num_global})", causal, global_window_edges, width, num_global, stable=True
+    )
 
 
 def bigbird(
@@ -212,9 +211,8 @@ def bigbird(
     for value, name in ((width, "width"), (num_global, "num_global"), (num_random, "num_random"), (seed, "seed")):
         check_count(value, name, least=0)
     check_count(block, "block", remedy="1 connects single tokens")
-    own = f"bigbird({width}, {num_global}, {num_random}, seed={seed}{f', block={block}' if block > 1 else ''})"
-    rule = functools.partial(bigbird_edges, width, num_global, num_random, seed, block)
-    return Pattern(causal_name(own, causal), rule, causal)
+    name = f"bigbird({width}, {num_global}, {num_random}, seed={seed}{f', block={block}' if block > 1 else ''})"
+    return _pattern(name, causal, bigbird_edges, width, num_global, num_random, seed, block)
 
 
 def powers_of_two(*, causal: bool = False) -> Pattern:
@@ -227,7 +225,7 @@ def powers_of_two(*, causal: bool = False) -> Pattern:
         >>> powers_of_two().connections(256)
         3842
     """
-    return Pattern(causal_name("powers_of_two", causal), power_edges, causal, stable=True)
+    return _pattern("powers_of_two", causal, power_edges, stable=True)
 
 
 def random_regular(degree: int, seed: int = 0, *, causal: bool = False) -> Pattern:
@@ -242,16 +240,18 @@ def random_regular(degree: int, seed: int = 0, *, causal: bool = False) -> Patte
     """
     check_count(degree, "degree", least=0)
     check_count(seed, "seed", least=0)
-    rule = functools.partial(regular_edges, degree, seed)
-    return Pattern(causal_name(f"random_regular({degree}, seed={seed})", causal), rule, causal)
+    return _pattern(f"random_regular({degree}, seed={seed})", causal, regular_edges, degree, seed)
+
+
+def _pattern(
+    name: str, causal: bool, rule: Callable[..., Edges], *arguments: int | None, stable: bool = False
+) -> Pattern:
+    return Pattern(causal_name(name, causal), functools.partial(rule, *arguments), causal, stable=stable)
 
 
 def _pair(name: str, stride: int | None, causal: bool, *rules: Callable[[int | None, int], Edges]) -> Schedule:
     if stride is not None:
         check_count(stride, "stride", remedy="None takes the root of the length")
-    own = causal_name(f"{name}({'' if stride is None else stride})", causal)
-    patterns = [
-        Pattern(f"{own}[{number}]", functools.partial(rule, stride), causal, stable=stride is not None)
-        for number, rule in enumerate(rules)
-    ]
-    return Schedule(tuple(patterns), own)
+    name, stable = f"{name}({'' if stride is None else stride})", stride is not None
+    patterns = [_pattern(f"{name}[{i}]", causal, rule, stride, stable=stable) for i, rule in enumerate(rules)]
+    return Schedule(tuple(patterns), causal_name(name, causal))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,13 +35,7 @@ def full_edges(length: int) -> Edges:
 
 def dilated_edges(width: int, step: int, length: int) -> Edges:
     width, step = min(width, length), min(step, length)  # larger ones are equivalent, but may overflow 64 bits
-
-    def visible(query: NDArray[np.int64], atom: NDArray[np.int64]) -> NDArray[np.bool_]:
-        distance = np.abs(query - atom)
-        seen: NDArray[np.bool_] = (distance % step == 0) & (distance <= width * step)
-        return seen
-
-    return Edges.where(length, visible)
+    return _by_distance(length, lambda distance: (distance % step == 0) & (distance <= width * step))
 
 
 def star_edges(hub: int, length: int) -> Edges:
@@ -92,12 +87,11 @@ def global_window_edges(width: int, num_global: int, length: int) -> Edges:
 
 
 def power_edges(length: int) -> Edges:
-    def visible(query: NDArray[np.int64], atom: NDArray[np.int64]) -> NDArray[np.bool_]:
-        distance = np.abs(query - atom)
-        seen: NDArray[np.bool_] = distance & (distance - 1) == 0  # zero too
-        return seen
+    return _by_distance(length, lambda distance: distance & (distance - 1) == 0)  # zero too
 
-    return Edges.where(length, visible)
+
+def _by_distance(length: int, visible: Callable[[NDArray[np.int64]], NDArray[np.bool_]]) -> Edges:
+    return Edges.where(length, lambda query, atom: visible(np.abs(query - atom)))
 
 
 def bigbird_edges(width: int, num_global: int, num_random: int, seed: int, block: int, length: int) -> Edges:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -46,16 +46,13 @@ class SparsePlan:
     length: int
     connections: int
     visited: int
-    tiles: tuple[Tiles, ...]
-    place: Tensor
+    tiles: tuple[Tiles, ...] = field(repr=False)
+    place: Tensor = field(repr=False)
 
     @property
     def density(self) -> float:
         """Computed pairs as a share of all pairs."""
         return self.visited / self.length**2
-
-    def __repr__(self) -> str:
-        return f"SparsePlan(length={self.length}, connections={self.connections}, visited={self.visited})"
 
 
 def sparse_plan(pattern: Pattern | Edges, length: int | None = None, *, block: int = BLOCK) -> SparsePlan:

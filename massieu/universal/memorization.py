@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from massieu.checks import UserError, check_count
-from massieu.nn import FeedForward
+from massieu.nn import Block, FeedForward
 from massieu.universal.identifiers import LEAST, BelowResolution, rank_one_block
 from massieu.universal.lookup import table
 from massieu.universal.multisets import LIMIT, Cost, digits_of
@@ -66,7 +67,7 @@ def memorize(
         [[5.0, 5.0, 5.0], [7.0, 7.0, 7.0], [9.0, 9.0, 9.0]]
     """
     check_count(steps, "steps", least=0)
-    source = as_generator(generator)
+    generator = as_generator(generator)
     given, values = _checked(sequences, labels)
     vectors = given.reshape(-1, given.shape[-1] if given.dim() == 3 else 1).double()
     tokens, numbers = vectors.unique(dim=0, return_inverse=True)
@@ -74,40 +75,13 @@ def memorize(
     contexts = _contexts(numbers, values)
     length, dim_in, entries = given.shape[1], tokens.shape[1], len(contexts.own)
     dim = max(dim_in, values.shape[-1], digits_of(entries) if exact else 1)
-    Cost(len(tokens), length, entries, 0).check(limit)
-
+    cost = Cost(len(tokens), length, entries, 0)
+    cost.check(limit)
     free = given.dim() == 2 or dim_in == 1 or len(tokens) <= FREE
-
-    def codes_of(numbers: Tensor) -> Tensor:
-        raw = numbers[..., :-1].abs() if free else (numbers[..., :-1] - 0.5) @ tokens.mT
-        low = raw.amin(-1, keepdim=True)
-        return LOWEST + (1 - LOWEST) * (raw - low) / (raw.amax(-1, keepdim=True) - low).clamp(min=1e-300)
-
-    def identifiers(each: CodeCandidates) -> Tensor:
-        codes, weight = codes_of(each.codes), each.codes[..., -1:].abs()
-        own, around = codes[..., contexts.own], codes[..., contexts.rows]
-        scores = each.beta[..., None, None] * own[..., None] * around
-        return own + weight * (torch.softmax(scores, -1) * around).sum(-1)
-
-    def quality(each: CodeCandidates) -> Tensor:
-        ordered = identifiers(each).sort(-1).values
-        return ordered.diff(dim=-1).amin(-1) / ordered[..., -1] if entries > 1 else torch.ones(len(ordered)).double()
-
-    best = evolve(
-        quality,
-        (len(tokens) if free else dim_in) + 1,
-        lambda numbers: numbers,
-        generator=source,
-        steps=steps,
-        population=max(16, min(128, 300_000 // contexts.rows.numel())),
-    )
-    codes, direction = codes_of(best.codes), best.codes[:-1] - 0.5
-    first = _on_a_line(dim, tokens, codes, source) if free else _projection(dim, tokens, direction)
-    encode = nn.Sequential(first)
-    block = rank_one_block(dim, float(best.beta), float(best.codes[-1].abs()))
+    first, block = _searched(tokens, contexts, free, dim, steps, generator)
     # Identifiers as computed by the layers: for tokens that hardly differ, rounding in the first net matters.
     with torch.no_grad():
-        stream = block(encode(_padded(tokens, dim))[numbers])[..., 0].flatten()
+        stream = block(first(_padded(tokens, dim))[numbers])[..., 0].flatten()
     low, high = (
         stream.new_zeros(entries).scatter_reduce(0, contexts.place, stream, each, include_self=False) for each in ENDS
     )
@@ -126,17 +100,17 @@ def memorize(
     ahead = torch.eye(dim, dtype=torch.float64)[0]
     decode = table(dim, keys, levels) if exact else nn.Sequential(interpolant(dim, ahead, keys, levels))
     network = Realization(
-        encode,
+        nn.Sequential(first),
         block,
         decode,
         input_dim=0 if given.dim() == 2 else dim_in,
         output_dim=values.shape[-1],
         length=length,
         margin=margin,
-        cost=Cost(len(tokens), length, entries, 0),
+        cost=cost,
         cases=functools.partial(Cases, given if given.dim() == 2 else given.double(), values, True),
     )
-    network.cost = Cost(len(tokens), length, entries, sum(part.numel() for part in network.parameters()))
+    network.cost = dataclasses.replace(cost, parameters=sum(each.numel() for each in network.parameters()))
     return network
 
 
@@ -147,6 +121,41 @@ class _OccurringContexts(NamedTuple):
     rows: Tensor
     values: Tensor
     place: Tensor
+
+
+def _searched(
+    tokens: Tensor, contexts: _OccurringContexts, free: bool, dim: int, steps: int, generator: torch.Generator
+) -> tuple[FeedForward, Block]:
+    """Return a net from tokens to codes and a head, by a search for the widest gap between identifiers."""
+
+    def codes_of(numbers: Tensor) -> Tensor:
+        raw = numbers[..., :-1].abs() if free else (numbers[..., :-1] - 0.5) @ tokens.mT
+        low = raw.amin(-1, keepdim=True)
+        return LOWEST + (1 - LOWEST) * (raw - low) / (raw.amax(-1, keepdim=True) - low).clamp(min=1e-300)
+
+    def identifiers(each: CodeCandidates) -> Tensor:
+        codes, weight = codes_of(each.codes), each.codes[..., -1:].abs()
+        own, around = codes[..., contexts.own], codes[..., contexts.rows]
+        scores = each.beta[..., None, None] * own[..., None] * around
+        return own + weight * (torch.softmax(scores, -1) * around).sum(-1)
+
+    def quality(each: CodeCandidates) -> Tensor:
+        ordered = identifiers(each).sort(-1).values
+        if len(contexts.own) == 1:
+            return torch.ones(len(ordered)).double()
+        return ordered.diff(dim=-1).amin(-1) / ordered[..., -1]
+
+    best = evolve(
+        quality,
+        tokens.shape[0 if free else 1] + 1,
+        lambda numbers: numbers,
+        generator=generator,
+        steps=steps,
+        population=max(16, min(128, 300_000 // contexts.rows.numel())),
+    )
+    codes, direction = codes_of(best.codes), best.codes[:-1] - 0.5
+    first = _on_a_line(dim, tokens, codes, generator) if free else _projection(dim, tokens, direction)
+    return first, rank_one_block(dim, float(best.beta), float(best.codes[-1].abs()))
 
 
 def _checked(sequences: Any, labels: Any) -> tuple[Tensor, Tensor]:

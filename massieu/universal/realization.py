@@ -200,10 +200,5 @@ class Realization(CertifiedNetwork):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return values ``(batch, length, output_dim)`` of sequences ``(batch, length, input_dim)``, or of words."""
-        output: Tensor = self.decode(self.identify(x))
+        output: Tensor = self.decode(self.block(self.encode(self.padded(x, self.block.dim))))
         return output[..., : self.output_dim]
-
-    def identify(self, x: Tensor) -> Tensor:
-        """Return the stream after attention, ``(batch, length, dim)``, with the identifier as coordinate zero."""
-        stream: Tensor = self.block(self.encode(self.padded(x, self.block.dim)))
-        return stream
