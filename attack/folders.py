@@ -178,7 +178,7 @@ def _wrong(ended: Ended, ending: str, expected: list[float]) -> str | None:
     found = _entropies(ended)
     pairs = zip(found, expected, strict=False)
     same = len(found) == len(expected) and all(one is not None and abs(one - other) < TOLERANCE for one, other in pairs)
-    return None if same or told or ending == ANY else "gave other values than the intact model, without a word"
+    return None if same or told or ending == ANY else "gave other values than the intact model, without a warning"
 
 
 def _left(case: Case, ended: Ended, out: Path) -> str | None:

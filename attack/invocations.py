@@ -29,7 +29,7 @@ from massieu import assets, cli
 __all__ = ["COUNT", "attack"]
 
 COUNT = 260
-EVERY = 20  # one case in so many runs in a process of its own
+EVERY = 20  # one case in twenty runs in a child process
 PATIENCE = 60  # seconds for one case
 NUMBERS = ("0", "-1", "1.5", "nan", "inf", "-inf", "1e300", "1e999", "x", "", " 3", "0x10", "١", "1" * 5000, "9" * 30)
 SMALL = ("1", "2", "3", "7")

@@ -149,7 +149,7 @@ def empty_reference(case: Case) -> Dense:
     query, key, value = case.tensors
     padded = [query.clone(), *(torch.nn.functional.pad(x.clone(), (0, 0, 0, 1)) for x in (key, value))]
     options = case.options | {"lengths": torch.as_tensor(case.options.get("lengths", key.shape[-2]))}
-    # One more atom that nobody sees; the positions of the queries are counted from the last of the others.
+    # One more atom that no query sees; the positions of the queries are counted from the last of the others.
     hidden = torch.zeros(query.shape[-2], key.shape[-2] + 1)
     here, there = (
         torch.arange(query.shape[-2])[:, None] + key.shape[-2] - query.shape[-2],

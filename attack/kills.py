@@ -2,7 +2,7 @@
 
 Each case starts the command in a process of its own and ends it by SIGKILL, SIGTERM or SIGINT after a random time or at
 one of its renames, which include those of the final publishing. Then the folder must hold the whole old run, the whole
-new one or none; the same command with ``--resume`` must give exactly the tables of a run that nobody has ended, and
+new one or none; the same command with ``--resume`` must give exactly the tables of an uninterrupted run, and
 leave nothing behind.
 """
 
@@ -71,7 +71,7 @@ def attack(seed: int, count: int) -> Iterator[str | None]:
             code, log = _run(folder, text, folder / text)
             seconds = time.perf_counter() - begin
             if code:
-                raise RuntimeError(f"a run that nobody ends must end with 0, got {code}: {log}")
+                raise RuntimeError(f"an uninterrupted run must end with 0, got {code}: {log}")
             expected[text] = _tables(folder / text)
             renames = int((folder / "renames").read_text())
         for number in range(count):

@@ -91,7 +91,7 @@ def _outcome(path: Path, other: Path, model: nn.Module, expected: dict[str, Any]
     except Exception:
         return f"a traceback, {traceback.format_exc()[-400:]!r}"
     different = [key for key, value in expected.items() if found[key] != value]
-    return f"other numbers without a word, in {', '.join(different)}" if different else None
+    return f"other numbers without an error, in {', '.join(different)}" if different else None
 
 
 def _mutated(path: Path, chance: random.Random) -> tuple[bytes, str]:

@@ -26,8 +26,6 @@ class Universality:
     """Conditions of the theorems on a schedule of patterns at one length; ``print`` shows all of them.
 
     Attributes:
-        name: of the schedule.
-        length: number of tokens T.
         connections: of each pattern, self-loops included.
         self_loops: True if every token sees itself in every pattern (condition 1).
         chain: the path through all tokens in the union of the patterns, or the reason against one (condition 2).

@@ -37,14 +37,11 @@ class NetworkCertificate:
     """Errors of a network on the sequences it was built for.
 
     Attributes:
-        sequences: number of sequences evaluated.
+        sequences, tokens: numbers of those evaluated.
         exhaustive: True if these are all sequences, False if one or more for every multiset.
         error: the largest difference from a target; infinite if the network returns nan.
         wrong: tokens whose error is above the tolerance.
         margin: machine epsilons of ``dtype`` between identifiers, as a share of the largest.
-        tolerance: largest accepted error.
-        tokens: number of tokens evaluated.
-        dtype: of the weights.
         restriction: on the sequences, in words; empty for none.
     """
 
@@ -182,12 +179,7 @@ class Realization(CertifiedNetwork):
     Made by :func:`construct` and :func:`memorize`. The first net maps each token to its code, the head adds a number
     for its context, and the second net looks up the value.
 
-    Args:
-        encode: map of tokens to codes, in coordinate zero.
-        block: attention and residual connection.
-        decode: map of identifiers to values.
-        cost: size of the construction.
-        settings: see :class:`CertifiedNetwork`.
+    Settings are those of :class:`CertifiedNetwork`.
     """
 
     def __init__(self, encode: nn.Sequential, block: Block, decode: nn.Sequential, *, cost: Cost, **settings: Any):

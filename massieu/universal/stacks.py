@@ -33,8 +33,8 @@ class Stack(CertifiedNetwork):
 
     Args:
         layers: feed-forward nets and attention, in order.
-        positions: added to the padded tokens, ``(length, dim)``; all zero for none.
-        settings: see :class:`CertifiedNetwork`.
+        positions: added to the padded tokens, ``(length, dim)``.
+        settings: those of :class:`CertifiedNetwork`.
     """
 
     def __init__(self, layers: Iterable[nn.Module], positions: Tensor, **settings: Any) -> None:
