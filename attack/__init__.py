@@ -1,8 +1,8 @@
 """Attacks on the library and its commands: random and hostile input, kills, damaged files.
 
 Each module of :data:`NAMES` has ``COUNT``, the number of cases of a full run, and ``attack(seed, count)``, which yields
-None for every case that held and, for every case that did not, a sentence that tells how to reproduce it. A case is
-determined by the seed and its number.
+None for every case that passed, and for every case that failed a sentence on how to reproduce it. A case is determined
+by the seed and its number.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NAMES = ("kernels", "parts", "flips", "folders", "texts", "kills", "invocations"
 
 
 def main(names: Sequence[str], *, seed: int = 0, share: float = 1.0) -> int:
-    """Run the attacks that are named, print what broke, and return the exit code: 1 if anything did."""
+    """Run the named attacks, print the failures, and return the exit code: 1 if there are any."""
     broken = 0
     for name in names or NAMES:
         module = importlib.import_module(f"attack.{name}")

@@ -1,4 +1,4 @@
-"""Commands of massieu in processes of their own, with limits of time and memory."""
+"""Commands of massieu in child processes, with limits of time and memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Ended", "complaint", "is_control", "run", "warm_up"]
 SECONDS = 60.0
 MEGABYTES = 2500
 CEILING = 12 << 30
-"""Bytes of address space that no command may exceed, so that a runaway harms nobody else."""
+"""Limit of address space of a command, in bytes."""
 
 
 class Ended(NamedTuple):
@@ -39,7 +39,7 @@ class Ended(NamedTuple):
 
 
 def warm_up() -> None:
-    """Import once what every command needs: children are forked from this process."""
+    """Import the modules of all commands once: children are forked from this process."""
     os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "COLUMNS": "120"}
     import pandas  # noqa: F401
     import torch
@@ -68,7 +68,7 @@ def run(arguments: Sequence[str], place: Path, *, seconds: float = SECONDS) -> E
 
 
 def _become_command(arguments: Sequence[str], streams: Sequence[Path]) -> None:
-    """Run the command in this process and end it, without what Python does at its end."""
+    """Run the command in this process and exit without the cleanup of Python."""
     code = 99
     try:
         for number, stream in enumerate(streams, 1):
@@ -92,7 +92,7 @@ def _become_command(arguments: Sequence[str], streams: Sequence[Path]) -> None:
 
 
 def _waited(child: int, seconds: float) -> tuple[int | None, float]:
-    """Exit code and memory of a child; it is killed if it takes too long."""
+    """Return exit code and memory of a child; kill it after a time limit."""
     end = time.monotonic() + seconds
     while True:
         found, status, usage = os.wait4(child, os.WNOHANG)
@@ -106,12 +106,12 @@ def _waited(child: int, seconds: float) -> tuple[int | None, float]:
 
 
 def is_control(sign: str) -> bool:
-    """Whether a character is neither printable nor a space, such as the narrow one before a percent sign."""
+    """Return True if a character is neither printable nor a space of any width."""
     return not sign.isprintable() and unicodedata.category(sign) != "Zs"
 
 
 def complaint(ended: Ended) -> str | None:
-    """What no command may do, whatever its input: hang, crash, take all memory, or write control characters."""
+    """Return a failure of any command: a hang, a crash, too much memory, or control characters in the output."""
     return next(_complaints(ended), None)
 
 

@@ -1,4 +1,4 @@
-"""Single flipped bits in parts and checkpoints: every one must be refused in a sentence."""
+"""Single flipped bits in partial results and checkpoints: each must raise a UserError."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CORPUS = "c" * 64
 
 
 def attack(seed: int, count: int) -> Iterator[str | None]:
-    """Flip one bit of a part or of a checkpoint, and read it."""
+    """Flip one bit of a partial result or of a checkpoint, and read it."""
     from massieu.corpus.shards import Shard
     from massieu.inspection.partial_files import load_checkpoint, load_partial, save_checkpoint, save_partial
     from massieu.inspection.reader import Reader
@@ -46,7 +46,7 @@ def attack(seed: int, count: int) -> Iterator[str | None]:
 
 
 def _bit(data: bytes, chance: random.Random) -> int:
-    """A bit, as often of the header as of the tensors."""
+    """Return a random bit, of header and tensors equally often."""
     begin = 8 + int.from_bytes(data[:8], "little")
     return chance.randrange(8 * begin) if chance.random() < 0.5 else chance.randrange(8 * begin, 8 * len(data))
 
@@ -58,7 +58,7 @@ def _flipped(data: bytes, bit: int) -> bytes:
 
 
 def _outcome(data: bytes, path: Path, read: Callable[[Path], object]) -> str | None:
-    """What went wrong, or None."""
+    """Return the failure, or None."""
     from massieu.checks import UserError
 
     path.write_bytes(data)
@@ -68,4 +68,4 @@ def _outcome(data: bytes, path: Path, read: Callable[[Path], object]) -> str | N
         return None
     except Exception:
         return f"a traceback, {traceback.format_exc()[-400:]!r}"
-    return "it was read without a word"
+    return "it was read without an error"

@@ -70,7 +70,7 @@ class Case:
 
     @property
     def weights(self) -> Path:
-        """The file with the weights."""
+        """File of the weights."""
         return self.folder / "model.safetensors"
 
     def config(self, **changes: Any) -> None:
@@ -118,7 +118,7 @@ class Case:
 
 
 def harm(ending: str) -> Callable[[Callable[[Case], None]], Callable[[Case], None]]:
-    """Add a damage to the list."""
+    """Register a kind of damage."""
 
     def add(damage: Callable[[Case], None]) -> Callable[[Case], None]:
         HARMS.append((damage, ending))
@@ -128,7 +128,7 @@ def harm(ending: str) -> Callable[[Callable[[Case], None]], Callable[[Case], Non
 
 
 def attack(seed: int, count: int) -> Iterator[str | None]:
-    """Run the cases: every damage once, then again with other choices."""
+    """Run the cases: every kind of damage once, then again with other random choices."""
     warm_up()
     from massieu import assets
 
@@ -169,7 +169,7 @@ def _entropies(ended: Ended) -> list[float]:
 
 
 def _wrong(ended: Ended, ending: str, expected: list[float]) -> str | None:
-    """What is wrong with an ending."""
+    """Return the failure of an ending, or None."""
     if ended.code in (2, 3):
         return f"was refused ({ended.err.strip().splitlines()[-1][:300]})" if ending == SAME else None
     if ending == REFUSED:
@@ -178,11 +178,11 @@ def _wrong(ended: Ended, ending: str, expected: list[float]) -> str | None:
     found = _entropies(ended)
     pairs = zip(found, expected, strict=False)
     same = len(found) == len(expected) and all(one is not None and abs(one - other) < TOLERANCE for one, other in pairs)
-    return None if same or told or ending == ANY else "gave other values than the intact model, without a word"
+    return None if same or told or ending == ANY else "gave other values than the intact model, without a warning"
 
 
 def _left(case: Case, ended: Ended, out: Path) -> str | None:
-    """What should not be there afterwards."""
+    """Return leftover files, in words, or None."""
     if case.canary.exists():
         return "ran code of the folder"
     if ended.code != 0 and out.exists():
@@ -192,7 +192,7 @@ def _left(case: Case, ended: Ended, out: Path) -> str | None:
 
 
 def _instead(case: Case, path: Path) -> None:
-    """Put something that is no file with content in the place of a path, or nothing."""
+    """Replace a path by an empty file, folder or link, or remove it."""
     kind = case.random.choice(["nothing", "folder", "pipe", "loop", "dangling", "empty"])
     if kind == "folder":
         path.mkdir()

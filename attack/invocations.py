@@ -1,4 +1,4 @@
-"""Bad invocations of every command: options, values, paths and environments that no one should use.
+"""Bad invocations of every command: options, values, paths and environments.
 
 A case breaks if it shows a traceback, calls a mistake of the user a defect, says more than one sentence about it,
 prints control characters, ends with success but without the files it promised, or leaves files after a failure.
@@ -29,7 +29,7 @@ from massieu import assets, cli
 __all__ = ["COUNT", "attack"]
 
 COUNT = 260
-EVERY = 20  # one case in so many runs in a process of its own
+EVERY = 20  # one case in twenty runs in a child process
 PATIENCE = 60  # seconds for one case
 NUMBERS = ("0", "-1", "1.5", "nan", "inf", "-inf", "1e300", "1e999", "x", "", " 3", "0x10", "١", "1" * 5000, "9" * 30)
 SMALL = ("1", "2", "3", "7")
@@ -101,7 +101,7 @@ QUICK = {
     "bench": ["no-such-benchmark"],
     "watch": ["--once"],
 }
-"""What ends a command soon if nothing is wrong with the rest."""
+"""Options that keep a valid command short."""
 
 LISTED: tuple[tuple[str, ...], ...] = (
     (),
@@ -138,7 +138,7 @@ LISTED: tuple[tuple[str, ...], ...] = (
 
 @dataclass(frozen=True)
 class Ended:
-    """How an invocation ended."""
+    """Result of an invocation."""
 
     code: int
     out: str
@@ -147,7 +147,7 @@ class Ended:
 
 
 def attack(seed: int, count: int) -> Iterator[str | None]:
-    """Invoke commands badly, each in a folder of its own."""
+    """Run bad invocations, each in a new folder."""
     before = os.getcwd()
     with tempfile.TemporaryDirectory(prefix="attack-") as place, _offline():
         _furnish(Path(place))
@@ -186,7 +186,7 @@ def _arguments(number: int, chance: random.Random) -> list[str]:
 
 
 def _kept(defaults: Sequence[str], wanted: set[str]) -> list[str]:
-    """Options that end a command soon, without those that the case has given itself."""
+    """Return the options that keep a command short, except those of the case."""
     found: list[str] = []
     for i, word in enumerate(defaults):
         if word in wanted or (not word.startswith("-") and (i == 0 or defaults[i - 1] in wanted)):
@@ -200,7 +200,7 @@ def _commands() -> dict[str, argparse.ArgumentParser]:
 
 
 def _some(action: argparse.Action, command: str, chance: random.Random) -> list[str]:
-    """A value of the argument, or several if it takes them; one in three is bad for any argument of its kind."""
+    """Return random values of an argument; one in three is bad for any argument of its kind."""
     likely, unlikely = _values(action, command)
     several = 1 if action.nargs in (None, "?") else chance.choice((1, 2, 2, 3))
     return [chance.choice(chance.choice((likely, likely, unlikely))) for _ in range(several)]
@@ -232,7 +232,7 @@ def _values(action: argparse.Action, command: str) -> tuple[Sequence[str], Seque
 
 
 def _wrong(arguments: Sequence[str], surroundings: Mapping[str, str] | None) -> str | None:
-    """What is wrong with how the invocation ends; None if nothing."""
+    """Return the failure of an invocation, or None."""
     before = _state(Path())
     try:
         ended = _inside(arguments) if surroundings is None else _outside(arguments, surroundings)
@@ -262,7 +262,7 @@ def _wrong(arguments: Sequence[str], surroundings: Mapping[str, str] | None) -> 
 def _promise_broken(
     command: str, arguments: list[str], ended: Ended, before: Mapping[str, str], after: Mapping[str, str]
 ) -> str | None:
-    """What a command that ended well has left out, or left behind."""
+    """Return missing or leftover output of a successful command, or None."""
     if hidden := [name for name in after if "/.massieu-" in f"/{name}" and name not in before]:
         return f"hidden files stay: {hidden[:3]}"
     if before["file.txt"] != after.get("file.txt") and arguments[-2:] != ["--html", "file.txt"] and command != "watch":
@@ -294,7 +294,7 @@ def _is_progress(line: str) -> bool:
 
 
 def _inside(arguments: Sequence[str]) -> Ended:
-    """In this process."""
+    """Run the command in this process."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _patient():
         try:
@@ -305,7 +305,7 @@ def _inside(arguments: Sequence[str]) -> Ended:
 
 
 def _outside(arguments: Sequence[str], surroundings: Mapping[str, str]) -> Ended:
-    """In a process of its own, which takes no NUL; its texts are bytes that may not be UTF-8."""
+    """Run the command in a child process; arguments have no NUL, and may not be UTF-8."""
     words = [word.replace("\0", "\n") for word in arguments]
     ended = subprocess.run(
         [sys.executable, "-m", "massieu", *words],
@@ -321,7 +321,7 @@ def _outside(arguments: Sequence[str], surroundings: Mapping[str, str]) -> Ended
 
 @contextlib.contextmanager
 def _patient() -> Iterator[None]:
-    """Inside, a case that does not end is ended."""
+    """Interrupt a case in this process after a time limit."""
 
     def end(*_: object) -> None:
         raise TimeoutError(f"not done after {PATIENCE} s")
@@ -347,7 +347,7 @@ def _offline() -> Iterator[None]:
 
 
 def _state(folder: Path) -> dict[str, str]:
-    """Every path below a folder, files with their digests."""
+    """Return every path below a folder, with the digests of files."""
     found = {}
     for path in sorted(folder.rglob("*")):
         is_file = path.is_file() and not path.is_symlink()
@@ -361,7 +361,7 @@ def _shown(arguments: Sequence[str], surroundings: Mapping[str, str] | None) -> 
 
 
 def _furnish(place: Path) -> None:
-    """Good and bad inputs that cases name."""
+    """Write the good and bad inputs of the cases."""
     root = place / "furniture"
     root.mkdir()
     _write_texts(root)
@@ -446,7 +446,7 @@ def _write_runs(root: Path) -> None:
 
 
 def _move_in(furniture: Path, home: Path) -> None:
-    """Copy the inputs: what a case does to them, no other case sees."""
+    """Copy the inputs, so that a case changes only its own."""
     shutil.copytree(furniture, home, symlinks=True, copy_function=_link_weights)
 
 

@@ -36,7 +36,7 @@ ODD = ("zeros", "empty")
 
 
 class Case(NamedTuple):
-    """One call, its kernel and what is asked about it."""
+    """One attention call, its kernel and the check."""
 
     check: str
     kernel: str
@@ -51,7 +51,7 @@ class Case(NamedTuple):
 
 
 def attack(seed: int, count: int) -> Iterator[str | None]:
-    """Yield None for every case that held, else a sentence that names it."""
+    """Yield None for every case that passed, else a sentence on the failure."""
     torch.set_num_threads(1)
     kernels = ["torch", *(name for name in BUILDS if built(name) is not None)]
     for number in range(count):
@@ -65,7 +65,7 @@ def attack(seed: int, count: int) -> Iterator[str | None]:
 
 
 def drawn(rng: random.Random, kernels: list[str]) -> Case:
-    """A random case."""
+    """Return a random case."""
     generator = torch.Generator().manual_seed(rng.getrandbits(40))
     check, kernel, dtype = rng.choice(CHECKS), rng.choice(kernels), rng.choice(DTYPES)
     batch, key_heads, share = rng.randint(1, 2), rng.randint(1, 3), rng.randint(1, 3)
@@ -89,7 +89,7 @@ def drawn(rng: random.Random, kernels: list[str]) -> Case:
 
 
 def laid_out(rng: random.Random, tensor: Tensor) -> Tensor:
-    """The same numbers elsewhere in memory: another order of axes, rows apart, no alignment; or expanded axes."""
+    """Return an equal tensor in another memory layout: order of axes, strides, alignment, or expanded axes."""
     if rng.random() < 0.3 or not tensor.numel():
         return tensor
     if rng.random() < 0.2:
@@ -106,7 +106,7 @@ def laid_out(rng: random.Random, tensor: Tensor) -> Tensor:
 
 
 def drawn_log_weight(rng: random.Random, generator: torch.Generator, full: tuple[int, ...]) -> Tensor | None:
-    """None, a bias or a mask, some of its axes shared, absent atoms written in different ways."""
+    """Return None, a bias or a mask, with some axes broadcast and several forms of absent atoms."""
     if rng.random() < 0.5:
         return None
     shape = [1 if rng.random() < 0.5 else size for size in full][rng.randrange(4) :]
@@ -135,7 +135,7 @@ def drawn_options(
 
 
 def reference(case: Case, tensors: list[Tensor] | None = None) -> Dense:
-    """The dense result, the most negative number as minus infinity."""
+    """Return the dense result, with the most negative number as minus infinity."""
     query, key, value = (x.clone() for x in (case.tensors if tensors is None else tensors))
     if 0 in (*query.shape, *key.shape, *value.shape):
         return empty_reference(case)
@@ -145,11 +145,11 @@ def reference(case: Case, tensors: list[Tensor] | None = None) -> Dense:
 
 
 def empty_reference(case: Case) -> Dense:
-    """The result of a call without queries, atoms or value columns, which the dense form cannot take."""
+    """Return the result of a call without queries, atoms or value columns, which the dense form rejects."""
     query, key, value = case.tensors
     padded = [query.clone(), *(torch.nn.functional.pad(x.clone(), (0, 0, 0, 1)) for x in (key, value))]
     options = case.options | {"lengths": torch.as_tensor(case.options.get("lengths", key.shape[-2]))}
-    # One more atom that nobody sees; the positions of the queries are counted from the last of the others.
+    # One more atom that no query sees; the positions of the queries are counted from the last of the others.
     hidden = torch.zeros(query.shape[-2], key.shape[-2] + 1)
     here, there = (
         torch.arange(query.shape[-2])[:, None] + key.shape[-2] - query.shape[-2],
@@ -177,7 +177,7 @@ def forward(case: Case) -> float:
 
 
 def judged(found: Attended, expected: Dense) -> float:
-    """The largest error as a multiple of what is allowed, for the variance what its formula rounds to."""
+    """Return the largest error as a multiple of the tolerance, that of the variance by rounding of its formula."""
     worst = forward_excess(found, expected)
     if worst.pop("score_variance") > 1.0:
         # A difference of moments about the largest score.
@@ -213,7 +213,7 @@ def counts(case: Case) -> float:
 
 
 def functional(case: Case) -> float:
-    """``torch.func.grad`` gives what autograd gives, and sees the same mass counts."""
+    """Compare gradients and mass counts under ``torch.func.grad`` with autograd."""
 
     def loss(query: Tensor) -> tuple[Tensor, Tensor]:
         found = attend(query, *case.tensors[1:], case.log_weight, **case.options)
@@ -231,7 +231,7 @@ def functional(case: Case) -> float:
 
 
 def capped(case: Case) -> float:
-    """Statistics of a call whose scores pass through a tanh: those of the capped scores as log weights."""
+    """Compare statistics of a call with softcap with those of the capped scores as log weights."""
     query, key, value = case.tensors
     cap, options = 5.0, dict(case.options)
     scale = options.pop("scale", query.shape[-1] ** -0.5)
@@ -252,7 +252,7 @@ def capped(case: Case) -> float:
 
 
 def hidden(case: Case) -> float:
-    """Numbers that are not finite in a key or a value: rows that do not see them agree with a call without them."""
+    """Put nan or infinity in a key or a value, and compare rows that do not see it with a call without it."""
     query, key, value = (x.clone() for x in case.tensors)
     rng = random.Random(key.numel() * 31 + query.numel())
     clean = [query.clone(), key.clone(), value.clone()]
@@ -281,7 +281,7 @@ def hidden(case: Case) -> float:
 
 
 def _mask(log_weight: Tensor | None) -> Tensor | None:
-    """Log weights of zero where atoms are present."""
+    """Return log weights of zero for present atoms."""
     return None if log_weight is None else torch.zeros_like(log_weight).masked_fill(log_weight < -1e30, -torch.inf)
 
 

@@ -2,7 +2,7 @@
 
 Each case starts the command in a process of its own and ends it by SIGKILL, SIGTERM or SIGINT after a random time or at
 one of its renames, which include those of the final publishing. Then the folder must hold the whole old run, the whole
-new one or none; the same command with ``--resume`` must give exactly the tables of a run that nobody has ended, and
+new one or none; the same command with ``--resume`` must give exactly the tables of an uninterrupted run, and
 leave nothing behind.
 """
 
@@ -30,18 +30,18 @@ __all__ = ["COUNT", "attack"]
 
 COUNT = 40
 LONGEST = 120.0
-"""Seconds after which a process is taken to hang."""
+"""Time limit of a process in seconds."""
 
 PRELOADED = ("attack.kills", "transformers.models.gpt2.modeling_gpt2", "massieu.inspection.merging", "pyarrow.parquet")
-"""Modules that are loaded once, so that a case takes a second instead of ten."""
+"""Modules loaded once, so that a case takes one second instead of ten."""
 
 ENDS = {signal.SIGKILL: {-9}, signal.SIGTERM: {-15, 143}, signal.SIGINT: {-2, 1, 130}}
-"""Exit codes of a process that was ended; 1 is that of an interrupt before the command has begun."""
+"""Exit codes of a killed process; 1 is that of an interrupt before the start of the command."""
 
 
 @dataclass(frozen=True)
 class End:
-    """How a run is ended.
+    """Signal or failure that ends a run.
 
     Attributes:
         signal: by which signal.
@@ -59,7 +59,7 @@ class End:
 
 
 def attack(seed: int, count: int) -> Iterator[str | None]:
-    """End runs, look at what they left, and resume them."""
+    """Kill runs, check the files that they left, and resume them."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_model(folder / "model")
@@ -71,7 +71,7 @@ def attack(seed: int, count: int) -> Iterator[str | None]:
             code, log = _run(folder, text, folder / text)
             seconds = time.perf_counter() - begin
             if code:
-                raise RuntimeError(f"a run that nobody ends must end with 0, got {code}: {log}")
+                raise RuntimeError(f"an uninterrupted run must end with 0, got {code}: {log}")
             expected[text] = _tables(folder / text)
             renames = int((folder / "renames").read_text())
         for number in range(count):
@@ -86,7 +86,7 @@ def attack(seed: int, count: int) -> Iterator[str | None]:
 
 
 def _case(folder: Path, out: Path, end: End, seconds: float, expected: dict[str, Any], *, before: bool) -> str | None:
-    """What went wrong when a run was ended and resumed, or None."""
+    """Return the failure of a killed and resumed run, or None."""
     shutil.rmtree(out, ignore_errors=True)
     (folder / "checkpoint").unlink(missing_ok=True)
     if before:
@@ -106,7 +106,7 @@ def _case(folder: Path, out: Path, end: End, seconds: float, expected: dict[str,
 
 
 def _left(folder: Path, out: Path) -> str | None:
-    """What a finished run should not have left, or None."""
+    """Return leftover files of a finished run, in words, or None."""
     names = {path.relative_to(out).as_posix() for path in out.rglob("*")}
     odd = sorted(names ^ {path.relative_to(folder / "new").as_posix() for path in (folder / "new").rglob("*")})
     odd += sorted(path.name for path in folder.iterdir() if "checkpoint" in path.name)
@@ -114,7 +114,7 @@ def _left(folder: Path, out: Path) -> str | None:
 
 
 def _tables(out: Path) -> Any:
-    """All that a published run says, from its two files; None if there is none."""
+    """Return all values of a published run, from its two files; None without a run."""
     from massieu.checks import UserError
     from massieu.inspection import read_inspection
     from massieu.inspection.partial_files import load_partial
@@ -131,7 +131,7 @@ def _tables(out: Path) -> Any:
 
 
 def _run(folder: Path, text: str, out: Path, end: End | None = None, seconds: float = 0.0) -> tuple[int, str]:
-    """Exit code and output of one run, which is ended if told so."""
+    """Return exit code and output of one run, which is killed if an end is given."""
     multiprocessing.set_forkserver_preload([*PRELOADED])
     context = multiprocessing.get_context("forkserver")
     log = folder / "log"
@@ -152,7 +152,7 @@ def _run(folder: Path, text: str, out: Path, end: End | None = None, seconds: fl
 
 
 def _inspect(folder: Path, text: str, out: Path, end: End | None) -> None:
-    """Run the command in this process, which was made for it."""
+    """Run the command in this child process."""
     output = os.open(folder / "log", os.O_WRONLY | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(output, stream)

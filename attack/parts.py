@@ -1,4 +1,4 @@
-"""Mutated parts: merging them with a sound one must be refused in a sentence, or give the right numbers.
+"""Mutated partial results: merging them with a valid one must raise a UserError, or give correct numbers.
 
 Half of the mutations have a digest that was computed again, as an attacker would. A digest cannot tell a forged number
 that a reading could have given, so these mutations make what no reading gives: other kinds, shapes, signs or names.
@@ -25,7 +25,7 @@ __all__ = ["COUNT", "attack"]
 
 COUNT = 350
 ODD: tuple[Any, ...] = (None, True, -1, 1e999, "x", [], [[]], {}, {"dict": [[[], 1]]}, {"tensor": ["x"]}, {"Part": {}})
-"""Values of other kinds than any field has."""
+"""Values of types that no field has."""
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Content:
 
 
 def attack(seed: int, count: int) -> Iterator[str | None]:
-    """Merge a sound part with mutated ones."""
+    """Merge a valid partial result with mutated ones."""
     from massieu.models.loading import load
 
     with tempfile.TemporaryDirectory() as name:
@@ -72,7 +72,7 @@ def _inspect(folder: Path, name: str) -> None:
 
 
 def _merged(path: Path, other: Path, model: nn.Module) -> dict[str, Any]:
-    """Everything that a merged inspection says about the text."""
+    """Return all values of a merged inspection."""
     from massieu.inspection.merging import merge_runs
 
     found = merge_runs([path, other], model=model).to_dict()
@@ -81,7 +81,7 @@ def _merged(path: Path, other: Path, model: nn.Module) -> dict[str, Any]:
 
 
 def _outcome(path: Path, other: Path, model: nn.Module, expected: dict[str, Any]) -> str | None:
-    """What went wrong, or None."""
+    """Return the failure, or None."""
     from massieu.checks import UserError
 
     try:
@@ -91,11 +91,11 @@ def _outcome(path: Path, other: Path, model: nn.Module, expected: dict[str, Any]
     except Exception:
         return f"a traceback, {traceback.format_exc()[-400:]!r}"
     different = [key for key, value in expected.items() if found[key] != value]
-    return f"other numbers without a word, in {', '.join(different)}" if different else None
+    return f"other numbers without an error, in {', '.join(different)}" if different else None
 
 
 def _mutated(path: Path, chance: random.Random) -> tuple[bytes, str]:
-    """A file that was changed in one way, and how."""
+    """Return a file with one mutation, and a description."""
     from safetensors import safe_open
     from safetensors.torch import save
 
@@ -117,7 +117,7 @@ def _mutated(path: Path, chance: random.Random) -> tuple[bytes, str]:
 
 
 def _raw(data: bytes, chance: random.Random) -> tuple[bytes, str]:
-    """Bytes that are cut, filled, put together anew, or claim another length of the header."""
+    """Return bytes that are truncated, overwritten, reordered, or have another header length."""
     length = int.from_bytes(data[:8], "little")
     place = chance.randrange(8, len(data))
     other = chance.randrange(8, 8 + length)
@@ -209,7 +209,7 @@ def _number(content: Content, chance: random.Random) -> str:
 
 
 def _kind(content: Content, chance: random.Random) -> str:
-    """Put a value of another kind anywhere into the header."""
+    """Put a value of another type anywhere in the header."""
     place = chance.choice([place for place in _places(content.header["part"]) if place])
     before = _at(content.header["part"], place)
     value = chance.choice([value for value in ODD if type(value) is not type(before)])
@@ -230,7 +230,7 @@ def _field(content: Content, chance: random.Random) -> str:
 
 
 def _identity(content: Content, chance: random.Random) -> str:
-    """Claim that another model or other options gave it."""
+    """Claim another model or other options."""
     identity = content.header["part"]["Part"]["identity"]["Identity"]
     name = chance.choice(["model", "tokenizer", "options", "schema"])
     if name == "options":
@@ -258,7 +258,7 @@ Place = tuple[str | int, ...]
 
 
 def _places(value: Any, place: Place = ()) -> Iterator[Place]:
-    """The places of all values inside of a JSON value."""
+    """Yield the paths of all values in a JSON value."""
     yield place
     if isinstance(value, (dict, list)):
         for key in value if isinstance(value, dict) else range(len(value)):

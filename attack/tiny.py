@@ -1,4 +1,4 @@
-"""A tiny decoder with its tokenizer and its text, made by the attacks in a moment."""
+"""Tiny decoder with tokenizer and text, for the attacks."""
 
 from __future__ import annotations
 
@@ -9,23 +9,7 @@ import torch
 
 __all__ = ["make_model", "make_text"]
 
-WORDS = (
-    "call",
-    "me",
-    "some",
-    "years",
-    "ago",
-    "never",
-    "mind",
-    "how",
-    "long",
-    "the",
-    "whale",
-    "sea",
-    "ship",
-    "and",
-    "of",
-)
+WORDS = "call me some years ago never mind how long the whale sea ship and of".split()  # noqa: SIM905
 
 
 def make_model(folder: Path) -> Path:
@@ -50,7 +34,7 @@ def make_model(folder: Path) -> Path:
 
 
 def make_text(path: Path, seed: str, documents: int = 24) -> Path:
-    """Write documents of random words, one to a line of JSON."""
+    """Write documents of random words, one JSON string per line."""
     chance = random.Random(seed)
     texts = (" ".join(chance.choices(WORDS, k=chance.randint(4, 24))) for _ in range(documents))
     path.write_text("".join(f'"{text}"\n' for text in texts))

@@ -1,4 +1,4 @@
-"""Ratios measured side by side in one process: ours over torch's own attention, on this machine."""
+"""Benchmarks: ratios of time and memory to baselines, measured side by side on this machine."""
 
 from benchmarks.runner import main
 

@@ -1,4 +1,4 @@
-"""``python -m benchmarks [NAMES...] [--json]``: the same as ``massieu bench``."""
+"""``python -m benchmarks [NAMES...] [--json]``: alias of ``massieu bench``."""
 
 import sys
 

@@ -30,7 +30,7 @@ BUSY = (sys.executable, "-c", "import os; parent = os.getppid()\nwhile os.getppi
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure and print a table."""
+    """Print a table of the measurements."""
     parser = argparse.ArgumentParser(prog="benchmarks.busy", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each, of which the median counts")
     parser.add_argument("--only", choices=list(SETTINGS), help="one setting (default: all)")
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     quiet: dict[str, list[float]] = {name: [] for name in names}
     busy: dict[str, list[float]] = {name: [] for name in names}
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before the first measurement", flush=True)
-    for _ in range(options.rounds):  # in turns, so that what else runs here meets all of them
+    for _ in range(options.rounds):  # in turns, so that other load affects all of them
         for name in names:
             quiet[name].append(seconds(SETTINGS[name]))
             with all_cores_busy():
@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def seconds(setting: Mapping[str, str]) -> float:
-    """Wall time of one inspection of the embedded model."""
+    """Return the wall time of one inspection of the embedded model."""
     environment = {name: value for name, value in os.environ.items() if name not in DECIDES} | dict(setting)
     begin = time.perf_counter()
     subprocess.run(COMMAND, env=environment, check=True, stdout=subprocess.DEVNULL)
@@ -64,7 +64,7 @@ def seconds(setting: Mapping[str, str]) -> float:
 
 @contextlib.contextmanager
 def all_cores_busy() -> Iterator[None]:
-    """Inside, one process for each core computes without an end."""
+    """Keep all cores busy with one process for each."""
     running = [subprocess.Popen(BUSY) for _ in range(os.cpu_count() or 1)]
     try:
         yield

@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def write(folder: Path) -> None:
-    """Run every instrument."""
+    """Run every instrument and write its results."""
     folder.mkdir(parents=True, exist_ok=True)
     texts = folder / "texts"
     texts.mkdir(exist_ok=True)
@@ -105,13 +105,13 @@ def write(folder: Path) -> None:
 
 
 def massieu(*words: object) -> str:
-    """What a command prints."""
+    """Return the output of a command."""
     command = [sys.executable, "-m", "massieu", *map(str, words)]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def compare(old: Path, new: Path, renamed: dict[str, str]) -> tuple[list[str], int]:
-    """Every value that differs, as a line, and how many were compared."""
+    """Return a line for every value that differs, and the number of values compared."""
     different, number = [], 0
     for path in sorted(old.rglob("*")):
         if path.suffix not in {".csv", ".json", ".jsonl"} or path.name in {"manifest.json"}:
@@ -133,7 +133,7 @@ def compare(old: Path, new: Path, renamed: dict[str, str]) -> tuple[list[str], i
 
 
 def values(path: Path) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every number and text in a file, with its place."""
+    """Return every number and text in a file, by place."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".csv":
         for number, row in enumerate(csv.DictReader(text.splitlines())):
@@ -162,7 +162,7 @@ def _renamed(place: tuple[str, ...], renamed: dict[str, str]) -> tuple[str, ...]
 
 
 def same(old: Any, new: Any, *, exact: bool) -> bool:
-    """Whether numbers are equal to 1e-9 of their size, and words too if they are names."""
+    """Return True for numbers equal to 1e-9 of their size, and for equal names."""
     try:
         first, second = float(old), float(new)
     except (TypeError, ValueError):

@@ -1,8 +1,8 @@
-"""Attention within sparse patterns, visiting their blocks only, as a ratio to dense ``scaled_dot_product_attention``.
+"""Attention on the blocks of sparse patterns, as a ratio to dense ``scaled_dot_product_attention``.
 
-Dense attention computes all pairs and so answers another question; it is what a pattern has to beat in time. With the
-pattern as its mask it is slower still. A plan is made once for a pattern and a length and is not part of the ratios;
-what it takes stands beside them. The last row of a pattern tells from which length on it wins.
+Dense attention computes all pairs, so its output differs; it is the baseline of time only. A plan is made once for a
+pattern and a length; its time is a column of its own. The last row of a pattern has the length from which on it is
+faster.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PATTERNS: dict[str, Callable[[], Pattern]] = {
 
 
 def patterns() -> list[Row]:
-    """Output alone, and a training step, by pattern and length; the rows of a pattern end with where it wins."""
+    """Return ratios of the output alone and of a training step, by pattern and length."""
     rows: list[Row] = []
     cases = [(name, length) for name in PATTERNS for length in LENGTHS]
     for name, length in track(cases):
@@ -50,7 +50,7 @@ def patterns() -> list[Row]:
         if length == LENGTHS[-1]:
             own = [row for row in rows if row["pattern"] == name]
             for way in ("sparse", "sparse training"):
-                rows[-1][f"{way} wins from"] = _wins_from(own, way)
+                rows[-1][f"{way} faster from"] = _faster_from(own, way)
     return rows
 
 
@@ -89,8 +89,8 @@ def compare(name: str, length: int) -> Row:
     return {**row, "visited %": 100 * plan.density, "plan ms": 1e3 * planning, **forward, **training}
 
 
-def _wins_from(rows: list[Row], way: str) -> str:
-    """The shortest length from which on a way was always faster than its baseline, by the upper quartile."""
+def _faster_from(rows: list[Row], way: str) -> str:
+    """Return the shortest length from which on a way was always faster than its baseline, by the upper quartile."""
     slower = [row["tokens"] for row in rows if row[f"{way} high"] >= 1]
     faster = [row["tokens"] for row in rows if row["tokens"] > max(slower, default=0)]
     return str(min(faster)) if faster else "nowhere"

@@ -30,11 +30,11 @@ __all__ = ["main", "summary"]
 DOCUMENTS = 24
 LAYERS, HEADS, WIDTH, POSITIONS = 6, 8, 256, 512
 COUNTS = {"rows", "tokens", "broken_rows", "class_length", "massive_tokens"}
-"""Columns that count what was read."""
+"""Columns of counts."""
 
 
 def main(folder: str = "build/smollm2", place: Path = FILE) -> int:
-    """Inspect all models and write the table; the exit code is 2 where SmolLM2 is missing."""
+    """Inspect all models and write the table; the exit code is 2 if SmolLM2 is missing."""
     if not Path(folder, "config.json").is_file():
         print(f"FOLDER must hold SmolLM2 (make smollm2 writes build/smollm2), got {folder}", file=sys.stderr)
         return 2
@@ -111,7 +111,7 @@ def _text(found: Inspection) -> dict[str, Any]:
 
 
 def _lines(document: dict[str, Any]) -> str:
-    """Return JSON with one line for each quantity of each model, so that a difference can be read."""
+    """Return JSON with one line for each quantity of each model, for readable diffs."""
     return re.sub(r"\[[^][{}]*\]", lambda found: re.sub(r"\s+", "", found[0]), json.dumps(document, indent=1)) + "\n"
 
 

@@ -34,7 +34,7 @@ SEEDS = 1000  # trials of ``massieu verify --seed S`` have the seeds 1000 S, 100
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the trials that are missing and print the claims that fail."""
+    """Run missing trials and print the claims that fail."""
     parser = argparse.ArgumentParser(prog="benchmarks.reliability", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("keys", nargs="*", metavar="KEY", help="claims by key or glob (default: all)")
     parser.add_argument("--trials", type=int, help="trials of each claim (default: 100, or none with --verify)")
@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def fresh(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Run what the log does not hold yet and return a row for each few trials."""
+    """Run trials that are not in the log and return a row for each group of trials."""
     done = {(row["key"], seed, row["full"]) for row in read(options.log) for seed in seeds_of(row)}
     parts: list[list[tuple[str, list[int]]]] = []
     together: dict[int, list[tuple[str, list[int]]]] = {}
@@ -86,7 +86,7 @@ def fresh(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def run(part: Sequence[tuple[str, Sequence[int]]], full: bool) -> list[dict[str, Any]]:
-    """Trials of some claims, one after the other and judged alone: a row for each claim and run of seeds."""
+    """Run single trials of some claims and return a row for each claim and range of seeds."""
     import torch
 
     torch.set_num_threads(1)
@@ -113,7 +113,7 @@ def run(part: Sequence[tuple[str, Sequence[int]]], full: bool) -> list[dict[str,
 
 @functools.cache
 def digest(key: str) -> str:
-    """Digest of the code of an experiment's module, without its words, and of the version of the package.
+    """Return a digest of the code of an experiment's module, without docstrings, and of the package version.
 
     Empty for a claim that is not there.
     """
@@ -136,18 +136,18 @@ def digest(key: str) -> str:
 
 
 def read(log: Path) -> list[dict[str, Any]]:
-    """The rows of a log whose experiments are still the same."""
+    """Return the rows of a log with unchanged experiments."""
     rows = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.exists() else []
     return [row for row in rows if row["digest"] == digest(row["key"]) != ""]
 
 
 def seeds_of(row: dict[str, Any]) -> range:
-    """The seeds of the trials of a row."""
+    """Return the seeds of the trials of a row."""
     return range(row["first"], row["first"] + row["trials"])
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Trials and failures by claim and size, in the order of the claims."""
+    """Return trials and failures by claim and size, in the order of the claims."""
     table = []
     for full in (False, True):
         for claim in claims.all_claims():
@@ -162,7 +162,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def verified(rows: Sequence[dict[str, Any]]) -> dict[bool, dict[int, list[str]]]:
-    """The claims of which a trial fails, by size and seed of massieu verify, for seeds whose trials are all there."""
+    """Return the claims with a failed trial, by size and seed of massieu verify, for seeds with all trials."""
     found: dict[bool, dict[int, list[str]]] = {False: {}, True: {}}
     for full, seeds in found.items():
         known = {
@@ -181,7 +181,7 @@ def verified(rows: Sequence[dict[str, Any]]) -> dict[bool, dict[int, list[str]]]
 
 
 def markdown(table: Sequence[dict[str, Any]], seeds: dict[bool, dict[int, list[str]]]) -> str:
-    """The table as a page of the documentation."""
+    """Return the table as a page of the documentation."""
     from scipy.stats import beta
 
     lines = [

@@ -1,4 +1,4 @@
-"""Run benchmarks by name, print a table or JSON, and say on which machine."""
+"""Run benchmarks by name, and print the results and the machine as a table or JSON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Benchmark = Callable[[], list[Row]]
 
 
 def main(names: Sequence[str] = (), *, json: bool = False) -> int:
-    """Run the named benchmarks (all when none is named); the exit code is 2 for an unknown name."""
+    """Run the named benchmarks, or all; return the exit code, 2 for an unknown name."""
     known = benchmarks()
     unknown = sorted(set(names) - set(known))
     if unknown:
@@ -49,7 +49,7 @@ def main(names: Sequence[str] = (), *, json: bool = False) -> int:
 
 
 def benchmarks() -> dict[str, Benchmark]:
-    """All benchmarks by name, in the order in which they run."""
+    """Return all benchmarks by name, in order."""
     from benchmarks.attention import forward, forward_backward, forward_bfloat16, forward_grouped
     from benchmarks.contrast import contrast
     from benchmarks.dynamics import dynamics
@@ -68,7 +68,7 @@ def benchmarks() -> dict[str, Benchmark]:
 
 
 def track(cases: Sequence[Case]) -> Iterator[Case]:
-    """The cases, with a line on stderr about how far we are."""
+    """Yield the cases, with progress on stderr."""
     begin = time.perf_counter()
     for i, case in enumerate(cases):
         print(f"  case {i + 1} of {len(cases)}, {time.perf_counter() - begin:.0f} s", file=sys.stderr, flush=True)
@@ -76,7 +76,7 @@ def track(cases: Sequence[Case]) -> Iterator[Case]:
 
 
 def environment() -> Row:
-    """The machine and the versions that a figure belongs to."""
+    """Return the machine and the versions of packages."""
     return {
         "cpu": processor(),
         "threads": torch.get_num_threads(),
@@ -89,7 +89,7 @@ def environment() -> Row:
 
 
 def processor() -> str:
-    """Model and vector extension of the processor."""
+    """Return model and vector extension of the processor."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
@@ -97,7 +97,7 @@ def processor() -> str:
 
 
 def alternate(ways: dict[str, Callable[[], object]], *, baseline: str, seconds: float = 4.0) -> Row:
-    """Median ratio of every way to the baseline over alternating rounds, with its lower and upper quartile.
+    """Return the median ratio of every way to the baseline over alternating rounds, with its quartiles.
 
     Each ratio is taken within one round, so that a slow minute of the machine touches both of its sides; the order
     within a round is random, since a way may leave caches and threads behind that help or harm the next.
@@ -124,14 +124,14 @@ def alternate(ways: dict[str, Callable[[], object]], *, baseline: str, seconds: 
 
 
 def summary(rows: list[Row]) -> dict[str, dict[str, float]]:
-    """Median and largest ratio of every way that was compared with a baseline, over all rows."""
+    """Return median and largest ratio of every way with a baseline, over all rows."""
     ways = dict.fromkeys(name.removesuffix(" low") for row in rows for name in row if name.endswith(" low"))
     ratios = {way: [row[way] for row in rows if way in row] for way in ways}
     return {way: {"median": statistics.median(each), "largest": max(each)} for way, each in ratios.items()}
 
 
 def table(rows: list[Row]) -> str:
-    """Columns aligned, the quartiles of a ratio in brackets behind it."""
+    """Return aligned columns, with the quartiles of a ratio in brackets."""
     names = dict.fromkeys(name for row in rows for name in row)
     columns = [name for name in names if not name.endswith((" low", " high"))]
 

@@ -47,7 +47,7 @@ def compare(rounds: int = ROUNDS) -> Row:
     ways = build()
     for step, _ in ways.values():
         step()
-        step()  # the second reading knows the last step
+        step()  # the second reading has the values of the last step
     order, taken, own = random.Random(0), [], {name: [] for name in ways}
     for _ in range(rounds):
         times = {}

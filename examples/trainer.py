@@ -20,7 +20,7 @@ LENGTH = 64
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "trainer-run")
 folder.mkdir(parents=True, exist_ok=True)
 
-# The text and the tokenizer that come with massieu, cut into passages.
+# Text and tokenizer of massieu, cut into passages.
 tokenizer = AutoTokenizer.from_pretrained(assets.MODEL)
 tokens = torch.tensor([token for text in assets.documents() for token in tokenizer.encode(text)])
 passages = tokens[: len(tokens) // LENGTH * LENGTH].view(-1, LENGTH)
@@ -44,7 +44,7 @@ trainer = Trainer(
         max_steps=40,
         per_device_train_batch_size=8,
         learning_rate=0.1,  # far too large: flags will be raised
-        logging_steps=5,  # as often as the callback reads, so that each reading but the first has a loss
+        logging_steps=5,  # equal to that of the callback, so that each reading but the first has a loss
         report_to="tensorboard",
         save_strategy="no",
     ),

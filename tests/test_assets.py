@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from massieu.assets import CHECKPOINTS, HERE, MODEL, PROVENANCE, documents
-from massieu.assets.corpus import Document, excerpt, passages, read_documents, split, word_runs
-from massieu.assets.ngrams import Counts, counts, interpolated, ngram_losses
+from massieu.assets.ngrams import NgramCounts, counts, interpolated, ngram_losses
+from massieu.assets.text_sources import SourceText, excerpt, passages, read_documents, split, word_runs
+from massieu.checks import UserError
 
 transformers = pytest.importorskip("transformers")
 
@@ -103,7 +104,7 @@ def test_losses_fall_over_the_checkpoints_and_are_the_recorded_ones(models, rows
     assert abs(found[0] - math.log(FACTS["recipe"]["vocabulary"])) < 0.3  # untrained: nearly uniform
 
 
-def test_rounding_to_half_precision_costs_nothing():
+def test_rounding_to_half_precision_keeps_the_loss():
     before, after = FACTS["held_out_before_rounding"], FACTS["checkpoints"][-1]["held_out"]
     assert abs(after["nats_per_token"] - before["nats_per_token"]) < 1e-3
 
@@ -124,7 +125,7 @@ def test_weights_are_those_of_the_provenance():
         assert hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() == point["sha256"]
 
 
-def test_the_card_tells_the_figures_of_the_provenance():
+def test_the_card_has_the_values_of_the_provenance():
     from massieu.assets.card import model_card, text_note
 
     assert (HERE / "README.md").read_text(encoding="utf-8") == model_card(FACTS)
@@ -179,7 +180,7 @@ def test_counts_of_runs_are_those_of_a_loop():
     found = counts(torch.tensor(learned), torch.tensor([asked]), order=2, vocabulary=3)
     pairs = list(pairwise(learned))
     wanted = list(pairwise(asked))
-    expected = Counts(
+    expected = NgramCounts(
         torch.tensor([[pairs.count(pair) for pair in wanted]]),
         torch.tensor([[sum(first == pair[0] for first, _ in pairs) for pair in wanted]]),
         torch.tensor([[len({second for first, second in pairs if first == pair[0]}) for pair in wanted]]),
@@ -194,22 +195,25 @@ def test_rows_of_different_length_count_by_their_tokens():
     assert together == pytest.approx((3 * apart[0] + 2 * apart[1]) / 5, rel=0.05)  # each picks its own discount
 
 
-def test_passages_that_repeat_the_training_text_are_left_out():
+def test_passages_that_repeat_the_training_text_are_excluded():
     def sentence(word: str) -> str:
         return "A " + " ".join([word] * 13) + "."
 
-    held_out = [Document("chapter_1", f"{sentence('old')} {sentence('new')}"), Document("1800_x", sentence("speech"))]
-    learned = [Document("chapter_2", "So " + sentence("old"))]
+    held_out = [
+        SourceText("chapter_1", f"{sentence('old')} {sentence('new')}"),
+        SourceText("1800_x", sentence("speech")),
+    ]
+    learned = [SourceText("chapter_2", "So " + sentence("old"))]
 
     def count_tokens(text: str) -> int:
         return 200 * text.count(".")
 
     assert list(passages(held_out[0].text, count_tokens)) == [sentence("old"), sentence("new")]
     found = excerpt(held_out, learned, count_tokens, passages_of_each=5)
-    assert found == [Document("chapter_1", sentence("new")), Document("1800_x", sentence("speech"))]
+    assert found == [SourceText("chapter_1", sentence("new")), SourceText("1800_x", sentence("speech"))]
 
 
-def test_reading_keeps_the_order_of_chapters_and_the_years_asked_for(tmp_path):
+def test_reading_keeps_the_order_of_chapters_and_the_range_of_years(tmp_path):
     for name in ("chapter_10.txt", "chapter_2.txt", "1900_b.txt", "1800_a.txt", "1950_c.txt"):
         (tmp_path / name).write_text(name)
     names = [document.name for document in read_documents(tmp_path, tmp_path, last_year=1900)]
@@ -217,6 +221,6 @@ def test_reading_keeps_the_order_of_chapters_and_the_years_asked_for(tmp_path):
     learned, held_out = split(read_documents(tmp_path, tmp_path, last_year=1900), every=4)
     assert [document.name for document in held_out] == ["1800_a"]
     assert len(learned) == 3
-    with pytest.raises(FileNotFoundError, match="pass the data folders"):
+    with pytest.raises(UserError):
         read_documents(tmp_path / "none", tmp_path, last_year=1900)
     assert list(word_runs("too short")) == []

@@ -1,4 +1,4 @@
-"""A small share of every attack, so that the nightly run cannot rot."""
+"""A small share of every attack."""
 
 import importlib
 import types
@@ -19,7 +19,7 @@ def test_nothing_breaks_in_a_few_cases(name):
 
 
 def module_of(outcomes):
-    """A stand-in for a module with these outcomes."""
+    """Return a fake module with these outcomes."""
     module = types.ModuleType("attack.kernels")
     module.COUNT, module.attack = 4, lambda seed, count: iter(outcomes)
     return module

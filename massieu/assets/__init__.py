@@ -1,6 +1,6 @@
 """A small language model trained on public-domain text, checkpoints of its training, and held-out text to inspect.
 
-``train.py`` makes everything that lies here; ``README.md`` is the model card and ``provenance.json`` its figures.
+``train.py`` writes all files of this folder; ``README.md`` is the model card and ``provenance.json`` has its values.
 """
 
 from __future__ import annotations
@@ -21,13 +21,11 @@ TEXT = HERE / "text" / "heldout.txt"
 """The text to inspect: one document per line, blank lines between them."""
 
 PROVENANCE = HERE / "provenance.json"
-"""Data, licenses, recipe, versions, times and losses, as the training script wrote them."""
+"""Data, licenses, recipe, versions, times and losses of the training script."""
 
 
 def documents() -> list[str]:
-    """The texts to inspect: passages of chapters and speeches that the model was not trained on.
-
-    Each is short enough for the model's window.
+    """Return the held-out texts: passages of chapters and speeches, each short enough for the model's window.
 
     Example:
         >>> from massieu.assets import CHECKPOINTS, MODEL, documents

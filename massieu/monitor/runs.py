@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from massieu import assets
-from massieu.assets.train import END, Recipe, batches, share_of_rate
+from massieu.assets.train import END, TrainingRecipe, batches, share_of_rate
 from massieu.checks import MissingPackageError, UserError, pip_install
 from massieu.monitor.flags import RULES, Rule
 from massieu.monitor.reading import Flag, Reading
@@ -159,7 +159,7 @@ def training_run(
         )
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
         raise UserError(f"seed must be a whole number from 0 below 2**63, got {seed!r}; 0 is usual")
-    recipe = Recipe(seed=seed, layers=3, width=64, context=64, batch=4, steps=steps, warmup=setting.warmup)
+    recipe = TrainingRecipe(seed=seed, layers=3, width=64, context=64, batch=4, steps=steps, warmup=setting.warmup)
     model = _model(recipe, setting.norm)
     both = _optimizers(model, recipe, setting)
     schedules = [torch.optim.lr_scheduler.LambdaLR(each, lambda step: share_of_rate(step, recipe)) for each in both]
@@ -217,7 +217,7 @@ def training_tokens() -> Tensor:
     return torch.tensor([token for text in assets.documents() for token in tokenizer.encode(text + END).ids])
 
 
-def _model(recipe: Recipe, norm: Literal["layer"] | None) -> Transformer:
+def _model(recipe: TrainingRecipe, norm: Literal["layer"] | None) -> Transformer:
     model = Transformer(
         recipe.width,
         recipe.layers,
@@ -236,7 +236,7 @@ def _model(recipe: Recipe, norm: Literal["layer"] | None) -> Transformer:
     return model
 
 
-def _optimizers(model: Transformer, recipe: Recipe, setting: Setting) -> list[torch.optim.Optimizer]:
+def _optimizers(model: Transformer, recipe: TrainingRecipe, setting: Setting) -> list[torch.optim.Optimizer]:
     """As :func:`massieu.assets.train.optimizers`, with rates by the part of the model."""
     parts: dict[str, list[nn.Parameter]] = {"scores": [], "values": [], "feed_forward": [], "embeddings": []}
     vectors = []

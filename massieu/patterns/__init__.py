@@ -1,5 +1,6 @@
-"""Sparse attention patterns: who sees whom, how far that reaches, and whether a theorem says it is enough."""
+"""Sparse attention patterns, their reach, and the theorems on universal approximation that apply to them."""
 
+from massieu.patterns.custom_patterns import from_edges, from_mask
 from massieu.patterns.edges import Edges
 from massieu.patterns.families import (
     bigbird,
@@ -17,12 +18,11 @@ from massieu.patterns.families import (
     strided,
     window,
 )
-from massieu.patterns.given import from_edges, from_mask
 from massieu.patterns.hamiltonian import HamiltonianPath, hamiltonian_path, is_hamiltonian
 from massieu.patterns.pattern import Pattern, Schedule
-from massieu.patterns.probability import MapCondition, probability_condition
-from massieu.patterns.sparse import SparsePlan, sparse_attend, sparse_plan
-from massieu.patterns.spread import Reach, boolean_product, reach, reach_by_layer
+from massieu.patterns.probability_maps import MapCondition, probability_condition
+from massieu.patterns.reachability import Reach, boolean_product, reach, reach_by_layer
+from massieu.patterns.sparse_attention import SparsePlan, sparse_attend, sparse_plan
 from massieu.patterns.universality import Universality, check_universality
 
 __all__ = [

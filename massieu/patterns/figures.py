@@ -1,4 +1,4 @@
-"""Figures of sparse patterns: who sees whom, who has heard of whom layer by layer, and how connections grow."""
+"""Plots of sparse patterns: reach by layer, and growth of connections."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["connection_growth", "pattern_reach"]
 
 
 def pattern_reach(schedules: Mapping[str, Pattern | Schedule], length: int = 32, layers: int = 4) -> Figure:
-    """Who has heard of whom after each layer, one row of squares for each schedule.
+    """Plot the reach of every token after each layer, one row of squares for each schedule.
 
-    A square has a line for each token and a column for each that it has heard of: dark where its pattern connects the
-    two directly, light where it has heard through others. Its title says the share of pairs, and at the end of a row
-    stands after how many layers it is all of them.
+    A square has a line for each token and a column for each token that it reaches: dark for direct connections, light
+    for those through other tokens. Its title is the share of pairs; the label at the end of a row is the number of
+    layers to full reach.
 
     Args:
         schedules: patterns or schedules by name.
@@ -47,24 +47,26 @@ def pattern_reach(schedules: Mapping[str, Pattern | Schedule], length: int = 32,
         patterns = as_schedule(schedule)
         for layer, (axis, sets) in enumerate(zip(row, reach_by_layer(patterns, length, layers), strict=True)):
             own = patterns[layer].at(length)
-            heard = sets.unpack().astype(int)
-            axis.imshow(heard + (own & sets).unpack(), cmap=shades, vmin=0, vmax=2, interpolation="nearest")
+            reached = sets.unpack().astype(int)
+            axis.imshow(reached + (own & sets).unpack(), cmap=shades, vmin=0, vmax=2, interpolation="nearest")
             axis.set_title(f"{sets.connections / length**2:.0%}", fontsize=8, color=SOFT)
             axis.set(xticks=[], yticks=[])
             for side in axis.spines.values():
                 side.set_visible(False)
         row[0].set_ylabel(name, fontsize=9, color=INK)
         found = reach(patterns, length)
-        ends = {"full": f"all after {found.layers}", "causal": f"earlier after {found.causal_layers}"}
+        end = f"all after {found.layers}" if found.layers else "never all"
+        if found.causal_layers:
+            end = f"earlier after {found.causal_layers}"
         row[-1].yaxis.set_label_position("right")
-        row[-1].set_ylabel(ends.get(found.ended, "never all"), fontsize=8, color=SOFT)
+        row[-1].set_ylabel(end, fontsize=8, color=SOFT)
     for layer, axis in enumerate(axes[-1], 1):
         axis.set_xlabel(f"layer {layer}", fontsize=8, color=SOFT)
     return figure
 
 
 def connection_growth(schedules: Mapping[str, Pattern | Schedule], lengths: Sequence[int]) -> Figure:
-    """Connections of all patterns of a schedule against the length, on logarithmic axes, with the exponents.
+    """Plot the connections of all patterns of each schedule against the length, with the exponents of growth.
 
     Example:
         >>> from massieu.patterns import full, star_ring

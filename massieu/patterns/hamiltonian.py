@@ -1,4 +1,4 @@
-"""A path that visits every token once: found, refuted with a reason, or unknown."""
+"""Hamiltonian paths, which visit every token once: found, refuted with a reason, or unknown."""
 
 from __future__ import annotations
 
@@ -8,46 +8,46 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from massieu.checks import UserError, check_count
 from massieu.patterns.edges import Edges, check_edges
-from massieu.patterns.spread import flood
+from massieu.patterns.reachability import flood
 
 __all__ = ["HamiltonianPath", "hamiltonian_path", "is_hamiltonian"]
 
-EXACT = 18  # tokens up to which all subsets are looked at
-HUBS = 32  # tokens that are taken away, at most, to see the rest fall apart
-TRIES = 4
-MOST = 20_000  # turns of the end of a path
-CHOICES = 48  # of next tokens that are weighed against each other
+EXACT = 18  # longest sequence for which all subsets are searched
+HUBS = 32  # most tokens removed to split the rest into components
+TURNS = 20_000  # most extensions and turns of one path
+CHOICES = 48  # most candidates compared for the next token
 
 
 @dataclass(frozen=True)
 class HamiltonianPath:
-    """Whether there is a path that visits every token once.
+    """Result of the search for a path that visits every token once.
 
     Attributes:
-        exists: True, False, or None where the search has found neither a path nor a reason against one.
+        exists: True, False, or None if the search found neither a path nor a proof against one.
         order: the tokens along the path, each seen by the next; None without a path.
-        reason: how it was found, or why there is none.
+        message: origin of the path, or the reason against one.
     """
 
     exists: bool | None
     order: tuple[int, ...] | None
-    reason: str
+    message: str
 
 
-def hamiltonian_path(edges: Edges, *, seed: int = 0, tries: int = TRIES) -> HamiltonianPath:
-    r"""A permutation :math:`\gamma` of the tokens with :math:`\gamma(i) \in A_{\gamma(i+1)}` for all i, or why not.
+def hamiltonian_path(edges: Edges, *, seed: int = 0, max_steps: int = 4) -> HamiltonianPath:
+    r"""Return a permutation :math:`\gamma` of the tokens with :math:`\gamma(i) \in A_{\gamma(i+1)}` for all i.
 
-    In order: the tokens as they stand, and backwards; up to 18 tokens all subsets (Held and Karp), which decides;
-    then what rules a path out (several tokens that nobody else sees or that see nobody else, parts that are not
-    connected, parts that no path can visit in a row, a few tokens without which too many parts remain); then a
-    search, which moves to the token with the fewest ways on (Warnsdorff) and turns the end of the path where it is
-    stuck (Pósa).
+    It tries, in order: the tokens as they stand and in reverse; up to 18 tokens all subsets (Held and Karp), which is
+    exact; reasons against any path (several tokens without an edge to or from others, unconnected components, strongly
+    connected components without a common order, a few tokens whose removal leaves too many components); a search that
+    moves to the token with the fewest continuations (Warnsdorff) and reverses the end of a path that cannot be
+    extended (Pósa).
 
     Args:
-        edges: who sees whom.
-        seed: decides ties in the search.
-        tries: how often it starts again.
+        edges: the graph.
+        seed: of random choices in the search.
+        max_steps: searches, each from a new random start.
 
     Source:
         Yun et al. 2020, assumption 1.2, for the union of the patterns.
@@ -56,34 +56,34 @@ def hamiltonian_path(edges: Edges, *, seed: int = 0, tries: int = TRIES) -> Hami
         >>> from massieu.patterns import star, window
         >>> hamiltonian_path(window(1).at(4)).order
         (0, 1, 2, 3)
-        >>> hamiltonian_path(star().at(30)).reason
-        'without token 0 there remain 29 parts, and a path has at most 2'
+        >>> hamiltonian_path(star().at(30)).message
+        'without token 0 there remain 29 components, and a path leaves at most 2'
     """
     check_edges(edges)
+    check_count(max_steps, "max_steps", least=0)
     length = edges.length
     chain = np.arange(length)
     for order, name in ((chain, "the tokens in their order"), (chain[::-1], "the tokens in reverse order")):
         if is_hamiltonian(edges, order):
-            return HamiltonianPath(True, tuple(order.tolist()), name)
+            return HamiltonianPath(True, tuple(order.tolist()), f"{name} are a path")
     if length <= EXACT:
         exact = _held_karp(edges)
-        reason = f"all subsets of {length} tokens were looked at"
-        return HamiltonianPath(exact is not None, exact, reason)
+        return HamiltonianPath(exact is not None, exact, f"all subsets of {length} tokens were searched")
     sees, seen = edges.numbers(), edges.transpose().numbers()
     against = _refutation(sees, seen)
     if against:
         return HamiltonianPath(False, None, against)
     generator = np.random.default_rng(seed)
-    for number in range(1, tries + 1):
+    for step in range(1, max_steps + 1):
         for search in (_rotate, _greedy):
             found = search(sees, seen, generator)
             if found is not None and is_hamiltonian(edges, found):
-                return HamiltonianPath(True, tuple(found), f"found by search, try {number}")
-    return HamiltonianPath(None, None, f"no path in {tries} tries, and nothing seen that rules one out")
+                return HamiltonianPath(True, tuple(found), f"found by search {step}")
+    return HamiltonianPath(None, None, f"no path was found in {max_steps} searches, and none was ruled out")
 
 
 def is_hamiltonian(edges: Edges, order: Sequence[int] | NDArray[np.int64]) -> bool:
-    """Whether an order of all tokens is a path in which each is seen by the next.
+    """Return True if an order of all tokens is a path in which each token is seen by the next.
 
     Example:
         >>> from massieu.patterns import ring
@@ -93,14 +93,14 @@ def is_hamiltonian(edges: Edges, order: Sequence[int] | NDArray[np.int64]) -> bo
     check_edges(edges)
     tokens = np.asarray(order)
     if tokens.dtype.kind not in "iu":
-        raise TypeError(f"order must be the numbers of tokens, got {tokens.dtype}; convert it to whole numbers")
+        raise UserError(f"order must be the numbers of tokens, got {tokens.dtype}; convert it to whole numbers")
     if not np.array_equal(np.sort(tokens), np.arange(edges.length)):
         return False
     return bool(edges.contains(tokens[1:], tokens[:-1]).all())
 
 
 def _held_karp(edges: Edges) -> tuple[int, ...] | None:
-    """For every subset the set of its tokens at which a path through all of it can end, as bits."""
+    """Return a path or None, by dynamic programming over subsets; bits of ``ends`` are possible last tokens."""
     length = edges.length
     sees = np.array(edges.numbers(), dtype=np.int64)
     subsets = np.arange(1 << length)
@@ -112,9 +112,9 @@ def _held_karp(edges: Edges) -> tuple[int, ...] | None:
     by_size = np.split(np.argsort(sizes, kind="stable"), np.cumsum(np.bincount(sizes))[:-1])
     for group in by_size[2:]:
         for token in range(length):
-            having = group[group >> token & 1 == 1]
-            reached = (ends[having ^ (1 << token)] & sees[token]) != 0
-            ends[having] |= reached.astype(np.int64) << token
+            members = group[group >> token & 1 == 1]
+            reached = (ends[members ^ (1 << token)] & sees[token]) != 0
+            ends[members] |= reached.astype(np.int64) << token
     rest = int(subsets[-1])
     if not ends[rest]:
         return None
@@ -129,33 +129,31 @@ def _held_karp(edges: Edges) -> tuple[int, ...] | None:
 
 
 def _refutation(sees: Sequence[int], seen: Sequence[int]) -> str:
-    """A reason against any path, or nothing."""
+    """Return a reason against any path, or an empty string."""
     length = len(sees)
     for rows, what in ((sees, "see no other token"), (seen, "are seen by no other token")):
         alone = [token for token, row in enumerate(rows) if not row & ~(1 << token)]
         if len(alone) > 1:
-            return f"{len(alone)} tokens {what}, such as {alone[0]} and {alone[1]}, and a path has one end of that kind"
+            return f"{len(alone)} tokens {what}, such as {alone[0]} and {alone[1]}, and a path has one such end"
     either = [first | second for first, second in zip(sees, seen, strict=True)]
-    everyone = (1 << length) - 1
-    parts = _parts(either, everyone)
-    if parts > 1:
-        return f"the tokens fall into {parts} parts without a connection"
-    against = _components(sees, seen)
+    left = (1 << length) - 1
+    count = _count_components(either, left)
+    if count > 1:
+        return f"the tokens fall into {count} unconnected components"
+    against = _unordered_components(sees, seen)
     if against:
         return against
     hubs = sorted(range(length), key=lambda token: -either[token].bit_count())[:HUBS]
-    left = everyone
     for number, hub in enumerate(hubs, 1):
         left &= ~(1 << hub)
-        parts = _parts(either, left)
-        if parts > number + 1:
+        count = _count_components(either, left)
+        if count > number + 1:
             names = f"token {hub}" if number == 1 else f"tokens {', '.join(map(str, hubs[:number]))}"
-            return f"without {names} there remain {parts} parts, and a path has at most {number + 1}"
+            return f"without {names} there remain {count} components, and a path leaves at most {number + 1}"
     return ""
 
 
-def _parts(rows: Sequence[int], within: int) -> int:
-    """Number of connected parts of some tokens."""
+def _count_components(rows: Sequence[int], within: int) -> int:
     count = 0
     while within:
         within &= ~flood(rows, within & -within, within)
@@ -163,10 +161,13 @@ def _parts(rows: Sequence[int], within: int) -> int:
     return count
 
 
-def _components(sees: Sequence[int], seen: Sequence[int]) -> str:
-    """Strongly connected components must follow each other: a path cannot come back to one that it has left."""
+def _unordered_components(sees: Sequence[int], seen: Sequence[int]) -> str:
+    """Return two tokens in strongly connected components without an edge to the next in order, in words, or nothing.
+
+    A path cannot return to a component that it has left, so it must visit them one after the other (Kosaraju).
+    """
     left, finished = (1 << len(sees)) - 1, []
-    while left:  # depth first along "is seen by"; who finishes last comes first
+    while left:  # depth first along reversed edges; the token finished last comes first
         stack = [(left & -left).bit_length() - 1]
         left &= left - 1
         while stack:
@@ -185,7 +186,7 @@ def _components(sees: Sequence[int], seen: Sequence[int]) -> str:
         left &= ~own
         if before and not any(sees[each] & before for each in _tokens(own)):
             first = (before & -before).bit_length() - 1
-            return f"tokens {first} and {token} belong to parts of which neither can come after the other"
+            return f"tokens {first} and {token} belong to components that no path can visit one after the other"
         before = own
     return ""
 
@@ -198,23 +199,23 @@ def _tokens(number: int) -> list[int]:
     return found
 
 
-def _fewest(choices: int, ways: Sequence[int], left: int, generator: np.random.Generator) -> int:
-    """Of some tokens one with the fewest ways on."""
+def _fewest(choices: int, edges: Sequence[int], left: int, generator: np.random.Generator) -> int:
+    """Return one of the tokens with the fewest continuations (Warnsdorff)."""
     tokens = _tokens(choices)
     if len(tokens) > CHOICES:
         tokens = generator.choice(tokens, CHOICES, replace=False).tolist()
-    counts = np.array([(ways[token] & left).bit_count() for token in tokens])
+    counts = np.array([(edges[token] & left).bit_count() for token in tokens])
     return tokens[int(generator.choice(np.flatnonzero(counts == counts.min())))]
 
 
 def _greedy(sees: Sequence[int], seen: Sequence[int], generator: np.random.Generator) -> list[int] | None:
-    """Along "is seen by", and back where it is stuck; who sees no other token must come first."""
+    """Greedy search with backtracking along reversed edges; a token that sees no other token must come first."""
     length = len(sees)
     alone = [token for token, row in enumerate(sees) if not row & ~(1 << token)]
     start = alone[0] if alone else int(generator.integers(length))
     left = (1 << length) - 1 & ~(1 << start)
     path, tried = [start], [0]
-    for _ in range(MOST // 4):
+    for _ in range(TURNS // 4):
         if not left:
             return path
         ahead = seen[path[-1]] & left & ~tried[-1]
@@ -233,7 +234,7 @@ def _greedy(sees: Sequence[int], seen: Sequence[int], generator: np.random.Gener
 
 
 def _rotate(sees: Sequence[int], seen: Sequence[int], generator: np.random.Generator) -> list[int] | None:
-    """Along connections that go both ways; where it is stuck, the end of the path behind a neighbor is reversed."""
+    """Search along symmetric edges; a path that cannot be extended is reversed behind a neighbor of its end (Pósa)."""
     both = [first & second & ~(1 << token) for token, (first, second) in enumerate(zip(sees, seen, strict=True))]
     length = len(both)
     path = np.zeros(length, dtype=np.int64)
@@ -241,7 +242,7 @@ def _rotate(sees: Sequence[int], seen: Sequence[int], generator: np.random.Gener
     path[0] = start = int(generator.integers(length))
     place[start] = 0
     left, size = (1 << length) - 1 & ~(1 << start), 1
-    for _ in range(min(20 * length, MOST)):
+    for _ in range(min(20 * length, TURNS)):
         if size == length:
             return [int(token) for token in path]
         last = int(path[size - 1])
@@ -252,8 +253,8 @@ def _rotate(sees: Sequence[int], seen: Sequence[int], generator: np.random.Gener
             size += 1
             continue
         behind = [int(place[token]) + 1 for token in _tokens(both[last])]
-        turns = [after for after in behind if after < size - 1] or [0]  # with none, go on from the other end
-        useful = [after for after in turns if both[int(path[after])] & left]  # which has a way on once it is the end
+        turns = [after for after in behind if after < size - 1] or [0]  # if none, continue from the other end
+        useful = [after for after in turns if both[int(path[after])] & left]  # the new end has a continuation
         after = int(generator.choice(useful or turns))
         path[after:size] = path[after:size][::-1]
         place[path[after:size]] = np.arange(after, size)

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from massieu.checks import UserError, check_count
 from massieu.patterns.edges import Edges, triangle
 
-__all__ = ["Pattern", "Schedule", "as_schedule"]
+__all__ = ["Pattern", "Schedule", "as_schedule", "causal_name"]
 
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    r"""Which tokens each token sees: sets :math:`A_k \subseteq \{0, \dots, T - 1\}` for every length T.
+    r"""Sparse attention pattern: sets :math:`A_k \subseteq \{0, \dots, T - 1\}` of visible tokens for every length T.
 
     Attributes:
-        name: for people, such as ``"window(2)"``.
-        rule: the connections at a length.
-        causal: whether later tokens are left out.
-        self_loops: whether every token is made to see itself.
-        stable: whether a token sees the same earlier tokens whatever the length, as in a window and not in a ring. Only
-            then may tokens come one by one, as with a cache; see :meth:`laid_out` for the others.
+        name: shown in reports, such as ``"window(2)"``.
+        rule: edges at a length.
+        causal: True leaves out later tokens.
+        self_loops: True adds missing self-loops.
+        stable: True if a token sees the same earlier tokens at every length, as in a window and not in a ring. A cache
+            needs this; see :meth:`laid_out` for other patterns.
 
     Example:
         >>> from massieu.patterns import star, window
@@ -47,21 +47,19 @@ class Pattern:
     stable: bool = False
 
     def at(self, length: int) -> Edges:
-        """The connections among ``length`` tokens."""
-        if isinstance(length, bool) or not isinstance(length, (int, np.integer)) or length < 1:
-            raise ValueError(f"length must be a positive whole number, got {length!r}; it is the number of tokens")
-        return _edges(self, int(length))
+        """Return the edges among ``length`` tokens."""
+        return _edges(self, check_count(length, "length"))
 
     def connections(self, length: int) -> int:
-        """Number of pairs that see each other, self-loops included."""
+        """Return the number of edges, self-loops included."""
         return self.at(length).connections
 
     def density(self, length: int) -> float:
-        """Share of all pairs."""
+        """Return the edges as a share of all pairs."""
         return self.connections(length) / length**2
 
     def growth(self, short: int = 256, long: int = 1024) -> float:
-        """Exponent with which connections grow between two lengths: 1 is linear in T, 2 is full attention.
+        """Return the exponent of the growth of connections between two lengths: 1 is linear, 2 is full attention.
 
         Example:
             >>> from massieu.patterns import full, star_ring, strided
@@ -71,16 +69,16 @@ class Pattern:
         return _exponent(short, long, self.connections)
 
     def mask(self, length: int) -> Tensor:
-        """A boolean mask ``(T, T)``, True where the atom is present, for :func:`massieu.attend` and torch."""
+        """Return a boolean mask ``(T, T)``, True where the atom is present, for :func:`massieu.attend` and torch."""
         return self.at(length).mask()
 
     def log_weights(self, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The same as log weights: zero where the atom is present, minus infinity elsewhere."""
+        """Return the mask as log weights: zero where the atom is present, minus infinity elsewhere."""
         mask = self.mask(length)
         return torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, -torch.inf)
 
     def laid_out(self, length: int) -> Pattern:
-        """This pattern among ``length`` tokens, for the first so many of them, as in a cache until all are there.
+        """Return this pattern at one length, restricted to the first tokens at smaller lengths, as in a cache.
 
         Example:
             >>> from massieu.patterns import ring
@@ -98,7 +96,7 @@ class Pattern:
             f"{self.name} | {other.name}",
             functools.partial(_union, self, other),
             causal=self.causal and other.causal,
-            self_loops=False,  # the parts have theirs
+            self_loops=False,  # each operand has its own
             stable=self.stable and other.stable,
         )
 
@@ -108,7 +106,7 @@ class Pattern:
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """Patterns that layers use in turn: layer ``t``, from zero, uses pattern ``t mod p``.
+    """Patterns that layers use in turn: layer ``t``, counted from zero, uses pattern ``t mod p``.
 
     Example:
         >>> from massieu.patterns import strided
@@ -121,11 +119,12 @@ class Schedule:
     name: str = ""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.patterns, (tuple, list)) or not all(isinstance(each, Pattern) for each in self.patterns):
-            raise TypeError(f"a schedule is made of several patterns, got {self.patterns!r}; pass a tuple of them")
-        if not self.patterns:
-            raise ValueError("a schedule must have at least one pattern, got none; full() is ordinary attention")
-        object.__setattr__(self, "patterns", tuple(self.patterns))
+        given = self.patterns
+        if not isinstance(given, (tuple, list)) or not given or not all(isinstance(each, Pattern) for each in given):
+            raise UserError(
+                f"patterns must be a tuple of one or more patterns, got {given!r}; full() is full attention"
+            )
+        object.__setattr__(self, "patterns", tuple(given))
 
     def __len__(self) -> int:
         return len(self.patterns)
@@ -137,19 +136,19 @@ class Schedule:
         return iter(self.patterns)
 
     def at(self, length: int) -> tuple[Edges, ...]:
-        """The connections of each pattern among ``length`` tokens."""
+        """Return the edges of each pattern among ``length`` tokens."""
         return tuple(pattern.at(length) for pattern in self.patterns)
 
     def union(self) -> Pattern:
-        """All connections in one pattern."""
-        return functools.reduce(lambda first, second: first | second, self.patterns)
+        """Return one pattern with the edges of all."""
+        return functools.reduce(operator.or_, self.patterns)
 
     def connections(self, length: int) -> tuple[int, ...]:
-        """Number of connections of each pattern."""
+        """Return the number of edges of each pattern."""
         return tuple(pattern.connections(length) for pattern in self.patterns)
 
     def growth(self, short: int = 256, long: int = 1024) -> float:
-        """Exponent with which connections of all patterns together grow between two lengths."""
+        """Return the exponent of the growth of the connections of all patterns together between two lengths."""
         return _exponent(short, long, lambda length: sum(self.connections(length)))
 
     def __repr__(self) -> str:
@@ -157,23 +156,26 @@ class Schedule:
 
 
 def as_schedule(schedule: Pattern | Schedule | Iterable[Pattern]) -> Schedule:
-    """A pattern, a schedule or several patterns as a schedule."""
+    """Return a pattern, a schedule or several patterns as a schedule."""
     if isinstance(schedule, Schedule):
         return schedule
     if isinstance(schedule, Pattern):
         return Schedule((schedule,), schedule.name)
-    patterns = tuple(schedule) if isinstance(schedule, (list, tuple)) else (schedule,)
-    strange = [each for each in patterns if not isinstance(each, Pattern)]
-    if strange:
-        got: Any = type(strange[0]).__name__
-        raise TypeError(
-            f"a schedule must be a pattern, a Schedule or a list of patterns, got {got}; from_mask makes a pattern of a"
-            " boolean matrix"
-        )
-    return Schedule(patterns)
+    if isinstance(schedule, (list, tuple)):
+        return Schedule(tuple(schedule))
+    got = type(schedule).__name__
+    raise UserError(
+        f"a schedule must be a Pattern, a Schedule or a list of patterns, got {got}; from_mask makes a pattern of a"
+        " boolean matrix"
+    )
 
 
-# Masks are asked for layer by layer, and a layer has few lengths.
+def causal_name(name: str, causal: bool) -> str:
+    """Return the name of a pattern, or that of its causal half."""
+    return f"causal {name}" if causal else name
+
+
+# Layers request masks one after the other, and use few lengths.
 @functools.lru_cache(maxsize=16)
 def _edges(pattern: Pattern, length: int) -> Edges:
     found = pattern.rule(length)
@@ -190,11 +192,11 @@ def _union(first: Pattern, second: Pattern, length: int) -> Edges:
 
 def _first(edges: Edges, length: int) -> Edges:
     if length > edges.length:
-        raise ValueError(f"the pattern was laid out for {edges.length} tokens, got {length}; lay it out for more")
+        raise UserError(f"the pattern was laid out for {edges.length} tokens, got {length}; lay it out for more")
     return Edges.of_mask(edges.unpack(slice(length))[:, :length])
 
 
 def _exponent(short: int, long: int, count: Callable[[int], int]) -> float:
     if not 0 < short < long:
-        raise ValueError(f"growth needs two lengths, the shorter first, got {short} and {long}; try 256 and 1024")
+        raise UserError(f"growth needs two lengths, the shorter first, got {short} and {long}; try 256 and 1024")
     return math.log(count(long) / count(short)) / math.log(long / short)

@@ -1,25 +1,25 @@
-"""Universal approximation made concrete: set weights that realize a function, with certificates and costs."""
+"""Universal approximation by construction: networks with explicit weights, with certificates and costs."""
 
 from massieu.universal.boltzmann import boltz, boltz_bound, boltz_gap, theorem_spacing
 from massieu.universal.construction import construct
-from massieu.universal.maps import BelowResolution, ContextualMap, contextual_map, hardmax_identifiers
-from massieu.universal.measurements import GridError, SeparationGap, grid_errors, separation_gaps
+from massieu.universal.identifiers import BelowResolution, ContextualMap, contextual_map, hardmax_identifiers
+from massieu.universal.lookup import table
+from massieu.universal.measurements import GridAccuracy, SeparationGap, grid_errors, separation_gaps
 from massieu.universal.memorization import memorize
 from massieu.universal.multisets import Cost, cost, multisets
 from massieu.universal.narrow_construction import construct_narrow
-from massieu.universal.realization import Certificate, Realization
-from massieu.universal.shifts import ShiftStack, selective_shift, shift_stack
+from massieu.universal.realization import NetworkCertificate, Realization
+from massieu.universal.selective_shifts import ShiftStack, selective_shift, shift_stack
 from massieu.universal.sparse_construction import construct_sparse
 from massieu.universal.stacks import Stack
 from massieu.universal.staircases import interpolant, staircase
-from massieu.universal.tables import table
 
 __all__ = [
     "BelowResolution",
-    "Certificate",
+    "NetworkCertificate",
     "ContextualMap",
     "Cost",
-    "GridError",
+    "GridAccuracy",
     "Realization",
     "SeparationGap",
     "ShiftStack",

@@ -1,4 +1,4 @@
-"""Figures of universal approximation: error against the grid, and the separation of contexts against the vocabulary."""
+"""Plots of universal approximation: error by grid, and separation of contexts by vocabulary."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from massieu.plotting.axes import INK, MARK, add_legend, finish, new_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from massieu.universal import GridError, SeparationGap
+    from massieu.universal import GridAccuracy, SeparationGap
 
 __all__ = ["grid_error_curve", "separation_curve"]
 
 RESOLUTION = 1e3 * 2.0**-52  # a thousand machine epsilons of float64
 
 
-def grid_error_curve(runs: Mapping[str, Sequence[GridError]]) -> Figure:
-    """Root mean square error (solid) and largest error (dashed) against the cells along an axis, beside 1 / n.
+def grid_error_curve(runs: Mapping[str, Sequence[GridAccuracy]]) -> Figure:
+    """Plot root mean square error (solid) and largest error (dashed) against the cells along an axis, beside 1 / n.
 
     Args:
         runs: of :func:`massieu.universal.grid_errors`, by name, such as one for each width of the strips.
 
     Example:
-        >>> from massieu.universal import GridError
-        >>> axis = grid_error_curve({"narrow": [GridError(4, 0.2, 0.5), GridError(8, 0.1, 0.25)]}).axes[0]
+        >>> from massieu.universal import GridAccuracy
+        >>> axis = grid_error_curve({"narrow": [GridAccuracy(4, 0.2, 0.5), GridAccuracy(8, 0.1, 0.25)]}).axes[0]
         >>> [line.get_label() for line in axis.lines]
         ['narrow, root mean square', 'narrow, largest', '1 / n']
     """
@@ -39,13 +39,13 @@ def grid_error_curve(runs: Mapping[str, Sequence[GridError]]) -> Figure:
         color = colors.lines()[number % len(colors.lines())]
         cells = [row.cells for row in rows]
         for style, label, values in (
-            ("-", "root mean square", [row.mean_square for row in rows]),
+            ("-", "root mean square", [row.root_mean_square for row in rows]),
             ("--", "largest", [row.largest for row in rows]),
         ):
             axis.plot(cells, values, style, color=color, marker="o", markersize=3, label=f"{name}, {label}")
     first = next(iter(runs.values()))
     ends = [first[0].cells, first[-1].cells]
-    level = 0.7 * first[0].mean_square * ends[0]
+    level = 0.7 * first[0].root_mean_square * ends[0]
     axis.plot(ends, [level / cells for cells in ends], ":", color=INK, linewidth=1.2, label="1 / n")
     axis.set(xscale="log", yscale="log")
     ticks = sorted({row.cells for rows in runs.values() for row in rows})
@@ -57,9 +57,9 @@ def grid_error_curve(runs: Mapping[str, Sequence[GridError]]) -> Figure:
 
 
 def separation_curve(rows: Sequence[SeparationGap]) -> Figure:
-    """The least distance of two contexts against the vocabulary, at the theorem's scale and with codes searched for.
+    """Plot the least distance of two contexts against the vocabulary, at the theorem's scale and for searched codes.
 
-    Below the dotted line float64 does not resolve it; gaps that are zero are crosses at the foot.
+    Gaps below the dotted line are below the resolution of float64; crosses at the bottom are zero gaps.
 
     Args:
         rows: of :func:`massieu.universal.separation_gaps`.
@@ -79,12 +79,12 @@ def separation_curve(rows: Sequence[SeparationGap]) -> Figure:
         ("searched codes", colors.lines()[0], [(row.vocabulary, row.searched) for row in rows]),
         ("the theorem's spacing", MARK, [(row.vocabulary, row.theorem) for row in rows]),
     ):
-        seen = [(vocabulary, gap) for vocabulary, gap in gaps if gap > 0]
-        if seen:
-            axis.plot(*zip(*seen, strict=True), color=color, marker="o", markersize=4, label=name)
-    gone = [row.vocabulary for row in rows if row.theorem == 0]
-    if gone:
-        axis.plot(gone, [floor] * len(gone), "x", color=MARK, markersize=6, label="zero in float64")
+        positive = [(vocabulary, gap) for vocabulary, gap in gaps if gap > 0]
+        if positive:
+            axis.plot(*zip(*positive, strict=True), color=color, marker="o", markersize=4, label=name)
+    zero = [row.vocabulary for row in rows if row.theorem == 0]
+    if zero:
+        axis.plot(zero, [floor] * len(zero), "x", color=MARK, markersize=6, label="zero in float64")
     axis.axhline(RESOLUTION, linestyle=":", color=INK, linewidth=1.2, label="resolution of float64")
     axis.set(yscale="log", ylim=(floor / 10, 1.0))
     sizes = [row.vocabulary for row in rows]

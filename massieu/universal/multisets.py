@@ -1,4 +1,4 @@
-"""What a sequence is to attention without positions: a token among others. How many there are, and all of them."""
+"""Multisets of tokens, the inputs of attention without positions, and the cost of networks that tell them apart."""
 
 from __future__ import annotations
 
@@ -8,26 +8,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from massieu.checks import check_count
+from massieu.checks import UserError, check_choice, check_count
 
-__all__ = ["Cost", "cost", "digits_of", "multisets", "sequences"]
+__all__ = ["Cost", "axes_of", "cost", "digits_of", "multisets", "sequences", "strides_of"]
 
-LIMIT = 20_000
-"""Identifiers that are built without being asked twice: a network for them has a few hundred thousand parameters."""
-
-ROWS = 1_000_000
-"""Multisets that are listed without being asked twice."""
+LIMIT = 20_000  # identifiers by default; a network for them has a few hundred thousand parameters
+ROWS = 1_000_000  # multisets by default
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a construction needs, known before it is built.
+    """Size of a construction, known before it is built.
 
     Attributes:
-        vocabulary: number of tokens, for a grid that of its cells.
+        vocabulary: number of tokens; for a grid, of cells.
         length: tokens of a sequence.
-        identifiers: pairs of a token and the multiset around it, each of which gets a number of its own.
-        parameters: entries of all weights and biases, many of them zero; 0 where they do not matter.
+        identifiers: pairs of a token and the multiset around it.
+        parameters: entries of all weights and biases, many of them zero; 0 if unknown.
     """
 
     vocabulary: int
@@ -36,10 +33,10 @@ class Cost:
     parameters: int
 
     def check(self, limit: int) -> None:
-        """One sentence unless there are few enough identifiers."""
-        check_count(limit, "limit", remedy="it is the number of identifiers that may be built", least=0)
+        """Raise if there are too many identifiers."""
+        check_count(limit, "limit", least=0)
         if self.identifiers > limit:
-            raise ValueError(
+            raise UserError(
                 f"at most {limit} identifiers may be built, got {self}; take a coarser grid, fewer or"
                 " shorter sequences, or a larger limit"
             )
@@ -50,7 +47,7 @@ class Cost:
 
 
 def cost(grid: int | tuple[int, ...], length: int, output_dim: int = 1) -> Cost:
-    r"""What :func:`construct` would build, without building it.
+    r"""Return the cost of :func:`construct` without building the network.
 
     .. math:: |V| \binom{|V| + T - 2}{T - 1} \text{ identifiers}, \qquad |V| = \prod_i n_i
 
@@ -65,15 +62,13 @@ def cost(grid: int | tuple[int, ...], length: int, output_dim: int = 1) -> Cost:
         >>> cost((10, 10), length=8).identifiers
         2437006780000
     """
-    axes = axes_of(grid)
-    check_count(length, "length", remedy="it is the number of tokens of a sequence")
-    check_count(output_dim, "output_dim", remedy="it is the size of the values")
-    length = int(length)
+    axes, length = axes_of(grid), check_count(length, "length")
+    check_count(output_dim, "output_dim")
     vocabulary = math.prod(axes)
     identifiers = vocabulary * math.comb(vocabulary + length - 2, length - 1)
     digits = digits_of(identifiers)
     dim = max(len(axes), output_dim, digits)
-    # Units of each net: two for a step along an axis, from cell to code, from identifier to digits; then the table.
+    # Units of each net: two for a step along an axis and from identifier to digits, the table, from cell to code.
     units = [2 * (sum(axes) - len(axes)), 2 * (identifiers - 1), digits, digits, identifiers]
     if len(axes) > 1:
         units.append(2 * (vocabulary - 1))
@@ -82,30 +77,33 @@ def cost(grid: int | tuple[int, ...], length: int, output_dim: int = 1) -> Cost:
 
 
 def axes_of(grid: int | tuple[int, ...]) -> tuple[int, ...]:
-    """The cells along each axis."""
+    """Return the cells along each axis."""
     axes = grid if isinstance(grid, (tuple, list)) else (grid,)
-    for cells in axes:
-        check_count(cells, "grid", remedy="it is the number of cells along an axis, as in (3, 3)")
     if not axes:
-        raise ValueError("grid must have an axis, got none; (3, 3) divides the square into nine cells")
-    return tuple(map(int, axes))
+        raise UserError("grid must have an axis, got none; (3, 3) divides the square into nine cells")
+    return tuple(check_count(cells, "grid", remedy="(3, 3) has three cells along each axis") for cells in axes)
+
+
+def strides_of(axes: tuple[int, ...]) -> list[int]:
+    """Return the factor of each axis in the number of a cell; the first axis counts fastest."""
+    return [math.prod(axes[:axis]) for axis in range(len(axes))]
 
 
 def digits_of(entries: int) -> int:
-    """Binary digits that tell so many entries apart."""
+    """Return the number of binary digits of the largest index of an entry."""
     return max(1, (entries - 1).bit_length())
 
 
 def multisets(vocabulary: int, length: int, *, duplicates: bool = True, limit: int = ROWS) -> Tensor:
-    r"""All multisets of tokens, or all sets, each sorted, in the order of a dictionary.
+    r"""Return all multisets of tokens, or all sets, each sorted, in lexicographic order.
 
     .. math:: \binom{|V| + T - 1}{T} \text{ multisets}, \qquad \binom{|V|}{T} \text{ sets}
 
     Args:
-        vocabulary: :math:`|V|`, the tokens are 0 to :math:`|V| - 1`.
-        length: :math:`T`, their number in a multiset; zero gives the empty one.
-        duplicates: whether a token may be there more than once.
-        limit: multisets that may be listed.
+        vocabulary: :math:`|V|`; the tokens are 0 to :math:`|V| - 1`.
+        length: :math:`T`, tokens in a multiset; zero gives the empty one.
+        duplicates: allow a token more than once.
+        limit: largest number of multisets.
 
     Returns:
         Token numbers, shape ``(multisets, length)``.
@@ -116,13 +114,12 @@ def multisets(vocabulary: int, length: int, *, duplicates: bool = True, limit: i
         >>> multisets(3, 2, duplicates=False).tolist()
         [[0, 1], [0, 2], [1, 2]]
     """
-    check_count(vocabulary, "vocabulary", remedy="it is the number of tokens")
-    check_count(length, "length", remedy="it is the number of tokens of a multiset", least=0)
-    check_duplicates(duplicates)
-    check_count(limit, "limit", remedy="it is the number of multisets that may be listed", least=0)
-    number = math.comb(int(vocabulary + length - 1) if duplicates else int(vocabulary), int(length))
+    vocabulary, length = check_count(vocabulary, "vocabulary"), check_count(length, "length", least=0)
+    check_choice(duplicates, "duplicates", (True, False))
+    check_count(limit, "limit", least=0)
+    number = math.comb(vocabulary + length - 1 if duplicates else vocabulary, length)
     if number > limit:
-        raise ValueError(
+        raise UserError(
             f"at most {limit} multisets may be listed, got {number} of {length} out of {vocabulary} tokens; take fewer"
             " tokens, shorter ones, or a larger limit"
         )
@@ -136,14 +133,8 @@ def multisets(vocabulary: int, length: int, *, duplicates: bool = True, limit: i
     return rows
 
 
-def check_duplicates(duplicates: object) -> None:
-    """One sentence unless this is yes or no."""
-    if not isinstance(duplicates, bool):
-        raise TypeError(f"duplicates must be True or False, got {duplicates!r}; it says whether a token may come twice")
-
-
 def sequences(vocabulary: int, length: int) -> Tensor:
-    """All sequences of tokens, shape ``(vocabulary ** length, length)``.
+    """Return all sequences of tokens, shape ``(vocabulary ** length, length)``.
 
     Example:
         >>> sequences(2, 2).tolist()

@@ -1,35 +1,36 @@
-"""Codes and a temperature under which attention tells all contexts apart: random candidates, the best ones varied."""
+"""Evolutionary search for codes of tokens, and a beta, with the widest gaps between contexts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Candidates", "attended", "evolve", "mixed", "seeded", "spread"]
+from massieu.checks import check_count
 
-LOWEST = 0.05  # of a code whose largest is one; a query of zero would attend to all tokens alike
+__all__ = ["CodeCandidates", "as_generator", "attended", "evolve", "increasing", "mixed", "spread"]
+
+LOWEST = 0.05  # smallest code, with one as the largest; a query of zero would attend to all tokens alike
 
 
-class Candidates(NamedTuple):
-    """Several choices of the parameters, ``(candidates, size)`` and ``(candidates,)``."""
+class CodeCandidates(NamedTuple):
+    """Candidates of the search, ``(candidates, size)`` and ``(candidates,)``."""
 
     codes: Tensor
     beta: Tensor
 
 
 def attended(codes: Tensor, beta: Tensor, rest: Tensor) -> Tensor:
-    r"""What a token reads from itself and the tokens around it, with codes as queries, keys and values.
+    r"""Return the attention output of each token in each context, with codes as queries, keys and values.
 
     .. math:: a_v(m) = \frac{\sum_u m_u p_u e^{\beta p_v p_u}}{\sum_u m_u e^{\beta p_v p_u}}
 
     Args:
         codes: :math:`p`, shape ``(..., vocabulary)``.
         beta: :math:`\beta`, shape ``(...)``.
-        rest: how often each token is there besides the one that asks, ``(contexts, vocabulary)``.
+        rest: number of each token in the context besides the query, ``(contexts, vocabulary)``.
 
     Returns:
         Shape ``(..., vocabulary, contexts)``.
@@ -48,19 +49,20 @@ def attended(codes: Tensor, beta: Tensor, rest: Tensor) -> Tensor:
 
 
 def spread(codes: Tensor, read: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """How far apart contexts of the same token are at least, the weight that keeps different tokens apart, and how far
-    apart all identifiers then are, in units of the largest; each ``(...)``.
+    """Return the least gap between contexts of a token, a weight of the output, and the least gap of identifiers.
+
+    The last is a share of the largest identifier. Each has shape ``(...)``.
 
     Args:
         codes: increasing, ``(..., vocabulary)``.
-        read: what tokens read in each of their contexts, ``(..., vocabulary, contexts)``; nan where there is none.
+        read: :func:`attended`, ``(..., vocabulary, contexts)``; nan for contexts that do not occur.
     """
     lowest = read.nan_to_num(nan=torch.inf).amin(-1)
     highest = read.nan_to_num(nan=-torch.inf).amax(-1)
-    steps = read.sort(-1).values.diff(dim=-1).nan_to_num(nan=torch.inf)
-    gap = steps.flatten(-2).amin(-1) if steps.shape[-1] else torch.full_like(codes[..., 0], torch.inf)
+    gaps = read.sort(-1).values.diff(dim=-1).nan_to_num(nan=torch.inf)
+    gap = gaps.flatten(-2).amin(-1) if gaps.shape[-1] else torch.full_like(codes[..., 0], torch.inf)
     gap = gap.clamp(max=1.0)
-    # As much weight as leaves, between the identifiers of neighboring codes, the distance they have within one.
+    # The largest weight with which identifiers of neighboring codes are as far apart as those of one code.
     overlap = highest[..., :-1] - lowest[..., 1:] + gap[..., None]
     room = codes.diff(dim=-1) / overlap.clamp(min=1e-12)
     weight = room.amin(-1).clamp(max=1.0) if room.shape[-1] else torch.ones_like(gap)
@@ -68,30 +70,30 @@ def spread(codes: Tensor, read: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def mixed(codes: Tensor, read: Tensor, weight: Tensor) -> Tensor:
-    """The identifiers: code plus what was read, times its weight."""
+    """Return the identifiers: the code plus the weighted attention output."""
     return codes[..., None] + weight[..., None, None] * read
 
 
 def evolve(
-    quality: Callable[[Candidates], Tensor],
+    quality: Callable[[CodeCandidates], Tensor],
     size: int,
     normalize: Callable[[Tensor], Tensor],
     *,
     generator: torch.Generator,
-    rounds: int,
+    steps: int,
     population: int = 128,
     parents: int = 8,
-) -> Candidates:
-    """The best of random candidates, after rounds in which the best so far are varied in smaller and smaller steps.
+) -> CodeCandidates:
+    """Return the best of random candidates after steps of variation of the best, with a decreasing step size.
 
     Args:
-        quality: of each candidate, ``(candidates,)``; more is better.
+        quality: of each candidate, ``(candidates,)``; larger is better.
         size: numbers of one candidate besides beta.
-        normalize: from any numbers ``(candidates, size)`` to ones that are allowed.
-        generator: draws them.
-        rounds: how often.
-        population: candidates in a round.
-        parents: how many are varied.
+        normalize: map of any numbers ``(candidates, size)`` to valid ones.
+        generator: of all random numbers.
+        steps: of variation.
+        population: candidates in a step.
+        parents: best candidates that are varied.
     """
 
     def normal(*shape: int) -> Tensor:
@@ -100,31 +102,30 @@ def evolve(
     def uniform(*shape: int) -> Tensor:
         return torch.rand(*shape, generator=generator, dtype=torch.float64)
 
-    fresh = Candidates(normalize(uniform(population, size)), 3 * normal(population))
-    best, reached = fresh, quality(fresh)
-    for number in range(rounds):
-        top = reached.topk(min(parents, len(reached))).indices
-        best, reached = Candidates(*(part[top] for part in best)), reached[top]
+    best = CodeCandidates(normalize(uniform(population, size)), 3 * normal(population))
+    score = quality(best)
+    for number in range(steps):
+        top = score.topk(min(parents, len(score))).indices
+        best, score = CodeCandidates(*(each[top] for each in best)), score[top]
         parent = torch.arange(population) % len(top)
-        step = 0.3 * 0.94**number * uniform(population, 1) ** 2
-        moved = (uniform(population, size) < uniform(population, 1)).double()  # from one number to all of them
-        codes = normalize(best.codes[parent] + step * moved * normal(population, size))
-        varied = Candidates(codes, best.beta[parent] * (1 + step[:, 0] * normal(population)))
-        best = Candidates(*(torch.cat(pair) for pair in zip(best, varied, strict=True)))
-        reached = torch.cat([reached, quality(varied)])
-    return Candidates(*(part[reached.argmax()] for part in best))
+        step_size = 0.3 * 0.94**number * uniform(population, 1) ** 2
+        changed = (uniform(population, size) < uniform(population, 1)).double()  # a random share of the numbers
+        codes = normalize(best.codes[parent] + step_size * changed * normal(population, size))
+        varied = CodeCandidates(codes, best.beta[parent] * (1 + step_size[:, 0] * normal(population)))
+        best = CodeCandidates(*(torch.cat(pair) for pair in zip(best, varied, strict=True)))
+        score = torch.cat([score, quality(varied)])
+    return CodeCandidates(*(each[score.argmax()] for each in best))
 
 
-def seeded(generator: Any) -> torch.Generator:
-    """A generator as it is, or one with this seed."""
+def as_generator(generator: Any) -> torch.Generator:
+    """Return a generator, or a new one with a whole number as its seed."""
     if isinstance(generator, torch.Generator):
         return generator
-    if isinstance(generator, bool) or not isinstance(generator, (int, np.integer)):
-        raise TypeError(f"generator must be a torch.Generator or a whole number, its seed, got {generator!r}; try 0")
-    return torch.Generator().manual_seed(int(generator))
+    seed = check_count(generator, "generator", least=0, remedy="pass a torch.Generator or a seed, such as 0")
+    return torch.Generator().manual_seed(seed)
 
 
 def increasing(numbers: Tensor) -> Tensor:
-    """Codes: positive, sorted, the largest one."""
+    """Map any numbers to codes: positive, sorted, with one as the largest."""
     codes = numbers.abs().sort(-1).values
     return LOWEST + (1 - LOWEST) * codes / codes[..., -1:]

@@ -1,4 +1,4 @@
-"""Sparse attention that realizes any function of a whole sequence on a grid, order included."""
+"""Construction of a network with sparse attention that realizes any function of a whole sequence on a grid."""
 
 from __future__ import annotations
 
@@ -8,20 +8,18 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from massieu.checks import check_count
+from massieu.checks import UserError, check_count
 from massieu.nn import Block, FeedForward, MeasureAttention
 from massieu.patterns import Pattern, Schedule, reach
 from massieu.patterns.pattern import as_schedule
-from massieu.universal.construction import centers_of, check_arguments, values_of
-from massieu.universal.multisets import LIMIT, axes_of, digits_of, sequences
-from massieu.universal.realization import Cases
+from massieu.universal.construction import RAMP, centers_of, check_arguments, values_of
+from massieu.universal.lookup import table
+from massieu.universal.multisets import LIMIT, axes_of, digits_of, sequences, strides_of
+from massieu.universal.realization import EPSILON, Cases
 from massieu.universal.stacks import Stack
 from massieu.universal.staircases import net
-from massieu.universal.tables import table
 
 __all__ = ["construct_sparse"]
-
-RAMP = 2.0**-20
 
 
 def construct_sparse(
@@ -34,29 +32,29 @@ def construct_sparse(
     ramp: float = RAMP,
     limit: int = LIMIT,
 ) -> Stack:
-    r"""A network with sparse attention that maps every sequence of cells to the values of a function at their centers.
+    r"""Return a network with sparse attention that maps sequences of cells to the values of a function at centers.
 
     .. math:: \mathrm{FF}_2 \circ (1 + \mathrm{attention}_L) \circ \dots \circ (1 + \mathrm{attention}_1) \circ
               \mathrm{FF}_1
 
     Tokens carry positions, so the function may depend on order. The first net writes the number of a token's cell into
-    a slot of its position. In each attention layer a token adds the mean of the slots of those that it sees, so that
+    a slot of its position. In each attention layer a token adds the mean of the slots of the tokens that it sees, so
     after L layers slot s of token i is :math:`c_s \, [(1 + A)^L]_{is}`, with the rows of A uniform on the pattern; the
-    factor is positive for all pairs once every token has reached all others. The last nets divide by it, read the slots
-    as digits, and look the value up. A layer has as many scores as the pattern has connections, ``O(T)`` for
+    factor is positive for all pairs after full reach. The last nets divide by it, read the slots as digits, and look
+    the value up. A layer has one score for each connection of the pattern, ``O(T)`` for
     :func:`massieu.patterns.star_ring`.
 
     Args:
-        function: from tensors ``(batch, length, dim)`` of float64 to ``(batch, length, output_dim)``.
+        function: map of tensors ``(batch, length, dim)`` of float64 to ``(batch, length, output_dim)``.
         grid: cells along each axis of the unit cube; a number for one axis.
         length: T, tokens of a sequence.
-        pattern: or a schedule, whose patterns layers take in turn.
-        layers: L; by default as many as full reach takes. With fewer, a token reads zero for those it has not reached.
+        pattern: a pattern, or a schedule whose patterns layers use in turn.
+        layers: L; None for the layers of full reach. With fewer, a token reads zero for tokens out of reach.
         ramp: width of the strips at borders of cells, as a share of a cell.
-        limit: pairs of a sequence and a position that may be listed, each of which is an entry of the table.
+        limit: largest number of entries of the table, pairs of a sequence and a position.
 
     Returns:
-        The network in float64, whose :meth:`Stack.certify` goes through all sequences.
+        The network in float64; :meth:`Stack.certify` evaluates all sequences.
 
     Source:
         The form of Yun et al. 2020, "O(n) connections are expressive enough"; theirs has constant width and depth that
@@ -69,37 +67,35 @@ def construct_sparse(
         >>> network.certify(1e-9).holds
         True
     """
-    axes = axes_of(grid)
-    check_count(length, "length", remedy="it is the number of tokens of a sequence")
-    check_count(limit, "limit", remedy="it is the number of entries that may be built", least=0)
+    axes, length = axes_of(grid), check_count(length, "length")
+    check_count(limit, "limit", least=0)
     check_arguments(function, ramp)
-    cells, length, schedule = math.prod(axes), int(length), as_schedule(pattern)
+    cells, schedule = math.prod(axes), as_schedule(pattern)
     entries = length * cells**length
     if entries > limit:
-        raise ValueError(
+        raise UserError(
             f"at most {limit} entries may be built, got {entries} for {cells} cells in sequences of {length}; take a"
             " coarser grid, shorter sequences, or a larger limit"
         )
     depth = reach(schedule, length).layers if layers is None else layers
     if depth is None:
-        raise ValueError(
-            f"every token must reach all others, got {schedule!r} on {length} tokens, which never do; take another"
-            " pattern such as star_ring(), or say how many layers"
+        raise UserError(
+            f"every token must reach all others, got {schedule!r} on {length} tokens without full reach; take another"
+            " pattern such as star_ring(), or pass layers"
         )
-    check_count(depth, "layers", remedy="it is the number of attention layers", least=0)
+    check_count(depth, "layers", least=0)
     inputs = centers_of(axes)[sequences(cells, length)]
     values = values_of(function, inputs)
     dim = max(2 * length, len(axes) + length, values.shape[-1], digits_of(entries))
     blocks = [_mean_block(dim, length, schedule[layer]) for layer in range(depth)]
     shares = _shares(blocks, dim, length)
     digits = sequences(cells, length).double()
-    heard = (shares > 0).double()
-    numbers = torch.einsum("bs,is->bi", digits * float(cells) ** torch.arange(length), heard)
+    reached = (shares > 0).double()
+    numbers = torch.einsum("bs,is->bi", digits * float(cells) ** torch.arange(length), reached)
     keys = numbers + cells**length * torch.arange(length)
     entry, first = _first_of_each(keys.flatten())
-    offset = len(axes)
     positions = torch.zeros(length, dim, dtype=torch.float64)
-    positions[:, offset : offset + length] = torch.eye(length, dtype=torch.float64)
+    positions[:, len(axes) : len(axes) + length] = torch.eye(length, dtype=torch.float64)
 
     def cases() -> Cases:
         return Cases(inputs, function(inputs), True)
@@ -114,22 +110,22 @@ def construct_sparse(
         positions,
         input_dim=len(axes),
         output_dim=values.shape[-1],
-        margin=1 / float(entry.max().clamp(min=1)) / torch.finfo(torch.float64).eps,
+        margin=1 / float(entry.max().clamp(min=1)) / EPSILON,
         cases=cases,
     )
 
 
 def _encode(axes: tuple[int, ...], length: int, dim: int, ramp: float) -> FeedForward:
-    """From (token, position) to (number of the cell in the slot of the position, position)."""
+    """Return a net from (token, position) to (number of the cell in the slot of the position, position)."""
     up, bias, down = [], [], []
     eye = torch.eye(dim, dtype=torch.float64)
-    strides = [math.prod(axes[:axis]) for axis in range(len(axes))]
+    strides = strides_of(axes)
     for place in range(length):
         here = eye[len(axes) + place]
         for axis, cells in enumerate(axes):
             for step in range(1, cells):
                 for side in (0.5, -0.5):
-                    # A token elsewhere is pushed below zero by more than any token of the cube can climb.
+                    # At any other position the bias is larger than the slope times any coordinate of the cube.
                     slope, push = cells / ramp, 2 * cells / ramp + 1
                     up.append(slope * eye[axis] + push * here)
                     bias.append(side - step / ramp - push)
@@ -141,7 +137,7 @@ def _encode(axes: tuple[int, ...], length: int, dim: int, ramp: float) -> FeedFo
 
 
 def _mean_block(dim: int, length: int, pattern: Pattern) -> Block:
-    """Attention with scores of zero: every token adds the mean of the slots of the tokens that it sees."""
+    """Return attention with zero scores: every token adds the mean of the slots of the tokens that it sees."""
     attention = MeasureAttention(dim, 1, head_dim=length, bias=False, pattern=pattern, dtype=torch.float64)
     with torch.no_grad():
         for projection in (attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj):
@@ -156,7 +152,7 @@ def _mean_block(dim: int, length: int, pattern: Pattern) -> Block:
 
 @torch.no_grad()
 def _shares(blocks: list[Block], dim: int, length: int) -> Tensor:
-    """What the layers make of a one in each slot of its own token, ``(tokens, slots)``."""
+    """Return the output of the layers for a one in the slot of each token, ``(tokens, slots)``."""
     stream = torch.eye(length, dim, dtype=torch.float64)[None]
     for block in blocks:
         stream = block(stream)
@@ -164,10 +160,10 @@ def _shares(blocks: list[Block], dim: int, length: int) -> Tensor:
 
 
 def _read(shares: Tensor, cells: int, length: int, dim: int) -> FeedForward:
-    """From slots and position to a number in coordinate zero: one unit for each position."""
+    """Return a net from slots and position to a number in coordinate zero, with one unit for each position."""
     digits = float(cells) ** torch.arange(length, dtype=torch.float64)
     weights = torch.where(shares > 0, digits / shares.clamp(min=1e-300), 0.0)
-    # Off its position a unit has at most the largest number of another one, with its own weights.
+    # At another position, the largest input of a unit from the slots.
     most = (weights[:, None] * (cells - 1) * shares[None]).sum(-1).amax() + 1
     up = torch.nn.functional.pad(torch.cat([weights, most * torch.eye(length)], 1), (0, dim - 2 * length))
     base = torch.arange(length) * float(cells) ** length
@@ -177,7 +173,7 @@ def _read(shares: Tensor, cells: int, length: int, dim: int) -> FeedForward:
 
 
 def _first_of_each(keys: Tensor) -> tuple[Tensor, Tensor]:
-    """The different keys, increasing, and where each of them comes first."""
+    """Return the distinct keys, increasing, and the index of the first occurrence of each."""
     found, inverse = keys.unique(return_inverse=True)
     first = torch.full((len(found),), len(keys)).scatter_reduce(0, inverse, torch.arange(len(keys)), "amin")
     return found, first

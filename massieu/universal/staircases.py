@@ -1,4 +1,4 @@
-"""Weights of a feed-forward net that is a staircase, or that runs through given points."""
+"""Feed-forward nets with explicit weights: staircases and interpolants."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["interpolant", "net", "staircase"]
 def staircase(
     dim: int, directions: Tensor, thresholds: Tensor, widths: Tensor, heights: Tensor, base: Tensor
 ) -> FeedForward:
-    r"""A net that adds a height for every threshold that a projection of the token has passed.
+    r"""Return a net that adds a height for every threshold below a projection of the token.
 
     .. math:: f(x) = h_0 + \sum_k h_k \left[ \mathrm{relu}(u_k + \tfrac12) - \mathrm{relu}(u_k - \tfrac12) \right],
               \qquad u_k = \frac{\langle d_k, x \rangle - t_k}{w_k}
@@ -42,7 +42,7 @@ def staircase(
 
 
 def interpolant(dim: int, direction: Tensor, knots: Tensor, values: Tensor) -> FeedForward:
-    r"""A net that is linear between given points, and constant up to the first; beyond the last it goes on.
+    r"""Return a net that is linear between given points, constant below the first, and linear beyond the last.
 
     .. math:: f(x) = y_1 + \sum_{k<K} (m_k - m_{k-1}) \, \mathrm{relu}(\langle d, x \rangle - z_k), \qquad
               m_k = \frac{y_{k+1} - y_k}{z_{k+1} - z_k}, \quad m_0 = 0
@@ -68,7 +68,7 @@ def interpolant(dim: int, direction: Tensor, knots: Tensor, values: Tensor) -> F
 
 @torch.no_grad()
 def net(dim: int, up: Tensor, bias: Tensor, down: Tensor, base: Tensor) -> FeedForward:
-    r"""A net whose first coordinates are outputs :math:`B \, \mathrm{relu}(A x + a) + b` and whose others are zero.
+    r"""Return a net with outputs :math:`B \, \mathrm{relu}(A x + a) + b` as first coordinates, and zeros as others.
 
     Args:
         dim: size of the tokens.

@@ -1,4 +1,4 @@
-"""Everything that is said of short sequences, against all permutations and dense products."""
+"""Paths and reach of short sequences, against all permutations and dense products."""
 
 import itertools
 
@@ -22,8 +22,8 @@ from massieu.patterns import (
     random_regular,
     reach,
     reach_by_layer,
+    reachability,
     ring,
-    spread,
     star,
     star_ring,
     strided,
@@ -134,10 +134,10 @@ def test_a_refutation_is_never_wrong():
     for _ in range(400):
         mask = drawn(generator, 6, generator.uniform(0.1, 0.5), True)
         edges = from_mask(mask).at(6)
-        reason = _refutation(edges.numbers(), edges.transpose().numbers())
-        if reason:
+        against = _refutation(edges.numbers(), edges.transpose().numbers())
+        if against:
             refuted += 1
-            assert not path_exists(mask), reason
+            assert not path_exists(mask), against
     assert refuted > 100
 
 
@@ -167,7 +167,7 @@ def test_the_search_finds_paths_in_random_regular_graphs_that_no_order_shows():
     for seed in range(4):
         edges = random_regular(4, seed).at(100)
         found = hamiltonian_path(edges)
-        assert found.reason.startswith("found by search")
+        assert found.message.startswith("found by search")
         assert is_hamiltonian(edges, found.order)
 
 
@@ -175,41 +175,41 @@ def test_the_search_finds_a_directed_path():
     mask = hidden_path(np.random.default_rng(0), 40, 20)
     edges = from_mask(mask).at(40)
     assert not (edges & edges.transpose()).counts.max() > 20  # hardly anything goes both ways
-    found = hamiltonian_path(edges, tries=40)
+    found = hamiltonian_path(edges, max_steps=40)
     assert found.exists is True
     assert is_hamiltonian(edges, found.order)
 
 
-def test_where_neither_a_path_nor_a_reason_is_found_the_answer_is_unknown():
+def test_the_answer_is_unknown_without_a_path_and_without_a_reason():
     edges = random_regular(3, 1).at(1000)
-    found = hamiltonian_path(edges, tries=0)
+    found = hamiltonian_path(edges, max_steps=0)
     assert found.exists is None
-    assert found.reason == "no path in 0 tries, and nothing seen that rules one out"
+    assert found.message == "no path was found in 0 searches, and none was ruled out"
     assert check_universality(Schedule((random_regular(4),)), 30).theorem == "Yun 2020"
 
 
 @pytest.mark.parametrize(
-    ("edges", "reason"),
+    ("edges", "message"),
     [
-        (star().at(30), "without token 0 there remain 29 parts, and a path has at most 2"),
-        (dilated(2, 2).at(30), "the tokens fall into 2 parts without a connection"),
+        (star().at(30), "without token 0 there remain 29 components, and a path leaves at most 2"),
+        (dilated(2, 2).at(30), "the tokens fall into 2 unconnected components"),
         (
             fixed(5)[1].at(30),
-            "24 tokens are seen by no other token, such as 0 and 1, and a path has one end of that kind",
+            "24 tokens are seen by no other token, such as 0 and 1, and a path has one such end",
         ),
         (
             from_mask(star().mask(30).numpy() & np.tril(np.ones((30, 30), dtype=bool))).at(30),
-            "29 tokens are seen by no other token, such as 1 and 2, and a path has one end of that kind",
+            "29 tokens are seen by no other token, such as 1 and 2, and a path has one such end",
         ),
     ],
 )
-def test_a_refutation_says_why(edges, reason):
+def test_a_refutation_gives_a_reason(edges, message):
     found = hamiltonian_path(edges)
-    assert (found.exists, found.order, found.reason) == (False, None, reason)
+    assert (found.exists, found.order, found.message) == (False, None, message)
 
 
-def test_parts_that_cannot_follow_each_other_are_seen():
-    """Two cycles that both hear of a third and of nothing else: a path would have to leave one for the other."""
+def test_components_without_a_common_order_refute_a_path():
+    """Two cycles that both see a third and no other: no path visits both."""
     mask = np.eye(30, dtype=bool)
     for start in (0, 10, 20):
         own = np.arange(start, start + 10)
@@ -217,9 +217,9 @@ def test_parts_that_cannot_follow_each_other_are_seen():
     mask[12, 3] = mask[25, 7] = True
     found = hamiltonian_path(from_mask(mask).at(30))
     assert found.exists is False
-    assert "belong to parts of which neither can come after the other" in found.reason
+    assert "no path can visit one after the other" in found.message
     mask[25, 14] = True
-    assert hamiltonian_path(from_mask(mask).at(30), tries=20).exists is not False
+    assert hamiltonian_path(from_mask(mask).at(30), max_steps=20).exists is not False
 
 
 def test_a_permutation_that_is_no_path_is_no_certificate():
@@ -234,8 +234,8 @@ def test_a_permutation_that_is_no_path_is_no_certificate():
 def test_layers_of_longer_schedules_agree_with_dense_products(share, monkeypatch):
     generator = np.random.default_rng(2)
     calls = []
-    original = spread._spread
-    monkeypatch.setattr(spread, "_spread", lambda *given: calls.append(given) or original(*given))
+    original = reachability._spread
+    monkeypatch.setattr(reachability, "_spread", lambda *given: calls.append(given) or original(*given))
     for length in (70, 130):
         matrices = [
             drawn(generator, length, share / length, True) | np.eye(length, k=k, dtype=bool) for k in (-1, 1, 2)

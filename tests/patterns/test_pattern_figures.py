@@ -1,15 +1,16 @@
-"""Pictures of patterns show what the patterns are."""
+"""Plots of patterns."""
 
 import numpy as np
 import pytest
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("pandas")
+from massieu.checks import UserError
 from massieu.figures import connection_growth, pattern_reach
 from massieu.patterns import causal, dilated, fixed, full, reach_by_layer, star_ring, window
 
 
-def test_squares_are_dark_where_tokens_see_and_light_where_they_have_heard():
+def test_squares_are_dark_for_direct_connections_and_light_for_reach():
     schedules = {"window": window(1), "fixed": fixed(4), "causal": causal(), "dilated": dilated(1, 2)}
     figure = pattern_reach(schedules, length=16, layers=3)
     squares = np.array(figure.axes).reshape(4, 3)
@@ -43,7 +44,7 @@ def test_growth_has_a_line_and_an_exponent_for_each_schedule():
 
 
 def test_nothing_to_draw_is_refused():
-    with pytest.raises(ValueError, match="there must be a schedule and a layer to draw, got 0 and 4"):
+    with pytest.raises(UserError):
         pattern_reach({})
-    with pytest.raises(ValueError, match="there must be a schedule and two lengths, got 1 and 1"):
+    with pytest.raises(UserError):
         connection_growth({"full": full()}, [4])

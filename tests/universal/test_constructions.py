@@ -1,10 +1,11 @@
-"""Networks with set weights: what they were built for comes out, and what they are not for is refused."""
+"""Networks by construction: values on all their sequences, certificates, and bad input."""
 
 import itertools
 
 import pytest
 import torch
 
+from massieu.checks import UserError
 from massieu.nn import FeedForward, MeasureAttention
 from massieu.universal import BelowResolution, construct, cost, interpolant, memorize, staircase, table
 
@@ -27,7 +28,7 @@ def smooth(x):
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_all_sequences_of_a_grid_come_out(seed):
+def test_all_sequences_of_a_grid_have_their_values(seed):
     function = random_table(9, 3, 2, seed)
     network = construct(function, (3, 3), 3, generator=seed)
     certificate = network.certify()
@@ -45,7 +46,7 @@ def test_all_sequences_of_a_grid_come_out(seed):
         assert torch.equal(network(inputs + 0.999 / 3 * jitter), function(inputs))
 
 
-def test_a_network_without_its_context_is_wrong_and_its_certificate_says_so():
+def test_the_certificate_of_a_network_without_its_context_fails():
     network = construct(random_table(9, 2, 1), (3, 3), 2)
     with torch.no_grad():
         network.block.attention.out_proj.weight.zero_()
@@ -80,8 +81,8 @@ def test_a_certificate_in_float32_counts_the_tokens_that_are_right(grid, length,
 
 
 @pytest.mark.parametrize(("cells", "length", "right"), [(9, 2, True), (5, 8, False)])
-def test_float32_does_for_few_identifiers_alone(cells, length, right):
-    network = construct(smooth, cells, length, rounds=0, ramp=1e-3)
+def test_float32_is_enough_for_few_identifiers_only(cells, length, right):
+    network = construct(smooth, cells, length, steps=0, ramp=1e-3)
     inputs, targets, *_ = network.cases()
     assert network.certify().holds
     with torch.no_grad():
@@ -101,8 +102,8 @@ def test_the_network_is_made_of_layers_of_the_package_with_one_head_of_rank_one(
 @pytest.mark.parametrize(
     ("grid", "length", "outputs"), [((3, 3), 3, 2), (5, 2, 1), ((2, 3, 2), 2, 4), (4, 1, 1), (1, 3, 1), ((1, 2), 2, 1)]
 )
-def test_the_cost_is_known_before(grid, length, outputs):
-    network = construct(lambda x: x.mean(-1, keepdim=True).expand(-1, -1, outputs), grid, length, rounds=5)
+def test_the_cost_is_that_of_the_network(grid, length, outputs):
+    network = construct(lambda x: x.mean(-1, keepdim=True).expand(-1, -1, outputs), grid, length, steps=5)
     expected = cost(grid, length, outputs)
     assert network.cost == expected
     assert sum(parameter.numel() for parameter in network.parameters()) == expected.parameters
@@ -115,7 +116,7 @@ def test_the_error_for_a_continuous_function_is_of_the_order_of_a_cell():
     mean, most = [], []
     for cells in (4, 8, 16, 32):
         with torch.no_grad():
-            apart = construct(smooth, cells, 2, rounds=30)(points) - smooth(points)
+            apart = construct(smooth, cells, 2, steps=30)(points) - smooth(points)
         mean.append(float(apart.square().mean().sqrt()))
         most.append(float(apart.abs().max()))
     for errors in (mean, most):
@@ -126,8 +127,7 @@ def test_wide_ramps_spoil_the_largest_error():
     points = torch.rand(4000, 2, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     with torch.no_grad():
         wide, narrow = (
-            (construct(smooth, 16, 2, rounds=30, ramp=ramp)(points) - smooth(points)).abs().max()
-            for ramp in (0.1, 1e-5)
+            (construct(smooth, 16, 2, steps=30, ramp=ramp)(points) - smooth(points)).abs().max() for ramp in (0.1, 1e-5)
         )
     assert wide > 3 * narrow
 
@@ -142,27 +142,27 @@ def test_many_sequences_are_certified_by_one_for_every_context():
 
 
 @pytest.mark.parametrize("labels", ["classes", "values"])
-def test_two_hundred_sequences_are_memorised_without_error(labels):
+def test_two_hundred_sequences_are_memorized_without_error(labels):
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(200, 8, 4, generator=generator, dtype=torch.float64)
     classes = torch.randint(10, (200, 8), generator=generator)
     targets = classes if labels == "classes" else torch.randn(200, 8, 3, generator=generator, dtype=torch.float64)
-    network = memorize(inputs, targets, rounds=10)
+    network = memorize(inputs, targets, steps=10)
     with torch.no_grad():
         assert torch.equal(network(inputs).squeeze(-1), targets.double())
     assert network.certify(0.0).wrong == 0
     assert network.cost.identifiers == 1600
-    # Other labels would not have come out.
+    # Other sequences do not have these labels.
     shuffled = inputs[torch.randperm(200, generator=generator)]
     with torch.no_grad():
         assert not torch.equal(network(shuffled).squeeze(-1), targets.double())
 
 
-def test_fewer_weights_memorise_up_to_rounding():
+def test_fewer_weights_memorize_up_to_rounding():
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(50, 8, 4, generator=generator, dtype=torch.float64)
     labels = torch.randint(10, (50, 8), generator=generator)
-    exact, lean = (memorize(inputs, labels, exact=each, rounds=10) for each in (True, False))
+    exact, lean = (memorize(inputs, labels, exact=each, steps=10) for each in (True, False))
     assert lean.num_parameters <= 3 * 400 + 20 < exact.num_parameters
     certificate = lean.certify(1e-6)
     assert certificate.holds
@@ -171,7 +171,7 @@ def test_fewer_weights_memorise_up_to_rounding():
 
 
 @pytest.mark.parametrize(("count", "length", "words"), [(50, 4, 8), (100, 3, 12), (30, 6, 3)])
-def test_words_are_memorised_by_the_words_around_them(count, length, words):
+def test_words_are_memorized_by_their_multiset(count, length, words):
     inputs = torch.randint(words, (count, length), generator=torch.Generator().manual_seed(0))
     labels = torch.tensor([sum(7**word for word in row) % 101 for row in inputs.tolist()])
     network = memorize(inputs, labels)
@@ -185,9 +185,7 @@ def test_positions_in_the_tokens_let_order_matter():
     tokens = torch.stack([rows / 3, torch.tensor([0.0, 1.0]).expand(9, 2)], -1).double()
     labels = torch.arange(9)
     assert memorize(tokens, labels).certify(0.0).holds
-    with pytest.raises(
-        ValueError, match=r"got \[1.0\] in sequence 1 and \[3.0\] in sequence 3; attention does not see"
-    ):
+    with pytest.raises(UserError, match=r"\[1.0\] in sequence 1 and \[3.0\] in sequence 3"):
         memorize(rows, labels)
 
 
@@ -235,64 +233,32 @@ VECTORS = torch.zeros(2, 3, 1, dtype=torch.float64)
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("word", "call"),
     [
-        (
-            lambda: construct(smooth, (10, 10), 8),
-            "at most 20000 identifiers may be built, got 100 tokens in sequences of 8",
-        ),
-        (lambda: construct(smooth, 3, 2, ramp=1.0), "ramp must lie between 0 and 1, a share of a cell, got 1.0"),
-        (
-            lambda: construct(smooth, 3, 2, ramp=1e-15),
-            "ramp must be at least .* for these cells, got 1e-15; below that, rounding",
-        ),
-        (
-            lambda: construct(smooth, (3, 3), 2, ramp=1e-15),
-            "ramp must be at least .* for these cells, got 1e-15; below",
-        ),
-        (
-            lambda: construct(lambda x: x.sum(1), 3, 2),
-            r"function must return shape \(9, 2, output_dim\) for this batch, got \(9, 1\)",
-        ),
-        (lambda: construct(lambda x: x / 0, 3, 2), "function must be finite on the centers of all cells"),
-        (
-            lambda: construct(lambda x: x.cumsum(1), 3, 2),
-            "function must be permutation-equivariant, got values that change by",
-        ),
-        (
-            lambda: construct(smooth, 3, 2)(torch.zeros(1, 3, 1).double()),
-            r"x must have shape \(batch, 2, 1\), got \(1, 3, 1\)",
-        ),
-        (lambda: construct(smooth, 3, 2)(torch.zeros(1, 2, 1).long()), "x must be floating, got torch.int64"),
-        (lambda: memorize(WORDS, torch.zeros(2))(torch.zeros(1, 2)), "x must be word numbers, got torch.float32"),
-        (
-            lambda: memorize([[0, 1]], torch.zeros(1)),
-            r"sequences must be vectors \(sequences, length, dim\) or word numbers",
-        ),
-        (
-            lambda: memorize(torch.zeros(2, 3), torch.zeros(2)),
-            "vectors have three axes and word numbers two, got 2 axes of torch.float32",
-        ),
-        (lambda: memorize(VECTORS / 0, torch.zeros(2)), "sequences must be finite, but some tokens are nan"),
-        (
-            lambda: memorize(VECTORS, torch.zeros(3)),
-            r"labels must have shape \(2,\), \(2, 3\) or \(2, 3, output_dim\), got \(3,\)",
-        ),
-        (lambda: memorize(VECTORS, torch.full((2,), torch.nan)), "labels must be finite"),
-        (
-            lambda: memorize(WORDS, torch.zeros(2), limit=3),
-            "at most 3 identifiers may be built, got 3 tokens in sequences of 2: 4 identifiers;",
-        ),
+        ("identifiers", lambda: construct(smooth, (10, 10), 8)),
+        ("ramp", lambda: construct(smooth, 3, 2, ramp=1.0)),
+        ("rounding", lambda: construct(smooth, 3, 2, ramp=1e-15)),
+        ("rounding", lambda: construct(smooth, (3, 3), 2, ramp=1e-15)),
+        ("shape", lambda: construct(lambda x: x.sum(1), 3, 2)),
+        ("finite", lambda: construct(lambda x: x / 0, 3, 2)),
+        ("equivariant", lambda: construct(lambda x: x.cumsum(1), 3, 2)),
+        ("shape", lambda: construct(smooth, 3, 2)(torch.zeros(1, 3, 1).double())),
+        ("floating", lambda: construct(smooth, 3, 2)(torch.zeros(1, 2, 1).long())),
+        ("word numbers", lambda: memorize(WORDS, torch.zeros(2))(torch.zeros(1, 2))),
+        ("sequences", lambda: memorize([[0, 1]], torch.zeros(1))),
+        ("vectors", lambda: memorize(torch.zeros(2, 3), torch.zeros(2))),
+        ("sequences must be finite", lambda: memorize(VECTORS / 0, torch.zeros(2))),
+        ("labels", lambda: memorize(VECTORS, torch.zeros(3))),
+        ("labels must be finite", lambda: memorize(VECTORS, torch.full((2,), torch.nan))),
+        ("4 identifiers", lambda: memorize(WORDS, torch.zeros(2), limit=3)),
     ],
 )
-def test_what_cannot_be_built_is_refused_in_a_sentence(call, message):
-    with pytest.raises((ValueError, TypeError), match=message):
+def test_bad_input_is_refused(word, call):
+    with pytest.raises(UserError, match=word):
         call()
 
 
-def test_tokens_that_float64_cannot_tell_apart_are_refused():
+def test_tokens_below_the_resolution_of_float64_are_refused():
     inputs = 1 + torch.linspace(0, 1e-12, 400, dtype=torch.float64).reshape(100, 2, 2)
-    with pytest.raises(
-        BelowResolution, match="contexts must be 1000 machine epsilons apart, got .* below the resolution"
-    ):
-        memorize(inputs, torch.arange(100), rounds=2)
+    with pytest.raises(BelowResolution):
+        memorize(inputs, torch.arange(100), steps=2)

@@ -1,4 +1,4 @@
-"""Deep narrow networks and sparse ones: what they were built for comes out, and what they cannot do is refused."""
+"""Deep narrow networks and sparse networks: values on all their sequences, and bad input."""
 
 import itertools
 import pickle
@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 
+from massieu.checks import UserError
 from massieu.nn import FeedForward, MeasureAttention
 from massieu.patterns import dilated, ring, star_ring, strided, window
 from massieu.universal import construct_narrow, construct_sparse, shift_stack
@@ -88,7 +89,7 @@ def test_a_sparse_network_realizes_functions_of_order(pattern, layers):
     assert (certificate.sequences, certificate.exhaustive, certificate.holds) == (128, True, True)
 
 
-def test_a_sparse_network_takes_grids_of_several_axes_and_can_be_stored():
+def test_a_sparse_network_takes_grids_of_several_axes_and_can_be_pickled():
     def function(x):
         return (x[:, :1] * x.cumsum(1)).sum(-1, keepdim=True)
 
@@ -111,22 +112,19 @@ def test_without_full_reach_a_sparse_network_ignores_tokens():
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("word", "call"),
     [
-        (
-            lambda: construct_sparse(smooth, 2, 6, dilated(2, 2)),
-            r"every token must reach all others, got dilated\(2, 2\) on 6 tokens, which never do",
-        ),
-        (lambda: construct_sparse(smooth, 3, 12, star_ring()), "at most 20000 entries may be built, got 6377292"),
-        (lambda: construct_narrow(smooth, 40, 3), "at most 20000 layers may be built for values, got 29640"),
-        (lambda: construct_narrow(smooth, 4, 1), "length must be"),
-        (lambda: construct_narrow(smooth, 4, 3, sharpness=0.0), "sharpness must be positive, got 0.0"),
-        (lambda: construct_narrow(lambda x: 1e6 * x, 3, 2), "values must be smaller than the identifiers"),
-        (lambda: construct_narrow(lambda x: x.cumsum(1), 3, 2), "function must be permutation-equivariant"),
-        (lambda: construct_narrow(smooth, 3, 2)(torch.zeros(1, 3, 1)), r"x must have shape \(batch, 2, 1\), got"),
-        (lambda: construct_narrow(smooth, 3, 2)(torch.zeros(1, 2, 1).long()), "x must be floating, got torch.int64"),
+        ("reach", lambda: construct_sparse(smooth, 2, 6, dilated(2, 2))),
+        ("6377292", lambda: construct_sparse(smooth, 3, 12, star_ring())),
+        ("29640", lambda: construct_narrow(smooth, 40, 3)),
+        ("length", lambda: construct_narrow(smooth, 4, 1)),
+        ("sharpness", lambda: construct_narrow(smooth, 4, 3, sharpness=0.0)),
+        ("smaller than the identifiers", lambda: construct_narrow(lambda x: 1e6 * x, 3, 2)),
+        ("equivariant", lambda: construct_narrow(lambda x: x.cumsum(1), 3, 2)),
+        ("shape", lambda: construct_narrow(smooth, 3, 2)(torch.zeros(1, 3, 1))),
+        ("floating", lambda: construct_narrow(smooth, 3, 2)(torch.zeros(1, 2, 1).long())),
     ],
 )
-def test_what_cannot_be_built_is_refused_in_one_sentence(call, message):
-    with pytest.raises((ValueError, TypeError), match=message):
+def test_bad_input_is_refused(word, call):
+    with pytest.raises(UserError, match=word):
         call()

@@ -46,7 +46,7 @@ def one_layer_realizes_a_function(trial: Trial) -> Evidence:
         first, second, third = cell.sort(1).values.mT[..., None].expand(-1, -1, 3)
         return drawn[cell, first, second, third]
 
-    network = construct(function, (3, 3), 3, rounds=30, generator=trial.seed)
+    network = construct(function, (3, 3), 3, steps=30, generator=trial.seed)
     attention = network.block.attention
     assert isinstance(attention, MeasureAttention)
     assert attention.out_proj is not None
@@ -89,7 +89,7 @@ def memorisation(trial: Trial) -> Evidence:
     count, length, dim = trial.size(60, 200), 8, 4
     sequences = normals(trial)(count, length, dim)
     labels = torch.randint(10, (count, length), generator=trial.generator)
-    network = memorize(sequences, labels, exact=False, rounds=10, generator=trial.seed)
+    network = memorize(sequences, labels, exact=False, steps=10, generator=trial.seed)
     allowed = 4 * (1 + dim) + dim * (2 * length * count + dim)
     used = network.num_parameters
 
@@ -234,7 +234,7 @@ def positional_encodings(trial: Trial) -> Evidence:
     swapped = targets[4 * rows[:, 1] + rows[:, 0]].flip(1)
     equivariant = (targets + swapped) / 2
     functions = [
-        (each, memorize(tokens(place), each, rounds=20, generator=trial.seed)) for each in (targets, equivariant)
+        (each, memorize(tokens(place), each, steps=20, generator=trial.seed)) for each in (targets, equivariant)
     ]
 
     def gap(places: Tensor) -> Gap:
@@ -397,7 +397,7 @@ def _errors(networks: list[Stack], function: Callable[[Tensor], Tensor], points:
 
 
 def _network(function: Callable[[Tensor], Tensor], cells: int, ramp: float, trial: Trial) -> Realization:
-    return construct(function, cells, 2, ramp=ramp, rounds=20, generator=trial.seed)
+    return construct(function, cells, 2, ramp=ramp, steps=20, generator=trial.seed)
 
 
 def _moved(border: Tensor, before: float, after: float) -> Tensor:

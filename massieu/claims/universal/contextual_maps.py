@@ -27,7 +27,7 @@ from massieu.universal import (
     shift_stack,
     theorem_spacing,
 )
-from massieu.universal.maps import LEAST
+from massieu.universal.identifiers import LEAST
 from massieu.universal.search import attended, mixed
 from massieu.universal.staircases import net
 
@@ -294,7 +294,7 @@ def hardmax_layer(trial: Trial) -> Evidence:
         numbers = read[:, there].unflatten(-1, (5, -1)).sort(-1).values
         return Gap(float((numbers.diff(dim=-1).flatten(1).amin(-1) > 1e-12).double().mean()), COUNT / heads)
 
-    found = contextual_map(9, 3, rounds=20, generator=trial.seed)
+    found = contextual_map(9, 3, steps=20, generator=trial.seed)
     return Evidence(
         printed=gap(_hardmax),
         control=gap(trial.control(softmax, _hardmax)),
@@ -372,7 +372,7 @@ def rank_one_head(trial: Trial) -> Evidence:
 def single_head_in_float64(trial: Trial) -> Evidence:
     """Contexts of nine tokens in sequences of three closer than a thousand machine epsilons; the control multiplies the
     scores of the codes that were found by a million."""
-    searched, theorem = contextual_map(9, 3, rounds=30, generator=trial.seed), _at_the_theorem(9, 3)
+    searched, theorem = contextual_map(9, 3, steps=30, generator=trial.seed), _at_the_theorem(9, 3)
 
     def gap(numbers: Tensor) -> Gap:
         ordered = numbers[numbers.isfinite()].sort().values

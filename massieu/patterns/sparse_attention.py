@@ -1,8 +1,8 @@
-"""Attention that visits only what a pattern lists: blocks of queries with the atoms that any of them sees."""
+"""Attention that computes only the blocks of a pattern: queries, and the atoms that any of them sees."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from massieu import statistics
+from massieu.checks import UserError, check_count, check_floating
 from massieu.kernels.rows import arrange
 from massieu.patterns.edges import Edges
 from massieu.patterns.pattern import Pattern
@@ -23,7 +24,7 @@ BLOCK = 64
 
 @dataclass(frozen=True, eq=False)
 class Tiles:
-    """Blocks of equal size: queries ``(blocks, rows)``, atoms ``(blocks, width)``, log weights or None for all zero."""
+    """Blocks of equal size: queries ``(blocks, rows)``, atoms ``(blocks, width)``, log weights; None if all zero."""
 
     queries: Tensor
     atoms: Tensor
@@ -32,38 +33,37 @@ class Tiles:
 
 @dataclass(frozen=True, eq=False)
 class SparsePlan:
-    """How attention with a pattern goes about: which queries together, and which atoms they gather.
+    """Blocks of queries of a pattern, each with the atoms that it gathers.
 
     Attributes:
         length: number of tokens.
-        connections: pairs that count.
-        visited: pairs that are computed; those in between are masked.
+        connections: edges of the pattern.
+        visited: pairs that are computed; those outside the pattern are masked.
+        tiles: blocks, by size.
+        place: position of each token in the concatenated blocks.
     """
 
     length: int
     connections: int
     visited: int
-    tiles: tuple[Tiles, ...]
-    place: Tensor
+    tiles: tuple[Tiles, ...] = field(repr=False)
+    place: Tensor = field(repr=False)
 
     @property
     def density(self) -> float:
-        """Share of all pairs that is computed."""
+        """Computed pairs as a share of all pairs."""
         return self.visited / self.length**2
-
-    def __repr__(self) -> str:
-        return f"SparsePlan(length={self.length}, connections={self.connections}, visited={self.visited})"
 
 
 def sparse_plan(pattern: Pattern | Edges, length: int | None = None, *, block: int = BLOCK) -> SparsePlan:
-    """Cut a pattern into blocks of queries, each with all atoms that one of its queries sees.
+    """Return a pattern cut into blocks of queries, each with all atoms that one of its queries sees.
 
-    Queries that see more than a quarter of all tokens have blocks of their own. The others stay in their order, or are
-    sorted by the first atom that they see, whichever visits fewer pairs.
+    Queries that see more than a quarter of all tokens form separate blocks. The others keep their order, or are sorted
+    by the first atom that they see, whichever visits fewer pairs.
 
     Args:
         pattern: a pattern, or its edges at a length.
-        length: number of tokens, for a pattern.
+        length: number of tokens; required for a pattern.
         block: queries in a block.
 
     Example:
@@ -74,27 +74,23 @@ def sparse_plan(pattern: Pattern | Edges, length: int | None = None, *, block: i
     """
     if isinstance(pattern, Pattern):
         if length is None:
-            raise ValueError("length must be given for a pattern, got None; it is the number of tokens")
+            raise UserError("length must be given for a pattern, got None; it is the number of tokens")
         pattern = pattern.at(length)
-    elif isinstance(pattern, Edges) and length not in (None, pattern.length):
-        raise ValueError(
-            f"edges are of {pattern.length} tokens, got length {length}; pass the pattern itself for others"
-        )
     if not isinstance(pattern, Edges):
         got = type(pattern).__name__
-        raise TypeError(
+        raise UserError(
             f"pattern must be a Pattern or Edges, got {got}; of a schedule take one pattern, schedule[layer],"
             " and from_mask makes one of a boolean matrix"
         )
-    if isinstance(block, bool) or not isinstance(block, (int, np.integer)) or block < 1:
-        raise ValueError(f"block must be a positive whole number of queries, got {block!r}; 64 is usual")
+    if length not in (None, pattern.length):
+        raise UserError(f"edges are for {pattern.length} tokens, got length {length}; pass the pattern itself")
+    block = check_count(block, "block", remedy="64 is usual")
     edges, tokens = pattern, np.arange(pattern.length)
     heavy = 4 * edges.counts > edges.length
     first = edges.unpack().argmax(1) if edges.length <= 1 << 14 else tokens
     light = tokens[~heavy]
-    options = [
-        _blocks(edges, [order, tokens[heavy]], block) for order in (light, light[first[light].argsort(kind="stable")])
-    ]
+    orders = (light, light[first[light].argsort(kind="stable")])
+    options = [_blocks(edges, [order, tokens[heavy]], block) for order in orders]
     blocks = min(options, key=lambda each: sum(len(rows) * _padded(len(atoms)) for rows, atoms in each))
     groups: dict[tuple[int, int], list[tuple[NDArray[np.int64], NDArray[np.int64]]]] = {}
     for rows, atoms in blocks:
@@ -120,17 +116,17 @@ def sparse_attend(
     sink: Tensor | float | None = None,
     statistics: Literal["full", "light"] | None = "full",
 ) -> Attended:
-    r"""Attention within a pattern, as ``attend(query, key, value, pattern.mask(length))``, visiting only its blocks.
+    r"""Return ``attend(query, key, value, pattern.mask(length))``, computed on the blocks of the pattern only.
 
     Blocks of queries gather the keys and values that they see and go through :func:`massieu.attend`, many blocks in one
-    call. So statistics are exact, and gradients flow as there. It pays where a pattern is sparse and the sequence long:
-    ``massieu bench patterns`` measures from which length on.
+    call, so statistics and gradients are exact. It is faster for sparse patterns and long sequences: ``massieu bench
+    patterns`` measures from which length on.
 
     Args:
         query: shape ``(..., tokens, dim)``.
-        key: shape ``(..., tokens, dim)``, with as many tokens; heads may be grouped as in :func:`massieu.attend`.
+        key: shape ``(..., tokens, dim)``; heads may be grouped as in :func:`massieu.attend`.
         value: shape ``(..., tokens, value_dim)``.
-        pattern: a pattern; or what :func:`sparse_plan` made of it, which saves planning again.
+        pattern: a pattern, or its :func:`sparse_plan`, which saves planning again.
         scale: factor of the inner products; one over the square root of dim by default.
         sink: log weight of one more atom at the origin, one per head.
         statistics: ``"full"``, ``"light"`` or None.
@@ -146,17 +142,17 @@ def sparse_attend(
         True
     """
     for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(tensor, Tensor) or tensor.dim() < 2:
-            got = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise ValueError(f"{name} must be a tensor (..., tokens, dim), got {got}; pass {name}[None] for one token")
+        check_floating(tensor, name)
+        if tensor.dim() < 2:
+            raise UserError(f"{name} must have shape (..., tokens, dim), got {tuple(tensor.shape)}; pass {name}[None]")
     length = query.shape[-2]
     plan = pattern if isinstance(pattern, SparsePlan) else sparse_plan(pattern, length)
     if not plan.length == length == key.shape[-2] == value.shape[-2]:
-        raise ValueError(
+        raise UserError(
             f"query, key and value must have as many tokens as the pattern, {plan.length}, got {length},"
             f" {key.shape[-2]} and {value.shape[-2]}; patterns are for self-attention"
         )
-    # Axes and types are looked at here: below, all tensors have one more axis.
+    # Axes and types are checked here: below, all tensors have one more axis.
     options: dict[str, Any] = {"sink": sink, "causal": False, "window": None, "lengths": None}
     arrange(query[..., :1, :], key[..., :1, :], value[..., :1, :], None, scale=1.0, **options)
     axes = max(query.dim(), key.dim(), value.dim())
@@ -200,7 +196,7 @@ def _joined(field: tuple[Tensor | None, ...], place: Tensor) -> Tensor | None:
 def _blocks(
     edges: Edges, orders: list[NDArray[np.int64]], block: int
 ) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Queries of each block, and the atoms that one of them sees."""
+    """Return the queries of each block, and the atoms that at least one of them sees."""
     found = []
     for order in orders:
         for start in range(0, len(order), block):
@@ -211,7 +207,7 @@ def _blocks(
 
 
 def _padded(count: int) -> int:
-    """A number of atoms, rounded up by at most a quarter, so that many blocks have the same and share a call."""
+    """Round up a number of atoms by at most a quarter, so that more blocks share a call."""
     step = max(4, 1 << max(0, count.bit_length() - 3))
     return -(-count // step) * step
 
@@ -225,7 +221,5 @@ def _tiles(edges: Edges, blocks: list[tuple[NDArray[np.int64], NDArray[np.int64]
         present[number, :, : len(seen)] = True
     shape = (*queries.shape, width)
     mask = edges.contains(*(np.broadcast_to(each, shape) for each in (queries[:, :, None], atoms[:, None]))) & present
-    weights = None
-    if not mask.all():
-        weights = torch.zeros(shape).masked_fill_(~torch.from_numpy(mask), -torch.inf)
+    weights = None if mask.all() else torch.zeros(shape).masked_fill_(~torch.from_numpy(mask), -torch.inf)
     return Tiles(torch.from_numpy(queries), torch.from_numpy(atoms), weights)

@@ -1,15 +1,16 @@
-"""Whether a map from scores to weights comes as near to choosing the best score as one likes, when scores grow."""
+"""Test whether a map from scores to attention weights tends to hardmax as scores grow."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from massieu.checks import UserError, check_number
 
 __all__ = ["MapCondition", "ProbabilityMap", "probability_condition"]
 
@@ -21,39 +22,38 @@ ATOMS = 8
 
 @dataclass(frozen=True)
 class MapCondition:
-    """Whether a probability map meets the condition of the theorem.
+    """Verdict on a probability map: True if it tends to hardmax.
 
     Attributes:
         name: of the map.
-        holds: by its closed form for maps known by name, by probes for a function.
-        factor: a factor t of the scores that is enough for the lead and the share asked for; None without one.
-        reason: in words.
+        holds: the verdict; exact for maps known by name, by probes for a function.
+        factor: sufficient factor t of the scores for the given lead and rest; None without one.
+        message: reason of the verdict.
     """
 
     name: str
     holds: bool
     factor: float | None
-    reason: str
+    message: str
 
 
 def probability_condition(
     probability_map: ProbabilityMap, length: int, *, lead: float = 1.0, rest: float = 0.1
 ) -> MapCondition:
-    r"""Whether for all :math:`\zeta > 0` and :math:`\eta \in (0, 1]` some factor t makes the best score win:
+    r"""Test whether for all :math:`\zeta > 0` and :math:`\eta \in (0, 1]` there is a factor t of the scores with
 
     .. math:: v_{j^*} - \max_{j \ne j^*} v_j \ge \zeta \quad \Rightarrow \quad \rho(t v)_{j^*} \ge 1 - \eta
 
-    Softmax needs :math:`t = \log((T - 1)(1 - \eta) / \eta) / \zeta`, alpha-entmax (sparsemax at 2) puts all weight on a
-    score that leads by :math:`1 / (\alpha - 1)`, hardmax on any that leads. A function is tried on scores with leads of
-    1 and 0.1, shifted up and down, for factors up to 16384: that can refute it, and otherwise says that it was not
-    refuted.
+    Softmax needs :math:`t = \log((T - 1)(1 - \eta) / \eta) / \zeta`. Alpha-entmax (sparsemax at 2) puts all weight on a
+    score that leads by :math:`1 / (\alpha - 1)`, hardmax on any that leads. A function is evaluated on scores with
+    leads of 1 and 0.1, shifted up and down, for factors up to 16384: this can refute the condition, not prove it.
 
     Args:
         probability_map: ``"softmax"``, ``"sparsemax"``, ``"entmax"`` (alpha 1.5), ``"hardmax"``, an alpha of at least
             1, or a function of scores ``(..., atoms)`` that returns weights of the same shape.
         length: number of tokens T, on which the factor of softmax depends.
-        lead: :math:`\zeta` for the factor that is returned.
-        rest: :math:`\eta`, likewise.
+        lead: :math:`\zeta` for the returned factor.
+        rest: :math:`\eta` for the returned factor.
 
     Source:
         Yun et al. 2020, assumption 2.
@@ -64,8 +64,9 @@ def probability_condition(
         >>> probability_condition(lambda scores: torch.softmax(30 * torch.tanh(scores / 30), -1), 256).holds
         False
     """
-    if not all(isinstance(each, Real) for each in (lead, rest)) or not (lead > 0 and 0 < rest <= 1):
-        raise ValueError(f"lead must be positive and rest in (0, 1], got {lead} and {rest}; they are zeta and eta")
+    check_number(lead, "lead", above=0)
+    if check_number(rest, "rest", above=0) > 1:
+        raise UserError(f"rest must be at most 1, got {rest}; it is the weight left for all other scores")
     if callable(probability_map):
         return _probe(probability_map, lead, rest)
     if probability_map == "hardmax":
@@ -73,7 +74,7 @@ def probability_condition(
     known: dict[Any, Any] = {"softmax": 1.0, "sparsemax": 2.0, "entmax": 1.5}
     alpha = known.get(probability_map, probability_map) if isinstance(probability_map, str) else probability_map
     if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 1 <= alpha < math.inf:
-        raise ValueError(
+        raise UserError(
             "probability_map must be 'softmax', 'sparsemax', 'entmax', 'hardmax', an alpha of at least 1 or a function,"
             f" got {probability_map!r}; alpha 1 is softmax and 2 is sparsemax"
         )
@@ -81,13 +82,13 @@ def probability_condition(
         factor = max(0.0, math.log(max(1, length - 1) * (1 - rest) / rest)) / lead if rest < 1 else 0.0
         return MapCondition("softmax", True, factor, "softmax tends to hardmax as scores grow")
     name = probability_map if isinstance(probability_map, str) else f"{alpha:g}-entmax"
-    reason = f"{name} puts all weight on a score that leads by {1 / (alpha - 1):g}"
-    return MapCondition(name, True, 1 / ((alpha - 1) * lead), reason)
+    message = f"{name} puts all weight on a score that leads by {1 / (alpha - 1):g}"
+    return MapCondition(name, True, 1 / ((alpha - 1) * lead), message)
 
 
 def _probe(function: Callable[[Tensor], Tensor], lead: float, rest: float) -> MapCondition:
     name = getattr(function, "__name__", type(function).__name__)
-    chosen = None
+    sufficient = None
     for own_lead, own_rest in ((lead, rest), (1.0, 0.5), (1.0, 0.01), (0.1, 0.01)):
         scores, best = _scores(own_lead)
         factor, share = 1.0, _least_share(function, scores, best)
@@ -95,16 +96,14 @@ def _probe(function: Callable[[Tensor], Tensor], lead: float, rest: float) -> Ma
             factor *= 2
             share = _least_share(function, factor * scores, best)
         if share < 1 - own_rest:
-            reason = (
-                f"a score that leads by {own_lead:g} has no more than {share:.2g} of the weight at factor {factor:g}"
-            )
-            return MapCondition(name, False, None, reason)
-        chosen = factor if chosen is None else chosen
-    return MapCondition(name, True, chosen, "on all scores that were tried the best one wins as they grow")
+            message = f"a score that leads by {own_lead:g} has at most {share:.2g} of the weight at factor {factor:g}"
+            return MapCondition(name, False, None, message)
+        sufficient = factor if sufficient is None else sufficient
+    return MapCondition(name, True, sufficient, "the best of all tested scores gets the weight as they grow")
 
 
 def _scores(lead: float) -> tuple[Tensor, Tensor]:
-    """Scores with a lead, ``(cases, atoms)``, and which one leads: each atom, shifted, over equal or random others."""
+    """Return scores ``(cases, atoms)`` and the leading atoms ``(cases,)``: every atom, over equal or random others."""
     generator = torch.Generator().manual_seed(0)
     others = torch.cat([torch.zeros(1, ATOMS), -torch.rand(4, ATOMS, generator=generator)]).double()
     best = torch.arange(ATOMS)
@@ -119,13 +118,13 @@ def _least_share(function: Callable[[Tensor], Tensor], scores: Tensor, best: Ten
     weights: Any = function(scores)
     if not isinstance(weights, Tensor) or weights.shape != scores.shape:
         got = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
-        raise ValueError(
+        raise UserError(
             f"probability_map must return weights of the shape of its scores, {tuple(scores.shape)}, got {got};"
             " normalize over the last axis"
         )
     total, least = float(weights.sum(-1).nan_to_num(0.0).max()), float(weights.nan_to_num(0.0).min())
     if total > 1 + 1e-6 or least < -1e-6:
-        raise ValueError(
+        raise UserError(
             f"probability_map must return weights of at least 0 with a sum of at most 1, got {least:.2g} and"
             f" {total:.2g}; normalize over the last axis"
         )

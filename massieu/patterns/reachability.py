@@ -1,4 +1,4 @@
-"""How far tokens have heard of each other after so many layers, by products of boolean matrices."""
+"""Reach of tokens after a number of layers, by products of boolean matrices."""
 
 from __future__ import annotations
 
@@ -6,56 +6,53 @@ import hashlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from massieu.patterns.edges import CHUNK, Edges, check_edges, pack
-from massieu.patterns.given import check_count
+from massieu.checks import check_count
+from massieu.patterns.edges import CHUNK, Edges, check_edges, pack, union
 from massieu.patterns.pattern import Pattern, Schedule, as_schedule
 
 __all__ = ["Reach", "boolean_product", "reach", "reach_by_layer"]
 
-PAIR_COST = 16  # what a pair costs that is followed alone, in units of one that is followed with all others
-WORK = 1 << 29  # words of 64 bits that are looked at, without self-loops, before layers are given up on; some seconds
-Ended = Literal["full", "causal", "never", "limit"]
+PAIR_COST = 16  # cost of a pair followed alone, relative to one in a row of bits
+WORK = 1 << 29  # most words of 64 bits read for patterns without self-loops; some seconds
 
 
 @dataclass(frozen=True)
 class Reach:
-    """How many layers it takes until every token has heard of every token.
+    """Number of layers until every token reaches every token, that is, depends on it.
 
     Attributes:
-        layers: s, the number of layers; None if it never happens or was not seen.
-        causal_layers: layers until every token has heard of all before it, for causal patterns; None otherwise.
-        counts: number of pairs after each layer that was followed.
-        ended: ``"full"``; ``"causal"`` when all earlier tokens and no others were reached; ``"never"``; ``"limit"``
-            when a bound on the layers came first, which only patterns without self-loops need.
-        reason: the same in words.
+        layers: s, the number of layers; None if there is none or it was not found.
+        causal_layers: layers until every token reaches all earlier tokens, for causal patterns; None otherwise.
+        counts: number of pairs reached after each layer computed.
+        converged: True if the answer is final; False if a bound on the layers came first.
+        message: the answer and its reason in words.
     """
 
     layers: int | None
     causal_layers: int | None
     counts: tuple[int, ...]
-    ended: Ended
-    reason: str
+    converged: bool
+    message: str
 
 
 def reach(schedule: Pattern | Schedule | Iterable[Pattern], length: int, *, max_layers: int | None = None) -> Reach:
-    r"""Layers s until every token can depend on every token.
+    r"""Return the number of layers s until every token can depend on every token.
 
     .. math:: S^1_k = A^1_k, \qquad S^t_k = \bigcup_{j \in A^{((t-1) \bmod p) + 1}_k} S^{t-1}_j, \qquad
               S^s_k = \{1, \dots, T\} \text{ for all } k
 
-    With self-loops the sets only grow, and there is such an s if and only if the union of the patterns is strongly
-    connected. Sets that no longer grow along single pairs are followed pair by pair, others as rows of bits.
+    With self-loops the sets only grow, and such an s exists if and only if the union of the patterns is strongly
+    connected. Few new pairs are followed one by one, many as rows of bits.
 
     Args:
         schedule: a pattern or several.
         length: number of tokens T.
-        max_layers: where to stop; by default never with self-loops. Without them sets may shrink again, and it stops at
-            :math:`p ((T - 1)^2 + 1)`, or with ``"limit"`` after some seconds: 400 layers of a few thousand tokens.
+        max_layers: None for no limit with self-loops. Without them sets may shrink again, and None is
+            :math:`p ((T - 1)^2 + 1)`, or fewer, by a bound of some seconds: 400 layers of a few thousand tokens.
 
     Source:
         Yun et al. 2020, assumption 1.3.
@@ -64,26 +61,26 @@ def reach(schedule: Pattern | Schedule | Iterable[Pattern], length: int, *, max_
         >>> from massieu.patterns import causal_strided, dilated, star_ring, window
         >>> reach(window(1), 256).layers, reach(star_ring(), 256).layers, reach(dilated(2, 2), 256).layers
         (255, 2, None)
-        >>> reach(causal_strided(16), 256).reason
-        'after 3 layers every token has heard of all before it; later ones stay out of reach'
+        >>> reach(causal_strided(16), 256).message
+        'after 3 layers every token reaches all earlier tokens; later ones stay out of reach'
     """
     edges = as_schedule(schedule).at(length)
     if max_layers is not None:
-        check_count(max_layers, "max_layers", 1, "None follows them to the end")
+        check_count(max_layers, "max_layers", remedy="None sets no limit")
     if all(each.has_self_loops for each in edges):
-        return _growing(edges, length, max_layers)
-    return _changing(edges, length, max_layers)
+        return _with_self_loops(edges, length, max_layers)
+    return _without_self_loops(edges, length, max_layers)
 
 
 def reach_by_layer(schedule: Pattern | Schedule | Iterable[Pattern], length: int, layers: int) -> list[Edges]:
-    """The sets :math:`S^1, \\dots, S^{layers}` as edges: token k of the t-th has heard of token j after t layers.
+    """Return the sets :math:`S^1, \\dots, S^{layers}` as edges: in the t-th, token k reaches token j after t layers.
 
     Example:
         >>> from massieu.patterns import window
         >>> [each.connections for each in reach_by_layer(window(1), 8, 3)]
         [22, 34, 44]
     """
-    check_count(layers, "layers", 1, "it is the number of layers to follow")
+    check_count(layers, "layers")
     edges = as_schedule(schedule).at(length)
     found = [edges[0]]
     for layer in range(1, layers):
@@ -92,7 +89,7 @@ def reach_by_layer(schedule: Pattern | Schedule | Iterable[Pattern], length: int
 
 
 def boolean_product(first: Edges, second: Edges) -> Edges:
-    """Whom a token sees through one layer of ``first`` on what ``second`` has gathered: rows of bits, or-ed.
+    """Return the tokens that each token sees through an edge of ``first`` followed by one of ``second``.
 
     Example:
         >>> from massieu.patterns import window
@@ -105,10 +102,10 @@ def boolean_product(first: Edges, second: Edges) -> Edges:
     bits = np.zeros_like(second.bits)
     step = max(1, CHUNK // (8 * bits.shape[1]))
     row = 0
-    while row < first.length:  # as many rows as fit into a chunk, at least one
+    while row < first.length:  # chunks of rows, each of at least one
         last = max(row + 1, int(np.searchsorted(starts, starts[row] + step, side="right")) - 1)
         own = starts[row : last + 1]
-        seen = np.flatnonzero(np.diff(own))  # rows that see anyone: reduceat takes no empty ones
+        seen = np.flatnonzero(np.diff(own))  # reduceat accepts no empty rows
         if len(seen):
             gathered = second.bits[atoms[own[0] : own[-1]]]
             bits[row + seen] = np.bitwise_or.reduceat(gathered, own[seen] - own[0], axis=0)
@@ -116,17 +113,14 @@ def boolean_product(first: Edges, second: Edges) -> Edges:
     return Edges(first.length, bits)
 
 
-def _growing(edges: Sequence[Edges], length: int, max_layers: int | None) -> Reach:
-    """Sets that only grow, as self-loops make them: whether they fill up is known before any layer."""
-    union = edges[0]
-    for each in edges[1:]:
-        union = union | each
-    missing = unreachable(union)
-    causal = union.is_causal and length > 1
+def _with_self_loops(edges: Sequence[Edges], length: int, max_layers: int | None) -> Reach:
+    """Return the reach of sets that only grow, after a test of whether they ever become full."""
+    whole = union(edges)
+    missing = unreachable(whole)
+    causal = whole.is_causal and length > 1
     before = np.arange(length - 1)
-    if missing is not None and not (causal and bool(union.contains(before + 1, before).all())):
-        sees, seen = missing
-        return Reach(None, None, (), "never", f"token {sees} never hears of token {seen}, however many layers")
+    if missing is not None and not (causal and bool(whole.contains(before + 1, before).all())):
+        return Reach(None, None, (), True, _never_reaches(missing))
     target = length * (length + 1) // 2 if causal else length**2
     counts: list[int] = []
     for count in _follow(edges):
@@ -134,23 +128,26 @@ def _growing(edges: Sequence[Edges], length: int, max_layers: int | None) -> Rea
         if count == target:
             break
         if len(counts) == max_layers:
-            return Reach(None, None, tuple(counts), "limit", f"not within {max_layers} layers")
+            return Reach(None, None, tuple(counts), False, f"not within {max_layers} layers")
     layers = len(counts)
-    plural = f"{layers} layer{'s' if layers > 1 else ''}"
+    after = f"after {layers} layer{'s' if layers > 1 else ''} every token reaches"
     if causal:
-        reason = f"after {plural} every token has heard of all before it; later ones stay out of reach"
-        return Reach(None, layers, tuple(counts), "causal", reason)
-    return Reach(layers, None, tuple(counts), "full", f"after {plural} every token has heard of every token")
+        return Reach(None, layers, tuple(counts), True, f"{after} all earlier tokens; later ones stay out of reach")
+    return Reach(layers, None, tuple(counts), True, f"{after} every token")
+
+
+def _never_reaches(missing: tuple[int, int]) -> str:
+    return f"token {missing[0]} never reaches token {missing[1]}, with any number of layers"
 
 
 def _follow(edges: Sequence[Edges]) -> Iterator[int]:
-    """Number of pairs after each layer. What is new since a pattern had its last turn is all it can carry on."""
+    """Yield the number of pairs after each layer; a pattern extends only pairs that are new since its last turn."""
     length, p = edges[0].length, len(edges)
     known = edges[0].unpack()
     flat = known.reshape(-1)
-    stamps = np.empty(length**2, dtype=np.int32)  # which of equal pairs came last
-    listeners = [each.transpose() for each in edges]
-    news: list[NDArray[np.int64] | None] = [None] * p  # pairs of the last p layers, None for too many
+    stamps = np.empty(length**2, dtype=np.int32)  # number of the last among equal pairs
+    reverse = [each.transpose() for each in edges]
+    news: list[NDArray[np.int64] | None] = [None] * p  # new pairs of the last p layers, None for too many
     count = edges[0].connections
     yield count
     for layer in range(1, p * length**2 + 1):
@@ -162,7 +159,7 @@ def _follow(edges: Sequence[Edges]) -> Iterator[int]:
             fresh = np.flatnonzero(after > known)
             np.copyto(known, after)
         else:
-            fresh = _spread(np.concatenate(recent), listeners[turn].lists, length)
+            fresh = _spread(np.concatenate(recent), reverse[turn].lists, length)
             fresh = fresh[~flat[fresh]]
             order = np.arange(len(fresh), dtype=np.int32)
             stamps[fresh] = order
@@ -174,41 +171,40 @@ def _follow(edges: Sequence[Edges]) -> Iterator[int]:
 
 
 def _spread(
-    pairs: NDArray[np.int64], listeners: tuple[NDArray[np.int64], NDArray[np.int64]], length: int
+    pairs: NDArray[np.int64], reverse: tuple[NDArray[np.int64], NDArray[np.int64]], length: int
 ) -> NDArray[np.int64]:
-    """For pairs (j, x), as numbers j T + x, all (k, x) such that k sees j."""
-    starts, tokens = listeners
-    who, what = np.divmod(pairs, length)
-    counts = starts[who + 1] - starts[who]
-    first = np.repeat(starts[who] - np.concatenate([[0], counts.cumsum()[:-1]]), counts)
-    found: NDArray[np.int64] = tokens[first + np.arange(len(first))] * length + np.repeat(what, counts)
+    """Return all (k, x) such that k sees j, for pairs (j, x), each a number j T + x."""
+    starts, tokens = reverse
+    source, target = np.divmod(pairs, length)
+    counts = starts[source + 1] - starts[source]
+    first = np.repeat(starts[source] - np.concatenate([[0], counts.cumsum()[:-1]]), counts)
+    found: NDArray[np.int64] = tokens[first + np.arange(len(first))] * length + np.repeat(target, counts)
     return found
 
 
-def _changing(edges: Sequence[Edges], length: int, max_layers: int | None) -> Reach:
-    """Sets that may shrink again: follow them until they are full, repeat, or the limit comes."""
+def _without_self_loops(edges: Sequence[Edges], length: int, max_layers: int | None) -> Reach:
+    """Return the reach of sets that may shrink again: compute layers until they are full, repeat, or the limit."""
     against = _never(edges)
     if against:
-        return Reach(None, None, (), "never", against)
+        return Reach(None, None, (), True, against)
     p = len(edges)
     cost = (max(each.connections for each in edges) + 4 * length) * edges[0].bits.shape[1]
     limit = max(8, min(p * ((length - 1) ** 2 + 1), WORK // cost)) if max_layers is None else max_layers
     current, counts, seen = edges[0], [edges[0].connections], {_state(0, edges[0])}
     while counts[-1] < length**2:
         if len(counts) >= limit:
-            return Reach(
-                None, None, tuple(counts), "limit", f"not within {limit} layers, and some self-loop is missing"
-            )
+            message = f"not within {limit} layers, and some self-loop is missing"
+            return Reach(None, None, tuple(counts), False, message)
         turn = len(counts) % p
         current = boolean_product(edges[turn], current)
         counts.append(current.connections)
         state = _state(turn, current)
         if state in seen:
-            reason = f"what tokens hear of repeats from layer {len(counts)} on, without ever being all of them"
-            return Reach(None, None, tuple(counts), "never", reason)
+            message = f"the sets repeat from layer {len(counts)} on, without ever being full"
+            return Reach(None, None, tuple(counts), True, message)
         seen.add(state)
-    reason = f"after {len(counts)} layers every token has heard of every token, though some self-loop is missing"
-    return Reach(len(counts), None, tuple(counts), "full", reason)
+    message = f"after {len(counts)} layers every token reaches every token, though some self-loop is missing"
+    return Reach(len(counts), None, tuple(counts), True, message)
 
 
 def _state(turn: int, edges: Edges) -> bytes:
@@ -216,27 +212,25 @@ def _state(turn: int, edges: Edges) -> bytes:
 
 
 def _never(edges: Sequence[Edges]) -> str:
-    """Why sets never fill up, if that can be told beforehand, or nothing.
+    """Return a reason against full sets that needs no layers, or an empty string.
 
-    If every token sees someone in every pattern, full sets stay full. So the pairs of one round of patterns must be
-    strongly connected, and lengths of its cycles must have no common divisor.
+    If every token sees some token in every pattern, full sets stay full. So the product of all patterns must be
+    strongly connected, and the lengths of its cycles must have no common divisor.
     """
-    union, whole = edges[0], edges[0]
-    for each in edges[1:]:
-        union = union | each
-    missing = unreachable(union)
+    missing = unreachable(union(edges))
     if missing is None and all(each.counts.min() > 0 for each in edges):
+        whole = edges[0]
         for each in edges[1:]:
             whole = boolean_product(each, whole)
         missing = unreachable(whole)
         period = _period(whole) if missing is None else 1
         if period > 1:
-            return f"tokens hear of each other only every {period * len(edges)} layers, never all at once"
-    return "" if missing is None else f"token {missing[0]} never hears of token {missing[1]}, however many layers"
+            return f"tokens reach each other only every {period * len(edges)} layers, never all at once"
+    return "" if missing is None else _never_reaches(missing)
 
 
 def _period(edges: Edges) -> int:
-    """The greatest common divisor of the lengths of all cycles, if tokens are strongly connected."""
+    """Return the greatest common divisor of the lengths of all cycles of a strongly connected graph."""
     depth = np.full(edges.length, -1)
     ahead, steps = np.zeros(1, dtype=np.int64), 0
     while len(ahead):
@@ -248,7 +242,7 @@ def _period(edges: Edges) -> int:
 
 
 def unreachable(edges: Edges) -> tuple[int, int] | None:
-    """Two tokens of which the first never hears of the second; None if all are strongly connected."""
+    """Return two tokens of which the first never reaches the second; None if the graph is strongly connected."""
     everyone = (1 << edges.length) - 1
     for turned, graph in enumerate((edges, edges.transpose())):
         left = everyone & ~flood(graph.numbers(), 1, everyone)
@@ -259,7 +253,7 @@ def unreachable(edges: Edges) -> tuple[int, int] | None:
 
 
 def flood(rows: Sequence[int], start: int, within: int) -> int:
-    """Everything that rows, as whole numbers, lead to from a set of tokens, within another."""
+    """Return the tokens reachable from ``start`` along rows of edges within a set; sets are the bits of numbers."""
     found = ahead = start
     while ahead:
         step = (ahead & -ahead).bit_length() - 1

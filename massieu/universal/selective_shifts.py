@@ -1,4 +1,4 @@
-"""The contextual map of Yun et al. 2019 in whole numbers: a stack of hardmax layers that shift one token at a time."""
+"""Contextual map of Yun et al. 2019 in exact integers: a stack of hardmax layers with selective shifts."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from massieu.checks import check_count
+from massieu.checks import UserError, check_count
 from massieu.universal.multisets import multisets
 
 __all__ = ["ShiftStack", "selective_shift", "shift_stack"]
 
-EXACT = 2**53
-"""Whole numbers below are exact in float64, in which a network would carry them."""
+EXACT = 2**53  # integers below are exact in float64, the type of a network's stream
 
 
 def selective_shift(numbers: Tensor, level: int, factor: int) -> Tensor:
-    r"""One layer: tokens at a level move up by a multiple of the range of their sequence.
+    r"""Return the tokens after one layer, which shifts those at a level by a multiple of the range of their sequence.
 
     .. math:: l_j \mapsto l_j + \rho \, (\max_k l_k - \min_k l_k) \, \mathbf 1[l_j = b]
 
@@ -38,20 +37,20 @@ def selective_shift(numbers: Tensor, level: int, factor: int) -> Tensor:
     """
     if not isinstance(numbers, Tensor) or numbers.dtype != torch.int64:
         got = numbers.dtype if isinstance(numbers, Tensor) else type(numbers).__name__
-        raise TypeError(f"numbers must be whole, a tensor of torch.int64, got {got}; convert it with .long()")
-    reach = numbers.amax(-1, keepdim=True) - numbers.amin(-1, keepdim=True)
-    return numbers + factor * reach * (numbers == level)
+        raise UserError(f"numbers must be a tensor of torch.int64, got {got}; convert it with .long()")
+    spread = numbers.amax(-1, keepdim=True) - numbers.amin(-1, keepdim=True)
+    return numbers + factor * spread * (numbers == level)
 
 
 @dataclass(frozen=True)
 class ShiftStack:
-    """What the stack makes of all sequences without repeated tokens.
+    """Identifiers of all sequences without repeated tokens, after the stack.
 
     Attributes:
         sequences: token numbers, sorted, ``(sequences, length)``.
-        identifiers: after the stack, the same shape.
-        layers: attention layers.
-        consistent: whether permuting the tokens permutes the identifiers, tried on all orders, up to 24.
+        identifiers: after the stack, of the same shape.
+        layers: number of attention layers.
+        consistent: True if permuting the tokens permutes the identifiers, tested on at most 24 orders.
     """
 
     sequences: Tensor
@@ -61,25 +60,25 @@ class ShiftStack:
 
     @property
     def distinct(self) -> int:
-        """How many identifiers there are; as many as entries if the stack is a contextual map."""
+        """Number of distinct identifiers; all are distinct if the stack is a contextual map."""
         return len(self.identifiers.unique())
 
     @property
     def gap(self) -> int:
-        """The least distance between two that differ."""
-        steps = self.identifiers.unique().diff()
-        if not len(steps):
-            raise ValueError("a gap is between two identifiers, got one; take more cells, or longer sequences")
-        return int(steps.min())
+        """Least distance between two distinct identifiers."""
+        gaps = self.identifiers.unique().diff()
+        if not len(gaps):
+            raise UserError("a gap is between two identifiers, got one; take more cells, or longer sequences")
+        return int(gaps.min())
 
     @property
     def largest(self) -> int:
-        """The largest, which must stay below 2 ** 53 to be exact in float64."""
+        """Largest identifier, below 2 ** 53."""
         return int(self.identifiers.max())
 
 
 def shift_stack(grid: int, dim: int, length: int, *, duplicates: bool = False, factor: int | None = None) -> ShiftStack:
-    r"""Shift every level of the grid in turn, then all tokens by a multiple of the maximum.
+    r"""Return the identifiers after a shift of every level of the grid in turn, then of all tokens by the maximum.
 
     A token is the number :math:`\sum_i k_i n^i` of its cell; :math:`n^d` layers with factor :math:`n^d`, then one that
     adds :math:`T n^{(T+1)d} \max_k l_k`.
@@ -88,13 +87,12 @@ def shift_stack(grid: int, dim: int, length: int, *, duplicates: bool = False, f
         grid: :math:`n`, cells along each axis.
         dim: :math:`d`, axes.
         length: :math:`T`, tokens of a sequence.
-        duplicates: whether to pass sequences with repeated tokens too, which the proof leaves out: their sets alone
-            are told apart.
-        factor: of the layers that sweep the levels; :math:`n^d` by default, with smaller ones tokens may meet.
+        duplicates: include sequences with repeated tokens, which the proof excludes: only their sets get different
+            identifiers.
+        factor: of the shifts of levels; None for :math:`n^d`. With smaller factors identifiers may coincide.
 
     Source:
-        Yun et al. 2019. The last factor exceeds all numbers before it, so that sequences with different
-        maxima cannot meet.
+        Yun et al. 2019. The last factor exceeds all earlier numbers, so sequences with different maxima differ.
 
     Example:
         >>> stack = shift_stack(3, dim=1, length=2)
@@ -103,19 +101,17 @@ def shift_stack(grid: int, dim: int, length: int, *, duplicates: bool = False, f
         >>> stack.layers, stack.distinct, stack.gap, stack.consistent
         (4, 6, 4, True)
     """
-    for value, name in ((grid, "grid"), (dim, "dim"), (length, "length")):
-        check_count(value, name, remedy="the stack needs cells, axes and tokens")
-    cells = grid**dim
-    factor = cells if factor is None else factor
-    check_count(factor, "factor", remedy="pass None for that of the proof")
+    length = check_count(length, "length")
+    cells = check_count(grid, "grid") ** check_count(dim, "dim")
+    factor = cells if factor is None else check_count(factor, "factor", remedy="None is the factor of the proof")
     bound = (1 + length * cells ** (length + 1)) * max(cells, factor) ** (length + 1)
     if bound >= EXACT:
-        raise ValueError(
+        raise UserError(
             f"identifiers must stay below 2**53 to be exact, got up to {bound:.1e} for {cells} cells and length"
             f" {length}; take a coarser grid or shorter sequences"
         )
     if cells < length and not duplicates:
-        raise ValueError(f"sequences without repeats need {length} cells, got {cells}; take a finer grid")
+        raise UserError(f"sequences without repeats need {length} cells, got {cells}; take a finer grid")
     rows = multisets(cells, length, duplicates=duplicates)
     found = _stack(rows, cells, length, factor)
     orders = itertools.islice(itertools.permutations(range(length)), 24)

@@ -1,4 +1,4 @@
-"""The training text: read, cleaned, split into what is learned and what is held out, and the passages to inspect."""
+"""Training and held-out texts, and the passages to inspect."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Document", "excerpt", "read_documents", "split"]
+from massieu.checks import UserError
 
-MOST_FROM_ONE_DOCUMENT = 4
+__all__ = ["SourceText", "excerpt", "read_documents", "split"]
+
+PASSAGES_PER_TEXT = 4
 
 
-class Document(NamedTuple):
-    """One chapter of the novel, one speech, or a passage of either under the same name."""
+class SourceText(NamedTuple):
+    """Chapter of the novel, speech, or passage of one of them under its name."""
 
     name: str
     text: str
@@ -23,35 +25,35 @@ class Document(NamedTuple):
         return self.name.startswith("chapter")
 
 
-def read_documents(moby: Path, speeches: Path, last_year: int) -> list[Document]:
-    """Chapters in the order of the book, then speeches in the order of the years."""
+def read_documents(moby: Path, speeches: Path, last_year: int) -> list[SourceText]:
+    """Return the chapters in the order of the book, then the speeches by year."""
     chapters = sorted(moby.glob("chapter_*.txt"), key=lambda path: int(path.stem.split("_")[1]))
     messages = [path for path in sorted(speeches.glob("[0-9]*.txt")) if int(path.stem[:4]) <= last_year]
     if not chapters or not messages:
-        raise FileNotFoundError(
+        raise UserError(
             f"expected chapter_*.txt in {moby} and YEAR_*.txt in {speeches}, found {len(chapters)} and {len(messages)};"
             " pass the data folders of the two unpacked packages"
         )
-    return [Document(path.stem, clean(path.read_text(encoding="utf-8"))) for path in (*chapters, *messages)]
+    return [SourceText(path.stem, clean(path.read_text(encoding="utf-8"))) for path in (*chapters, *messages)]
 
 
 def clean(text: str) -> str:
-    r"""Straight quotes and hyphens, one space between words, one blank line between paragraphs.
+    r"""Return text with straight quotes and hyphens, single spaces, and one blank line between paragraphs.
 
     Example:
         >>> clean(" “Aye,”  said\nhe.\n \n\nNo. ")
         '"Aye," said he.\n\nNo.'
     """
-    # U+0002 stands once in the speeches, between two words.
+    # U+0002 occurs once in the speeches, between two words.
     text = text.translate(str.maketrans("’“”‑–\x02", '\'""-- '))
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", text.strip()))
 
 
-def split(documents: list[Document], every: int) -> tuple[list[Document], list[Document]]:
-    """Whole documents to learn from and whole documents held out: the middle one of each run of ``every``.
+def split(documents: list[SourceText], every: int) -> tuple[list[SourceText], list[SourceText]]:
+    """Return training and held-out documents; the latter are the middle ones of each run of ``every``.
 
     Example:
-        >>> learned, held_out = split([Document(name, "") for name in "abcdef"], every=3)
+        >>> learned, held_out = split([SourceText(name, "") for name in "abcdef"], every=3)
         >>> [document.name for document in held_out], len(learned)
         (['b', 'e'], 4)
     """
@@ -60,31 +62,31 @@ def split(documents: list[Document], every: int) -> tuple[list[Document], list[D
 
 
 def excerpt(
-    held_out: list[Document], learned: list[Document], count_tokens: Callable[[str], int], passages_of_each: int
-) -> list[Document]:
-    """Passages to inspect, as many of the novel as of the speeches, spread evenly over the held-out documents.
+    held_out: list[SourceText], learned: list[SourceText], count_tokens: Callable[[str], int], passages_of_each: int
+) -> list[SourceText]:
+    """Return passages to inspect, equally many of novel and speeches, spread evenly over the held-out documents.
 
-    Passages that share twelve words in a row with the training text (formulas of address, quotations) are left out.
+    Passages that share twelve consecutive words with the training text (formulas of address, quotations) are excluded.
     """
     found = {document: list(passages(document.text, count_tokens)) for document in held_out}
-    asked = {run for texts in found.values() for text in texts for run in word_runs(text)}
-    known = {run for document in learned for run in word_runs(document.text) if run in asked}
-    chapters: list[Document] = []
-    speeches: list[Document] = []
+    held_out_runs = {run for texts in found.values() for text in texts for run in word_runs(text)}
+    shared = {run for document in learned for run in word_runs(document.text) if run in held_out_runs}
+    chapters: list[SourceText] = []
+    speeches: list[SourceText] = []
     for document, texts in found.items():
-        fresh = [Document(document.name, text) for text in texts if known.isdisjoint(word_runs(text))]
-        (chapters if document.is_chapter else speeches).extend(spread(fresh, MOST_FROM_ONE_DOCUMENT))
+        fresh = [SourceText(document.name, text) for text in texts if shared.isdisjoint(word_runs(text))]
+        (chapters if document.is_chapter else speeches).extend(spread(fresh, PASSAGES_PER_TEXT))
     return spread(chapters, passages_of_each) + spread(speeches, passages_of_each)
 
 
-def spread(passages: list[Document], count: int) -> list[Document]:
-    """As many as ``count``, at equal distances."""
+def spread(passages: list[SourceText], count: int) -> list[SourceText]:
+    """Return at most ``count`` passages, at equal distances."""
     count = min(count, len(passages))
     return [passages[number * len(passages) // count] for number in range(count)]
 
 
 def passages(text: str, count_tokens: Callable[[str], int], fewest: int = 160, most: int = 250) -> Iterator[str]:
-    """Runs of whole sentences between ``fewest`` and ``most`` tokens, without overlap, each inside one paragraph.
+    """Yield runs of whole sentences of ``fewest`` to ``most`` tokens, without overlap, each within one paragraph.
 
     Example:
         >>> list(passages("One. Two is longer. Three.", lambda text: len(text.split()), fewest=3, most=5))
@@ -102,7 +104,7 @@ def passages(text: str, count_tokens: Callable[[str], int], fewest: int = 160, m
 
 
 def word_runs(text: str, length: int = 12) -> Iterator[tuple[str, ...]]:
-    """Every run of ``length`` words, in lower case and without punctuation.
+    """Yield every run of ``length`` words, in lower case and without punctuation.
 
     Example:
         >>> list(word_runs("Call me Ishmael.", length=2))

@@ -1,4 +1,4 @@
-"""A table as a feed-forward net: from a key to the digits of its rank, from digits to an entry, without rounding."""
+"""Lookup tables as feed-forward nets, exact to the last bit."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ __all__ = ["table"]
 
 
 def table(dim: int, keys: Tensor, values: Tensor) -> nn.Sequential:
-    r"""A net whose output at each key, and up to a quarter of the way to the next, is its value, to the last bit.
+    r"""Return a net whose output at each key, and up to a quarter of the way to the next, is exactly its value.
 
-    A single staircase over the keys would do in exact arithmetic. In floating point it subtracts numbers as large as
-    one over the distance of two keys, and for 405 keys of :func:`construct` values were off by 1e-10. So four nets
-    follow each other: a staircase that gives the digits of the rank in Gray code, one of which changes from key to key;
-    two that round digits,
+    A single staircase over the keys is enough in exact arithmetic. In floating point it subtracts numbers as large as
+    one over the distance of two keys, and the error for 405 keys of :func:`construct` was 1e-10. So there are four
+    nets: a staircase from key to the Gray code of its rank, in which one digit changes from key to key; two that round
+    digits,
 
     .. math:: b \mapsto 1 - \mathrm{relu}(1 - \mathrm{relu}(2b - \tfrac12)),
 
-    exactly 0 or 1 for digits off by less than a quarter; and one with a unit for each entry, one where all digits agree
-    and zero elsewhere.
+    exactly 0 or 1 for errors of less than a quarter; and one with a unit for each entry, one if all digits agree and
+    zero otherwise.
 
     Args:
         dim: size of the tokens, at least ``digits_of(len(keys))``.

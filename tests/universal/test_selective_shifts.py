@@ -1,10 +1,11 @@
-"""The stack of selective shifts, against the same written with Python's integers, and the figures of the notes."""
+"""Stack of selective shifts, against a version with Python's integers and known values."""
 
 import itertools
 
 import pytest
 import torch
 
+from massieu.checks import UserError
 from massieu.universal import selective_shift, shift_stack
 
 
@@ -17,7 +18,7 @@ from massieu.universal import selective_shift, shift_stack
         (3, 2, 3, 252, 136, 112_120_064, 10),
     ],
 )
-def test_identifiers_gaps_and_layers_are_those_of_the_notes(grid, dim, length, needed, gap, largest, layers):
+def test_identifiers_gaps_and_layers_have_known_values(grid, dim, length, needed, gap, largest, layers):
     stack = shift_stack(grid, dim, length)
     assert stack.identifiers.numel() == stack.distinct == needed
     assert (stack.gap, stack.largest, stack.layers) == (gap, largest, layers)
@@ -35,7 +36,7 @@ def test_the_stack_agrees_with_the_formula_of_the_proof():
         assert found == [number + 3 * 4**4 * before for number in shifted]
 
 
-def test_with_repeated_tokens_only_sets_are_told_apart():
+def test_with_repeated_tokens_only_sets_have_different_identifiers():
     stack = shift_stack(4, 1, 3, duplicates=True)
     found = {}
     for row, identifiers in zip(stack.sequences.tolist(), stack.identifiers.tolist(), strict=True):
@@ -55,20 +56,14 @@ def test_a_shift_is_that_of_a_hardmax_layer():
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("word", "call"),
     [
-        (
-            lambda: shift_stack(3, 2, 8),
-            r"identifiers must stay below 2\*\*53 to be exact, got up to 1.2e\+18 for 9 cells and length 8",
-        ),
-        (lambda: shift_stack(2, 1, 3), "sequences without repeats need 3 cells, got 2; take a finer grid"),
-        (lambda: shift_stack(0, 1, 3), "grid must be a whole number of at least 1, got 0"),
-        (
-            lambda: selective_shift(torch.zeros(3), 0, 1),
-            "numbers must be whole, a tensor of torch.int64, got torch.float32",
-        ),
+        ("identifiers", lambda: shift_stack(3, 2, 8)),
+        ("cells", lambda: shift_stack(2, 1, 3)),
+        ("grid", lambda: shift_stack(0, 1, 3)),
+        ("numbers", lambda: selective_shift(torch.zeros(3), 0, 1)),
     ],
 )
-def test_what_is_not_whole_or_too_large_is_refused(call, message):
-    with pytest.raises((ValueError, TypeError), match=message):
+def test_bad_input_is_refused(word, call):
+    with pytest.raises(UserError, match=word):
         call()

@@ -129,32 +129,18 @@ def test_a_plan_visits_every_connection_once_and_few_others(pattern, most):
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("word", "call"),
     [
-        (lambda q: sparse_plan(window(1)), "length must be given for a pattern, got None; it is the number of tokens"),
-        (
-            lambda q: sparse_attend(q, q, q, strided(2)),
-            "pattern must be a Pattern or Edges, got Schedule; of a schedule take",
-        ),
-        (
-            lambda q: sparse_plan(window(1), 9, block=0),
-            "block must be a positive whole number of queries, got 0; 64 is usual",
-        ),
-        (
-            lambda q: sparse_attend(q, q[:-1], q, window(1)),
-            "as many tokens as the pattern, 9, got 9, 8 and 9; patterns are for self",
-        ),
-        (
-            lambda q: sparse_attend(q[0], q, q, window(1)),
-            "query must be a tensor (..., tokens, dim), got (4,); pass query[None]",
-        ),
-        (
-            lambda q: sparse_attend(q.expand(2, 9, 4), q.expand(3, 9, 4), q.expand(3, 9, 4), window(1)),
-            "query and key must have leading axes that broadcast, got (2,) and (3,)",
-        ),
+        ("length", lambda q: sparse_plan(window(1))),
+        ("9 tokens", lambda q: sparse_plan(window(1).at(9), 12)),
+        ("Schedule", lambda q: sparse_attend(q, q, q, strided(2))),
+        ("block", lambda q: sparse_plan(window(1), 9, block=0)),
+        ("as many tokens", lambda q: sparse_attend(q, q[:-1], q, window(1))),
+        ("query", lambda q: sparse_attend(q[0], q, q, window(1))),
+        ("key", lambda q: sparse_attend(q, [1.0], q, window(1))),
+        ("broadcast", lambda q: sparse_attend(q.expand(2, 9, 4), *[q.expand(3, 9, 4)] * 2, window(1))),
     ],
 )
-def test_bad_input_is_answered_with_one_sentence(call, message):
-    with pytest.raises((ValueError, TypeError)) as raised:
+def test_bad_input_is_refused(word, call):
+    with pytest.raises(ValueError, match=word):
         call(torch.zeros(9, 4))
-    assert message in str(raised.value)
