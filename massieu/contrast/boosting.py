@@ -118,6 +118,6 @@ def _checked(margins: Tensor, log_weight: Tensor | None) -> tuple[Tensor, Tensor
     if bool((log_weight.isnan() | (log_weight == torch.inf)).any()) or bool(log_weight.isneginf().all(-1).any()):
         raise UserError(
             "log_weight must be finite or minus infinity with one finite entry in each row, got nan, infinity"
-            " or no example at all; leave out what has no weight"
+            " or no example at all; leave out examples without weight"
         )
     return margins, log_weight

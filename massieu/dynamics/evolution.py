@@ -97,8 +97,8 @@ def evolve(
     def move(tokens: Tensor) -> Tensor:
         if residual:
             return shrink(ascend(tokens, keys, step=step, beta=beta, causal=causal))
-        seen = tokens if keys is None else keys
-        return shrink(step * attend(tokens, seen, seen, scale=beta, causal=causal, statistics=None).output)
+        atoms = tokens if keys is None else keys
+        return shrink(step * attend(tokens, atoms, atoms, scale=beta, causal=causal, statistics=None).output)
 
     return record(move, cloud, steps=steps, regime=regime, observe=observe, every=every)
 

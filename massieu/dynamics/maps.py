@@ -36,7 +36,7 @@ def ascend(
         keys: :math:`x_j`, shape ``(..., atoms, dim)``, held fixed; None for moving keys, the tokens themselves.
         step: s.
         beta: inverse temperature :math:`\beta`.
-        causal: whether a token sees only the keys up to its own position.
+        causal: a token sees only the keys up to its own position.
         log_weight: :math:`\log w_j`, broadcasting to ``(..., tokens, atoms)``.
 
     Returns:

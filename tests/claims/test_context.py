@@ -33,7 +33,7 @@ BREAKS = [
     (LeastSquares, "predict", 1.01, ["I12"]),
     (ConceptMixture, "_posterior", 0.0, ["I13"]),
     (context_predictors, "tree_posterior", 1.5, ["I14"]),
-    (LinearModel, "_ask", 1.3, ["I15"]),
+    (LinearModel, "_read", 1.3, ["I15"]),
     (optimum, "_solve", 1.01, ["I16"]),
     (MeasureAttention, "forward", 0.0, ["I17"]),
     (LeastSquares, "predict", 1.5, ["I18"]),

@@ -22,8 +22,8 @@ def history(*errors):
 
 
 def test_a_run_whose_error_still_falls_far_from_the_best_is_too_short():
-    said = why_too_short(history(2.0, 1.0, 0.9, 0.6), curve(0.6, 0.3))
-    assert "lowered the error by 40 %, and it is 2 times that of ridge (Bayes)" in said
+    sentence = why_too_short(history(2.0, 1.0, 0.9, 0.6), curve(0.6, 0.3))
+    assert "lowered the error by 40 %, and it is 2 times that of ridge (Bayes)" in sentence
 
 
 @pytest.mark.parametrize(

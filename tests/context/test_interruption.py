@@ -108,10 +108,10 @@ def test_an_interrupt_ends_with_a_sentence_and_resuming_gives_the_same_run(tmp_p
     process = start(["-m", "massieu", *COMMAND, "--out", str(run)], stderr=subprocess.PIPE, text=True)
     wait_for_a_checkpoint(process, run)
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=120)
+    _, printed = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert told.endswith("massieu: interrupted; the same command with --resume goes on from the checkpoint\n")
-    assert "Traceback" not in told
+    assert printed.endswith("massieu: interrupted; the same command with --resume goes on from the checkpoint\n")
+    assert "Traceback" not in printed
     assert step_of(run) % 100 == 0
     assert 100 <= step_of(run) < 800
     assert {path.name for path in run.iterdir()} <= {training_files.NAME, "history.csv"}  # it may come between the two
@@ -233,8 +233,8 @@ def test_an_interrupt_while_the_page_is_written_says_how_to_go_on(tmp_path, caps
 
     monkeypatch.setattr("massieu.report.learning.render_learning", interrupt)
     assert cli.main([*_short("linear"), "--out", str(tmp_path), "-q"]) == 130
-    told = capsys.readouterr().err
-    assert told == "massieu: interrupted; the same command with --resume goes on from the checkpoint\n"
+    printed = capsys.readouterr().err
+    assert printed == "massieu: interrupted; the same command with --resume goes on from the checkpoint\n"
     assert (tmp_path / "learned.json").exists()
 
 

@@ -61,13 +61,13 @@ def test_the_closed_form_as_a_model_is_found_to_be_the_closed_form(draws):
 
 def test_slow_predictors_are_measured_on_few_tasks_after_few_numbers_of_examples(draws):
     task = task_named("linear", dim=2, noise=0.5)
-    said = []
+    reported = []
     found = compare(
         LinearModel(2, generator=draws),
         task,
         task.draw(40, 7, draws),
         fitted=6,
-        progress=lambda what, done, total: said.append((what, done, total)),
+        progress=lambda what, done, total: reported.append((what, done, total)),
     )
     curve = found.curve.set_index("predictor")
     for name, tasks in {"Lasso": 6, "tree": 6, "two-layer network": 6, "boosting": 2}.items():
@@ -75,7 +75,7 @@ def test_slow_predictors_are_measured_on_few_tasks_after_few_numbers_of_examples
         assert set(curve.loc[name, "tasks"]) == {tasks}
     assert curve.loc["model", "examples"].tolist() == list(range(7))
     assert set(curve.loc["model", "tasks"]) == {40}
-    assert [done for _, done, _ in said] == list(range(said[0][2]))
+    assert [done for _, done, _ in reported] == list(range(reported[0][2]))
 
 
 def test_many_numbers_of_examples_are_thinned_and_fewer_tasks_compared(draws):
@@ -189,15 +189,15 @@ def test_a_linear_layer_of_two_dimensions_does_not_stop_at_a_product_of_rank_one
 
 
 @pytest.mark.parametrize(
-    ("build", "said"),
+    ("build", "reported"),
     [
         (lambda: TunedDescent(0), "steps"),
         (lambda: TunedDescent(2, -1.0), "noise"),
         (lambda: TunedDescent(2, samples=0), "samples"),
     ],
 )
-def test_bad_settings_of_descent_are_answered_with_a_sentence(build, said):
-    with pytest.raises(UserError, match=said):
+def test_bad_settings_of_descent_are_answered_with_a_sentence(build, reported):
+    with pytest.raises(UserError, match=reported):
         build()
 
 

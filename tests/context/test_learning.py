@@ -1,4 +1,4 @@
-"""Training learns, stops when told, keeps its logs, and says in one sentence what is wrong."""
+"""Training: errors fall, targets and patience stop it, logs are kept, and mistakes end in one sentence."""
 
 import json
 import sys
@@ -105,10 +105,10 @@ def test_the_tasks_of_the_history_are_not_those_of_the_comparison(task, monkeypa
 
 
 def test_progress_counts_the_steps(task):
-    told = []
-    learn(task, SMALL, progress=lambda what, done, total: told.append((what, done, total)))
-    assert told[:40] == [("training", step, 40) for step in range(40)]
-    assert {what for what, _, _ in told[40:]} == {"comparing"}
+    reported = []
+    learn(task, SMALL, progress=lambda what, done, total: reported.append((what, done, total)))
+    assert reported[:40] == [("training", step, 40) for step in range(40)]
+    assert {what for what, _, _ in reported[40:]} == {"comparing"}
 
 
 def test_the_command_writes_logs_and_a_page(tmp_path, capsys):
@@ -280,57 +280,43 @@ def test_bad_input_is_one_sentence(arguments, sentence, tmp_path, capsys):
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("option", ["--steps", "--examples", "--pool", "--patience", "--checkpoint-every"])
-@pytest.mark.parametrize("value", ["0", "-3", "x"])
-def test_a_number_that_must_be_positive(option, value, capsys):
-    with pytest.raises(SystemExit) as ended:
+POSITIVE = ("--steps", "--examples", "--pool", "--patience", "--checkpoint-every")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "kind"),
+    [
+        *((option, value, "a positive whole number") for option in POSITIVE for value in ("0", "-3", "x")),
+        *(("--dim", "1.5", "a whole number"), ("--noise", "x", "a number"), ("--target", "x", "a number")),
+    ],
+)
+def test_an_option_that_is_no_such_number(option, value, kind, capsys):
+    with pytest.raises(SystemExit) as stopped:
         cli.main(["learn", "linear", option, value])
-    assert ended.value.code == 2
+    assert stopped.value.code == 2
     error = capsys.readouterr().err
-    assert f"{option}: expected a positive whole number, got {value}; see massieu learn --help" in error
+    assert f"{option}: expected {kind}, got {value}; see massieu learn --help" in error
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "sentence"),
-    [
-        ("--dim", "1.5", "--dim: expected a whole number, got 1.5"),
-        ("--noise", "x", "--noise: expected a number, got x"),
-        ("--target", "x", "--target: expected a number, got x"),
-    ],
-)
-def test_what_is_no_number(option, value, sentence, capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["learn", "linear", option, value])
-    error = capsys.readouterr().err
-    assert sentence in error
-    assert error.count("\n") == 1
+BAD = {"steps": -1, "batch": 0, "learning_rate": 0.0, "pool": 0, "width": 0, "layout": "rows", "model": "cubic"}
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"steps": -1}, "steps"),
-        ({"batch": 0}, "batch"),
-        ({"learning_rate": 0.0}, "learning_rate"),
-        ({"pool": 0}, "pool"),
-        ({"width": 0}, "width"),
-        ({"layout": "rows"}, "layout"),
-        ({"model": "linear", "heads": 2}, "one layer without layout, width, layers or heads, got heads=2"),
-    ],
-)
-def test_bad_options_in_python(options, sentence):
-    with pytest.raises(UserError, match=sentence):
-        LearningRecipe(**options)
+@pytest.mark.parametrize(("name", "value"), BAD.items())
+def test_bad_options_in_python(name, value):
+    with pytest.raises(UserError, match=name):
+        LearningRecipe(**{name: value})
 
 
-@pytest.mark.parametrize(
-    ("options", "argument"),
-    [({"checkpoint_every": 0}, "checkpoint_every"), ({"out": ""}, "out"), ({"resume": True}, "out")],
-)
-def test_bad_options_of_files(task, options, argument):
-    with pytest.raises(UserError, match=argument):
-        learn(task, SMALL, **options)
+def test_a_linear_layer_has_no_options_of_a_transformer():
+    with pytest.raises(UserError, match="heads=2"):
+        LearningRecipe(model="linear", heads=2)
+
+
+@pytest.mark.parametrize(("name", "value"), {"checkpoint_every": 0, "out": "", "resume": True}.items())
+def test_bad_options_of_files(task, name, value):
+    with pytest.raises(UserError, match=name):
+        learn(task, SMALL, **{name: value})
 
 
 @pytest.mark.parametrize("shift", ["skew", "quadrants"])
@@ -372,10 +358,10 @@ def test_inputs_without_extent_in_a_direction_have_no_closed_form_but_a_result()
 
 def test_a_package_that_the_comparison_needs_is_missed_before_training(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    told = []
+    reported = []
     with pytest.raises(ImportError, match="the comparison after training needs scikit-learn, which is not installed"):
-        learn(task_named("tree", dim=2), SMALL, progress=lambda *what: told.append(what))
-    assert not told
+        learn(task_named("tree", dim=2), SMALL, progress=lambda *what: reported.append(what))
+    assert not reported
 
 
 def test_several_outputs_are_refused():

@@ -92,6 +92,7 @@ def test_a_learner_without_errors_has_no_finite_step(margins, alpha, fall):
     step = adaboost_step(torch.tensor(margins, dtype=DOUBLE))
     assert float(step.alpha) == alpha
     assert not bool(step.converged)
+    assert step.message.startswith("0 of 1 steps are finite")
     assert float(step.log_normalizer) == pytest.approx(fall)
     assert step.log_weight.exp().tolist() == pytest.approx([0.5, 0.5])
 

@@ -44,12 +44,14 @@ def test_derivatives_pass_through_the_steps():
     torch.autograd.gradcheck(output, x)
 
 
-def test_a_search_says_how_it_ended():
+def test_a_search_reports_its_outcome():
     x = 3 * randn(8, 3)
     none, few = balance(x, x, max_steps=0), balance(x, x, max_steps=3)
     assert (none.steps, none.converged) == (0, False)
     assert bool((none.log_weight == 0).all())
     assert (few.steps, few.converged) == (3, False)
+    assert few.message.startswith("stopped at max_steps after 3 steps; ")
+    assert balance(0.1 * x, 0.1 * x).message.startswith("converged after ")
     assert float(few.residual) < float(none.residual)
 
 

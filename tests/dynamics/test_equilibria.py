@@ -1,4 +1,4 @@
-"""Fixed points: found, counted, differentiated, and honest about how the search ended."""
+"""Fixed points: the search, its steps and outcome, and derivatives."""
 
 import subprocess
 import sys
@@ -127,6 +127,7 @@ def test_a_search_that_did_not_converge_says_so_and_has_no_derivative_there():
     rest = fixed_points((patterns.detach(), 0.3), randn(1, 3)).state
     found = fixed_points((patterns, 0.3), torch.cat([5 * randn(3, 3), rest]), max_steps=1, memory=0)
     assert found.converged.tolist() == [False, False, False, True]
+    assert found.message.startswith("1 of 4 rows converged after at most ")
     assert found.steps.tolist() == [1, 1, 1, 0]
     assert bool((found.residual[:3] > 1e-6).all())
     (gradient,) = torch.autograd.grad(found.state[:3].sum(), patterns, retain_graph=True)

@@ -147,19 +147,13 @@ print(peak() - before)
     assert float(done.stdout) < 190
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"steps": -1}, "steps"),
-        ({"every": 0}, "every"),
-        ({"contraction": "layernorm"}, "contraction"),
-        ({"observe": ["mean", "entropy"]}, "observe"),
-        ({"step": float("inf")}, "step"),
-    ],
-)  # fmt: skip
-def test_mistakes_end_in_one_sentence(options, message):
-    with pytest.raises(UserError, match=message):
-        evolve(randn(4, 2), **{"steps": 1, **options})
+BAD = {"steps": -1, "every": 0, "contraction": "layernorm", "observe": ["mean", "entropy"], "step": float("inf")}
+
+
+@pytest.mark.parametrize(("name", "value"), BAD.items())
+def test_mistakes_end_in_one_sentence(name, value):
+    with pytest.raises(UserError, match=name):
+        evolve(randn(4, 2), **{"steps": 1, name: value})
 
 
 def test_an_empty_cloud_does_not_evolve():
