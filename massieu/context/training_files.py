@@ -18,7 +18,7 @@ from massieu.context.tasks import Task
 __all__ = ["NAME", "Spent", "check_folder", "claimed", "described", "read", "write", "write_text"]
 
 NAME = "checkpoint.safetensors"
-FORMAT = "2"  # changes with the names of its tensors
+FORMAT = "3"  # changes with the names of its tensors and of the recipe
 Spent = tuple[float, float]
 """Seconds and CPU seconds of training."""
 
