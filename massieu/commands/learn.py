@@ -71,9 +71,9 @@ def add(command: Command) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train a model; write and print its comparison with the predictors; an interrupted run can be resumed."""
+    """Train a model, write and print how it compares; an interrupted run can be resumed."""
     check_packages("pandas", "rich", "safetensors", "jinja2", "sklearn", extra="verify")
-    from massieu.context.checkpoints import NAME
+    from massieu.context.training_files import NAME
 
     if options.out is None and (options.resume or options.tensorboard):
         raise UserError("--resume and --tensorboard need the folder of the run, got none; pass --out DIR")
@@ -98,11 +98,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _learn(options: argparse.Namespace) -> int:
-    from massieu.context import checkpoints, learn
+    from massieu.context import LearningRecipe, learn, training_files
 
-    names = ("model", "layout", "examples", "pool", "steps", "seed", "patience", "target", "out", "resume")
-    choices = {name: getattr(options, name) for name in (*names, "checkpoint_every", "tensorboard", "fitted")}
     task = _task(options)
+    names = ("model", "layout", "examples", "pool", "steps", "seed", "patience", "target")
+    recipe = LearningRecipe(**{name: getattr(options, name) for name in names})
+    files = ("out", "resume", "checkpoint_every", "tensorboard", "fitted")
+    choices = {name: getattr(options, name) for name in files}
     with contextlib.ExitStack() as stack:
         shown: list[Progress | None] = []
 
@@ -112,15 +114,15 @@ def _learn(options: argparse.Namespace) -> int:
             if shown[0] is not None:
                 shown[0](task, done, total)
 
-        found = learn(task, **choices, progress=progress)
+        found = learn(task, recipe, **choices, progress=progress)
     document = found.to_dict()
     page = None
     if options.out is not None:
         from massieu.report.learning_page import render_learning
 
         page = Path(options.out) / "learned.html"
-        checkpoints.write_text(page.with_suffix(".json"), json.dumps(document, allow_nan=False, indent=1))
-        checkpoints.write_text(page, render_learning(document))
+        training_files.write_text(page.with_suffix(".json"), json.dumps(document, allow_nan=False, indent=1))
+        training_files.write_text(page, render_learning(document))
     if options.json:
         print(json.dumps(document, allow_nan=False))
     elif not options.quiet:

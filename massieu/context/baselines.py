@@ -1,4 +1,4 @@
-"""What a model of a task is compared with: predictors for every prefix, and those that are fitted to few."""
+"""Baselines of a task: predictors for every prefix, predictors fitted to few prefixes, and a learner."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ __all__ = ["LINEAR", "Learner", "fitted_for", "learner_for", "predictors_for", "
 
 SAMPLES = 4096
 LINEAR = (Ridge, LeastSquares, Averaging, GradientStep, GradientDescent, TunedDescent)
-"""Predictors that are linear in the query and can be differentiated in it: their sensitivity is their weight vector."""
+"""Predictors that are linear and differentiable in the query: their sensitivity is their weight vector."""
 
 
 def predictors_for(task: Task) -> dict[str, Predictor]:
-    """The predictors by name for all prefixes of a task; the best one first where it is known.
+    """Return the predictors by name for all prefixes of a task; the best one first if there is a closed form.
 
     Example:
         >>> from massieu.context import task_named
@@ -58,7 +58,7 @@ def predictors_for(task: Task) -> dict[str, Predictor]:
 
 
 def fitted_for(task: Task) -> dict[str, Predictor]:
-    """The predictors by name that are fitted to each prefix, so slow that few prefixes of few tasks must do.
+    """Return the predictors by name that are fitted to each prefix, which are slow: pass few prefixes of few tasks.
 
     Example:
         >>> from massieu.context import task_named
@@ -70,13 +70,13 @@ def fitted_for(task: Task) -> dict[str, Predictor]:
 
 
 class Learner(NamedTuple):
-    """A predictor that stands for learning the functions of a class.
+    """A predictor that represents learning the functions of a class.
 
     Attributes:
-        name: of it.
+        name: of the predictor.
         predict: from prompts to predictions after all examples, ``(tasks,)``.
-        best: whether nothing is better on average; otherwise it is only the nearest thing that is at hand.
-        tasks: of how many it should be asked at most.
+        best: no predictor has a smaller mean error; otherwise it is an approximation.
+        tasks: number of tasks to predict, at most.
         needs: a package that it needs, or None.
     """
 
@@ -88,10 +88,10 @@ class Learner(NamedTuple):
 
 
 def learner_for(task: Task, examples: int) -> Learner:
-    """What learning the functions of a task from so many examples would predict, as well as can be computed.
+    """Return the predictor for learning the functions of a task from this number of examples.
 
     The predictor of Bayes where it has a closed form; Lasso for sparse functions, a greedy tree, a trained network;
-    for labels and sines the posterior over many functions drawn from the task, which is a rough one in more than a few
+    for labels and sines the posterior over many functions drawn from the task, a rough one in more than a few
     dimensions.
 
     Example:
@@ -119,12 +119,12 @@ def learner_for(task: Task, examples: int) -> Learner:
 
 
 def second_moment(task: Linear) -> Tensor:
-    """That of the weights, on which the best rates and layers depend; the prior itself unless most weights are zero."""
+    """Return the second moment of the weights: the prior itself unless the weights are sparse."""
     return task.nonzero / task.dim * task.prior if isinstance(task, SparseLinear) else task.prior
 
 
 def _descents(task: Linear) -> dict[str, Predictor]:
-    """Predictors by gradient descent; those of several steps have the best rates where inputs and weights are round."""
+    """Return predictors by gradient descent; several steps have the best sizes for isotropic inputs and weights."""
     prior = second_moment(task)
     found: dict[str, Predictor] = {
         "gradient step": GradientStep(covariance=task.covariance, prior=prior, noise=task.noise)
@@ -146,7 +146,7 @@ def _is_multiple_of_one(matrix: Tensor) -> bool:
 
 
 class _Squares(Predictor):
-    r"""A predictor that sees :math:`x_k^2 / \sqrt 3` in the place of :math:`x_k`, as quadratic functions do."""
+    r"""A predictor on the features :math:`x_k^2 / \sqrt 3` of quadratic functions."""
 
     def __init__(self, predictor: Predictor):
         self.predictor = predictor

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from massieu.checks import UserError
-from massieu.context.extras import imported
-from massieu.context.predictors import Predictor, check_lengths
-from massieu.context.prompts import Prompts
+from massieu.checks import UserError, check_choice, optional_package
+from massieu.context.predictors import Predictor
+from massieu.context.prompts import Prompts, check_lengths
 
 if TYPE_CHECKING:
     import pandas
@@ -28,15 +27,15 @@ def error_curve(
     statistic: Literal["mean", "median"] = "mean",
     per_dim: bool = False,
 ) -> pandas.DataFrame:
-    r"""The squared error :math:`(\hat y_i - f(q_i))^2` against the answers without noise, over tasks.
+    r"""Return the squared errors :math:`(\hat y_i - f(q_i))^2` against the answers without noise, over tasks.
 
     Args:
-        prompts: what is predicted.
+        prompts: examples, queries and answers.
         predictors: by name: a :class:`~massieu.context.Predictor`, or any function from prompts to predictions of
             shape ``(tasks, examples)`` or that and the outputs; errors of several outputs are added up.
-        lengths: numbers of examples; all by default. Predictors that are fitted to each prefix need few.
+        lengths: numbers of examples; all by default. For predictors that are fitted to each prefix pass few.
         statistic: "mean", or "median" where the mean is infinite, as for least squares with noise around d examples.
-        per_dim: divide by the dimension of the inputs, so that predicting 0 has error 1 for linear functions.
+        per_dim: divide by the dimension of the inputs, so that the prediction 0 has error 1 for linear functions.
 
     Returns:
         A row for each predictor and length, with columns ``predictor``, ``examples``, ``error`` and
@@ -51,24 +50,23 @@ def error_curve(
         0     ridge         0    5.3             0.2
         1     ridge        10    0.3             0.0
     """
-    if statistic not in ("mean", "median"):
-        raise UserError(f'statistic must be "mean" or "median", got {statistic!r}; the median has no heavy tail')
-    frames = imported("pandas", "error_curve")
-    asked = check_lengths(lengths, prompts.examples)
+    check_choice(statistic, "statistic", ("mean", "median"))
+    frames = optional_package("pandas", "error_curve", "verify")
+    lengths = check_lengths(lengths, prompts.examples)
     rows = []
     if not isinstance(predictors, Mapping):
         got = type(predictors).__name__
         raise UserError(f"predictors must be a mapping of names to predictors, got {got}; pass {{'mine': predictor}}")
     for name, predictor in predictors.items():
         if isinstance(predictor, Predictor):
-            found = predictor(prompts, asked)
+            found = predictor(prompts, lengths)
         else:
-            found = _all_lengths(predictor(prompts), prompts, name)[:, asked]
-        errors = (found - prompts.answers[:, asked]).double().square()
+            found = _all_lengths(predictor(prompts), prompts, name)[:, lengths]
+        errors = (found - prompts.answers[:, lengths]).double().square()
         errors = errors.sum(-1) if prompts.outputs else errors
         errors = errors / prompts.dim if per_dim else errors
         center, spread = _mean(errors) if statistic == "mean" else _median(errors)
-        rows += list(zip([name] * len(asked), asked, center.tolist(), spread.tolist(), strict=True))
+        rows += list(zip([name] * len(lengths), lengths, center.tolist(), spread.tolist(), strict=True))
     return frames.DataFrame(rows, columns=["predictor", "examples", "error", "standard_error"])
 
 

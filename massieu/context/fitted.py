@@ -10,21 +10,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from massieu.checks import UserError
-from massieu.context.extras import imported
+from massieu.checks import check_count, check_number, optional_package
 from massieu.context.predictors import Predictor
-from massieu.measures.measure import as_integer
 
 __all__ = ["Boosting", "Lasso", "TrainedNetwork", "Tree"]
 
 
 class Fitted(Predictor):
-    """One estimator of scikit-learn for each task, output and length: pass few lengths, or few tasks."""
+    """Predictor with an estimator of scikit-learn for each task, output and length: pass few lengths, or few tasks."""
 
     def predict(self, inputs: Tensor, targets: Tensor, queries: Tensor, lengths: list[int]) -> Tensor:
         estimator = self._estimator()
-        x, y, asked = (tensor.numpy(force=True) for tensor in (inputs, targets, queries))
-        found = np.zeros((*asked.shape[:2], y.shape[-1]))
+        x, y, points = (tensor.numpy(force=True) for tensor in (inputs, targets, queries))
+        found = np.zeros((*points.shape[:2], y.shape[-1]))
         fits = failures = 0
         for task, place, output in np.ndindex(*found.shape):
             length = lengths[place]
@@ -34,7 +32,7 @@ class Fitted(Predictor):
                     estimator.fit(x[task, :length], y[task, :length, output])
                 fits += 1
                 failures += any("converge" in str(warning.message).lower() for warning in caught)
-                found[task, place, output] = estimator.predict(asked[task, place][None])[0]
+                found[task, place, output] = estimator.predict(points[task, place][None])[0]
         if failures:
             warnings.warn(
                 f"{failures} of {fits} fits of {type(self).__name__} stopped before they converged;"
@@ -46,7 +44,7 @@ class Fitted(Predictor):
 
     @abstractmethod
     def _estimator(self) -> Any:
-        """An estimator with fit and predict."""
+        """Return an estimator with fit and predict."""
 
 
 class Lasso(Fitted):
@@ -57,7 +55,7 @@ class Lasso(Fitted):
 
     Args:
         alpha: the penalty.
-        steps: most sweeps over the coordinates; a warning counts the fits for which they were too few.
+        steps: sweeps over the coordinates at most; a warning counts the fits that did not converge.
 
     Source:
         Garg et al. 2022, appendix A.3, for sparse linear functions; there alpha is 1, .1, .01, .001 or .0001.
@@ -70,21 +68,20 @@ class Lasso(Fitted):
     """
 
     def __init__(self, alpha: float, steps: int = 10_000):
-        if not 0 < alpha < float("inf"):
-            raise UserError(f"alpha must be positive and finite, got {alpha!r}; without a penalty take LeastSquares")
-        self.alpha, self.steps = float(alpha), as_integer(steps, "steps", least=1)
+        self.alpha = check_number(alpha, "alpha", above=0, remedy="without a penalty take LeastSquares")
+        self.steps = check_count(steps, "steps")
 
     def _estimator(self) -> Any:
-        model = imported("sklearn.linear_model", "Lasso")
+        model = optional_package("sklearn.linear_model", "Lasso", "verify")
         return model.Lasso(alpha=self.alpha, fit_intercept=False, max_iter=self.steps)
 
 
 class Tree(Fitted):
-    """A regression tree grown greedily.
+    """Regression tree grown greedily.
 
     Args:
-        depth: most questions on the way to a leaf; None grows until leaves are pure.
-        seed: breaks ties between equally good questions.
+        depth: splits on the way to a leaf at most; None grows until leaves are pure.
+        seed: for ties between equally good splits.
 
     Example:
         >>> from massieu.context import task_named
@@ -94,22 +91,22 @@ class Tree(Fitted):
     """
 
     def __init__(self, depth: int | None = 4, seed: int = 0):
-        self.depth = None if depth is None else as_integer(depth, "depth", least=1)
-        self.seed = as_integer(seed, "seed", least=0)
+        self.depth = None if depth is None else check_count(depth, "depth")
+        self.seed = check_count(seed, "seed", least=0)
 
     def _estimator(self) -> Any:
-        model = imported("sklearn.tree", "Tree")
+        model = optional_package("sklearn.tree", "Tree", "verify")
         return model.DecisionTreeRegressor(max_depth=self.depth, random_state=self.seed)
 
 
 class Boosting(Fitted):
-    """Regression trees added one by one along the gradient.
+    """Gradient boosting of regression trees.
 
     Args:
-        trees: how many.
+        trees: number of trees.
         depth: of each.
-        rate: by which each is added.
-        seed: breaks ties between equally good questions.
+        learning_rate: factor of each.
+        seed: for ties between equally good splits.
 
     Example:
         >>> from massieu.context import task_named
@@ -118,29 +115,28 @@ class Boosting(Fitted):
         torch.Size([2, 1])
     """
 
-    def __init__(self, trees: int = 100, depth: int = 3, rate: float = 0.1, seed: int = 0):
-        self.trees, self.depth = as_integer(trees, "trees", least=1), as_integer(depth, "depth", least=1)
-        if not 0 < rate < float("inf"):
-            raise UserError(f"rate must be positive and finite, got {rate!r}; 0.1 is common")
-        self.rate, self.seed = float(rate), as_integer(seed, "seed", least=0)
+    def __init__(self, trees: int = 100, depth: int = 3, learning_rate: float = 0.1, seed: int = 0):
+        self.trees, self.depth = check_count(trees, "trees"), check_count(depth, "depth")
+        self.learning_rate = check_number(learning_rate, "learning_rate", above=0)
+        self.seed = check_count(seed, "seed", least=0)
 
     def _estimator(self) -> Any:
-        model = imported("sklearn.ensemble", "Boosting")
+        model = optional_package("sklearn.ensemble", "Boosting", "verify")
         return model.GradientBoostingRegressor(
-            n_estimators=self.trees, max_depth=self.depth, learning_rate=self.rate, random_state=self.seed
+            n_estimators=self.trees, max_depth=self.depth, learning_rate=self.learning_rate, random_state=self.seed
         )
 
 
 class TrainedNetwork(Predictor):
     r"""Two-layer ReLU networks, one for each task and length, trained by Adam on all of its examples in each step.
 
-    The networks of all tasks are trained together: Adam works on each weight by itself, and the loss is a sum over
-    tasks, so that each is trained as if it were alone.
+    The networks of all tasks are trained together with the same result as alone: Adam works on each weight by itself,
+    and the loss is a sum over tasks.
 
     Args:
         hidden: units.
         steps: of Adam.
-        rate: of Adam.
+        learning_rate: of Adam.
         seed: of the weights at the start, the same for each length.
 
     Source:
@@ -153,26 +149,25 @@ class TrainedNetwork(Predictor):
         torch.Size([5, 2])
     """
 
-    def __init__(self, hidden: int = 100, steps: int = 100, rate: float = 5e-3, seed: int = 0):
-        self.hidden, self.steps = as_integer(hidden, "hidden", least=1), as_integer(steps, "steps", least=0)
-        if not 0 < rate < float("inf"):
-            raise UserError(f"rate must be positive and finite, got {rate!r}; 0.005 is common")
-        self.rate, self.seed = float(rate), as_integer(seed, "seed", least=0)
+    def __init__(self, hidden: int = 100, steps: int = 100, learning_rate: float = 5e-3, seed: int = 0):
+        self.hidden, self.steps = check_count(hidden, "hidden"), check_count(steps, "steps", least=0)
+        self.learning_rate = check_number(learning_rate, "learning_rate", above=0)
+        self.seed = check_count(seed, "seed", least=0)
 
     def predict(self, inputs: Tensor, targets: Tensor, queries: Tensor, lengths: list[int]) -> Tensor:
-        # Single precision: what a hundred steps of Adam leave over is far above its rounding.
-        x, y, asked = inputs.float(), targets.float(), queries.float()
+        # Single precision: the error after a hundred steps of Adam is far above its rounding.
+        x, y, points = inputs.float(), targets.float(), queries.float()
         found = torch.zeros(*queries.shape[:2], targets.shape[-1], device=inputs.device)
         for place, length in enumerate(lengths):
             if length:
                 weights = self._train(x[:, :length], y[:, :length])
-                found[:, place] = _network(asked[:, place : place + 1], weights)[:, 0]
+                found[:, place] = _network(points[:, place : place + 1], weights)[:, 0]
         return found.to(inputs)
 
     def _train(self, inputs: Tensor, targets: Tensor) -> list[Tensor]:
-        """Weights of the networks of all tasks, trained on the examples given."""
+        """Return weights of the networks of all tasks, trained on these examples."""
         weights = self._start(inputs, targets)
-        optimizer = torch.optim.Adam(weights, lr=self.rate)
+        optimizer = torch.optim.Adam(weights, lr=self.learning_rate)
         with torch.enable_grad():
             for _ in range(self.steps):
                 optimizer.zero_grad()

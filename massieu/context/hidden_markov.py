@@ -1,4 +1,4 @@
-"""In-context learning as Bayesian inference: prompts from mixtures of hidden Markov models, and who predicts them."""
+"""In-context learning as Bayesian inference: mixtures of hidden Markov models, their prompts and predictions."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from massieu.checks import UserError
+from massieu.checks import UserError, check_count, check_number
 from massieu.context.tasks.task import normal, uniform
-from massieu.measures.measure import as_integer
 
 __all__ = ["ConceptMixture", "SymbolPrompts", "concept_mixture", "draw_symbol_prompts"]
 
 
 @dataclass(frozen=True)
 class SymbolPrompts:
-    """Prompts made of symbols: examples one after the other, the last of which lacks its last symbol.
+    """Prompts of symbols: examples one after the other, the last one without its last symbol.
 
     Attributes:
         symbols: shape ``(prompts, tokens)``.
         answers: the most probable last symbol given the concept and the hidden states, shape ``(prompts,)``.
-        concepts: which concept made the prompt, shape ``(prompts,)``.
+        concepts: index of the concept of each prompt, shape ``(prompts,)``.
     """
 
     symbols: Tensor
@@ -31,7 +30,7 @@ class SymbolPrompts:
 
 
 class ConceptMixture:
-    r"""A mixture of hidden Markov models with one transition matrix for each concept :math:`\theta`.
+    r"""Mixture of hidden Markov models with one transition matrix for each concept :math:`\theta`.
 
     .. math:: p(o_{1..T}) = \sum_\theta p(\theta) \sum_{h} p(h_1) \prod_t p_\theta(h_{t+1} \mid h_t)\, p(o_t \mid h_t)
 
@@ -77,11 +76,11 @@ class ConceptMixture:
         return self.transitions.shape[0]
 
     def log_likelihood(self, symbols: Tensor) -> Tensor:
-        r""":math:`\log p(o_{1..T} \mid \theta)`, shape ``(prompts, concepts)``; minus infinity for what cannot be."""
+        r"""Return :math:`\log p(o_{1..T} \mid \theta)`, shape ``(prompts, concepts)``; it may be minus infinity."""
         return self._forward(symbols).logsumexp(-1)
 
     def posterior(self, symbols: Tensor) -> Tensor:
-        r""":math:`p(\theta \mid o_{1..T})`, shape ``(prompts, concepts)``."""
+        r"""Return :math:`p(\theta \mid o_{1..T})`, shape ``(prompts, concepts)``."""
         return self._posterior(self.log_likelihood(symbols)).exp()
 
     def predictive(
@@ -90,12 +89,12 @@ class ConceptMixture:
         weighing: Literal["posterior", "uniform", "oracle"] = "posterior",
         concepts: Tensor | None = None,
     ) -> Tensor:
-        r"""The distribution of the next symbol, :math:`\sum_\theta c_\theta\, p(o_{T+1} \mid o_{1..T}, \theta)`.
+        r"""Return the distribution of the next symbol, :math:`\sum_\theta c_\theta\, p(o_{T+1} \mid o_{1..T}, \theta)`.
 
         Args:
             symbols: shape ``(prompts, tokens)``.
             weighing: "posterior" with :math:`c_\theta = p(\theta \mid o_{1..T})` is the Bayes predictor; "uniform" does
-                not learn which concept the prompt has; "oracle" knows it.
+                not infer the concept; "oracle" uses the true one.
             concepts: the concept of each prompt, for "oracle".
 
         Returns:
@@ -120,8 +119,8 @@ class ConceptMixture:
                 )
         else:
             raise UserError(
-                f'weighing must be "posterior", "uniform", or "oracle" with concepts, got {weighing!r}; only the oracle'
-                " is told the concepts"
+                f'weighing must be "posterior", "uniform", or "oracle" with concepts, got {weighing!r};'
+                " pass concepts for the oracle"
             )
         states = (forward - torch.where(possible, likelihood, 0.0)[..., None]).exp()
         states = torch.einsum("pc,pcs,cst->pt", log_weight.exp(), states, self.transitions)
@@ -139,7 +138,7 @@ class ConceptMixture:
         return joint - total
 
     def _forward(self, symbols: Tensor) -> Tensor:
-        """Log of the joint probability of the symbols and the last state, shape ``(prompts, concepts, states)``."""
+        """Return the log joint probability of the symbols and the last state, shape ``(prompts, concepts, states)``."""
         count = self.emissions.shape[-1]
         whole = symbols.dtype in (torch.int64, torch.int32) and symbols.dim() == 2 and symbols.numel() > 0
         if not whole or int(symbols.min()) < 0 or int(symbols.max()) >= count:
@@ -147,14 +146,14 @@ class ConceptMixture:
                 f"symbols must be whole numbers below {count} of shape (prompts, tokens), got {symbols.dtype}"
                 f" {tuple(symbols.shape)}; for a single prompt pass symbols[None]"
             )
-        seen = self.emissions.log().T[symbols.long()]
-        forward = (self.start.log() + seen[:, 0])[:, None].expand(-1, self.concepts, -1)
+        observed = self.emissions.log().T[symbols.long()]
+        forward = (self.start.log() + observed[:, 0])[:, None].expand(-1, self.concepts, -1)
         for step in range(1, symbols.shape[1]):
-            # The logarithm of a sum of exponentials as a matrix product: shifted by the largest, nothing overflows.
+            # A log-sum-exp as a matrix product, shifted by the largest against overflow.
             top = forward.amax(-1, keepdim=True)
             top = torch.where(top > -torch.inf, top, 0.0)
             moved = torch.einsum("pcs,cst->pct", (forward - top).exp(), self.transitions)
-            forward = moved.log() + top + seen[:, step][:, None]
+            forward = moved.log() + top + observed[:, step][:, None]
         return forward
 
 
@@ -168,25 +167,24 @@ def concept_mixture(
     smoothing: float = 0.02,
     stay: float = 0.9,
 ) -> ConceptMixture:
-    r"""A mixture in the style of GINC: a hidden state is a value and a slot, and a memory says which symbol it shows.
+    r"""Draw a mixture in the style of GINC: a hidden state is a value and a slot, and a memory has its symbol.
 
-    Slot 0 shows the delimiter, symbol 0, whatever the value; the other places of the memory are drawn from the other
-    symbols. Values stay mostly as they are, alike for all concepts. A concept is how slots follow each other: a random
-    mixture of permutations. Transitions between whole states are mixed with the uniform ones,
+    Slot 0 has the delimiter, symbol 0, for all values; the other places of the memory are drawn from the other symbols.
+    Values mostly stay, alike for all concepts. A concept is a transition matrix of slots: a random mixture of
+    permutations. Transitions between whole states are mixed with the uniform ones,
 
     .. math:: (1 - \epsilon)\, A_{value} \otimes A_{slot} + \epsilon / |states|
 
-    without which a prompt, whose examples are joined where no concept would go on so, may have probability zero under
-    every concept.
+    without which a prompt may have probability zero under every concept where its examples are joined.
 
     Args:
         generator: of the memory and of the concepts.
-        concepts: how many.
-        values: how many.
-        slots: how many, the delimiter's included.
-        symbols: how many, the delimiter included.
+        concepts: number of concepts.
+        values: number of values.
+        slots: number of slots, the delimiter's included.
+        symbols: number of symbols, the delimiter included.
         smoothing: :math:`\epsilon`.
-        stay: share of the transition of values that leaves them as they are.
+        stay: weight of the identity in the transition of values.
 
     Source:
         Xie et al. 2021, section 4, and their public code, which does not smooth.
@@ -196,15 +194,12 @@ def concept_mixture(
         >>> mixture.transitions.shape, mixture.emissions.shape
         (torch.Size([5, 100, 100]), torch.Size([100, 50]))
     """
-    for name, value, least in (
-        ("concepts", concepts, 1),
-        ("values", values, 1),
-        ("slots", slots, 2),
-        ("symbols", symbols, 2),
-    ):
-        as_integer(value, name, least=least)
+    check_count(concepts, "concepts")
+    check_count(values, "values")
+    check_count(slots, "slots", least=2)
+    check_count(symbols, "symbols", least=2)
     for name, share in (("smoothing", smoothing), ("stay", stay)):
-        if not 0 <= share <= 1:
+        if check_number(share, name, least=0) > 1:
             raise UserError(f"{name} must lie between 0 and 1, got {share!r}; it is a share of the transition")
     memory = torch.randint(1, symbols, (values, slots), generator=generator)
     memory[:, 0] = 0
@@ -224,16 +219,16 @@ def concept_mixture(
 def draw_symbol_prompts(
     mixture: ConceptMixture, count: int, examples: int, generator: torch.Generator, *, length: int = 5
 ) -> SymbolPrompts:
-    """Prompts of one concept each: examples of so many symbols, joined by delimiters, and a last one without its end.
+    """Draw prompts of one concept each: examples joined by delimiters, and a last one without its last symbol.
 
-    The states of an example start anew, uniform among those that do not show the delimiter, and follow the concept
-    without showing it. So do the states of the last example, whose end is asked.
+    The states of an example start anew, uniform among those with other symbols than the delimiter, and follow the
+    concept without the delimiter.
 
     Args:
         mixture: with symbol 0 as delimiter.
         count: number of prompts.
-        examples: complete examples before the one that is asked.
-        generator: of everything random.
+        examples: complete examples before the last one.
+        generator: of all draws.
         length: symbols in an example, at least 2.
 
     Example:
@@ -242,8 +237,8 @@ def draw_symbol_prompts(
         >>> prompts.symbols.shape  # four times five symbols and a delimiter, and four symbols
         torch.Size([3, 28])
     """
-    count, examples = as_integer(count, "count", least=1), as_integer(examples, "examples", least=0)
-    length = as_integer(length, "length", least=2)
+    count, examples = check_count(count, "count"), check_count(examples, "examples", least=0)
+    length = check_count(length, "length", least=2)
     shown = mixture.emissions[:, 0] < 1
     if not bool(shown.any()):
         raise UserError("some states must show another symbol than 0, got none; symbol 0 is the delimiter")
@@ -266,7 +261,7 @@ def draw_symbol_prompts(
 
 
 def _mixed_permutations(size: int, generator: torch.Generator) -> Tensor:
-    """A doubly stochastic matrix: a few permutations with random weights, one of which dominates."""
+    """Draw a doubly stochastic matrix: a few permutations with random weights, one of which dominates."""
     weights = torch.softmax(4 * uniform((4,), generator, torch.float64), 0)
     eye = torch.eye(size, dtype=torch.float64)
     return sum((weight * eye[torch.randperm(size, generator=generator)] for weight in weights), torch.zeros_like(eye))

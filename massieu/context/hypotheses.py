@@ -1,4 +1,4 @@
-"""Does a model retrieve a function it was trained on, or learn one from the examples? The experiment that separates."""
+"""Experiment that separates retrieval of a function of training from learning a function from examples."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from massieu.checks import optional_package
 from massieu.context.baselines import learner_for
-from massieu.context.extras import imported
 from massieu.context.pools import Pool
 from massieu.context.prompts import Prompts
 from massieu.context.tasks import Task
@@ -21,45 +21,42 @@ if TYPE_CHECKING:
 
 __all__ = ["separate"]
 
-WORK = 2**26  # numbers that the functions of a pool give in all, above which fewer tasks are asked
-LEAST = 64  # of them
+WORK = 2**26  # values of the functions of a pool, above which there are fewer tasks
+LEAST = 64  # tasks at least
 
 
 def separate(
     model: Callable[[Prompts], Tensor], task: Task, pool: Pool | None, examples: int, generator: torch.Generator
 ) -> pandas.DataFrame:
-    r"""Where the two hypotheses about learning in a context predict different things, and which the model follows.
+    r"""Compare a model with the two hypotheses about learning in a context where their predictions differ.
 
-    *Retrieval* (Xie et al. 2021): the model infers which function of training it sees, as :class:`Pool` does.
-    *Learning* (Garg et al. 2022): it fits any function of the class, as :func:`massieu.context.learner_for` does. Both
-    do well on functions of the ``pool`` once the examples tell functions of the class apart, and they differ on
+    *Retrieval* (Xie et al. 2021): the model infers which function of training the examples have, as :class:`Pool`.
+    *Learning* (Garg et al. 2022): it fits any function of the class, as :func:`massieu.context.baselines.learner_for`.
+    Both do well on functions of the ``pool`` once the examples distinguish functions of the class, and they differ on
 
     ``novel``
-        functions of the class that training never saw: a learner is as good as ever, a retriever answers with those
-        of its own functions that come nearest,
+        functions of the class that are not from training: learning is as good as before, retrieval predicts with the
+        nearest functions of training,
     ``shuffled``
-        functions of training with the targets of the examples permuted, so that no function fits: a learner answers
-        with what it fits all the same, a retriever with its own functions.
+        functions of training with the targets of the examples permuted, so that no function fits: learning predicts
+        with its fit all the same, retrieval with the functions of training.
 
     Without a pool every function was one of training, and the posterior over all of them is the best predictor of the
-    class: the two hypotheses are one. What is left to ask is whether the model uses the examples as a learner does,
-    rather than answer with the mean function, zero.
+    class: the two hypotheses are one. Then the alternative to learning is the mean function, zero.
 
     Where the learner is not the best predictor of the class, a better model would be some way from it. There is a
-    verdict only if the exact answers would pass for learning; else, as on few examples of a tree and on targets that
-    are shuffled, the condition is "undecided".
+    verdict only if the exact answers would pass for learning; otherwise, as for few examples of a tree and for
+    shuffled targets, the condition is "undecided".
 
     Returns:
-        A row for each condition: ``learner``, its name; ``tasks``, how many were asked; ``model_error``,
-        ``learning_error`` and ``retrieval_error`` against the answers after all examples; mean squared distances
-        ``to_learning`` and ``to_retrieval`` of the predictions of the model, and ``apart``, that of the two hypotheses;
-        ``share``, the part :math:`s` of learning in the mixture
-        :math:`s \cdot \text{learning} + (1 - s) \cdot \text{retrieval}` that is nearest to the model;
-        ``share_error``, its standard error over tasks; ``follows``, the hypothesis to which the model is nearer than
-        half the way between the two, "learning" or "retrieval", and
-        "neither" where it is near none; "undecided", without a share, where the learner cannot tell. Without a pool
-        there is no row ``pool``, zero stands for retrieval in ``apart`` and ``share``, and the other columns of
-        retrieval are NaN.
+        A row for each condition: ``learner``, its name; ``tasks``, their number; ``model_error``, ``learning_error``
+        and ``retrieval_error`` against the answers after all examples; mean squared distances ``to_learning`` and
+        ``to_retrieval`` of the predictions of the model, and ``apart``, that of the two hypotheses; ``share``, the part
+        :math:`s` of learning in the mixture :math:`s \cdot \text{learning} + (1 - s) \cdot \text{retrieval}` nearest to
+        the model; ``share_error``, its standard error over tasks; ``follows``, the hypothesis to which the model is
+        nearer than half the way between the two, "learning" or "retrieval", "neither", or "undecided", without a
+        share. Without a pool there is no row ``pool``, zero replaces retrieval in ``apart`` and ``share``, and the
+        other columns of retrieval are NaN.
 
     Example:
         >>> from massieu.context import Ridge, draw_pool, task_named
@@ -99,21 +96,21 @@ def separate(
         rows.append((condition, learner.name, tasks, *errors, *gaps, apart, share, share_error, follows))
     columns = ["condition", "learner", "tasks", "model_error", "learning_error", "retrieval_error"]
     columns += ["to_learning", "to_retrieval", "apart", "share", "share_error", "follows"]
-    return imported("pandas", "separate").DataFrame(rows, columns=columns)
+    return optional_package("pandas", "separate", "verify").DataFrame(rows, columns=columns)
 
 
 def _shuffled(prompts: Prompts, generator: torch.Generator) -> Prompts:
-    """The targets of the examples of each prompt in another order; the query at the end keeps its own."""
+    """Permute the targets of the examples of each prompt; the query at the end keeps its own."""
     order = torch.rand(prompts.tasks, prompts.examples - 1, generator=generator).argsort(-1)
     targets = torch.cat([prompts.targets[:, :-1].gather(1, order), prompts.targets[:, -1:]], 1)
     return replace(prompts, targets=targets)
 
 
 def _share_error(own: Tensor, apart: Tensor, share: float) -> float:
-    """Standard error of a ratio of sums over tasks, by the spread of what the share leaves over."""
-    left = (own - share * apart).double() * apart.double()
+    """Return the standard error of a ratio of sums over tasks, from the residuals of the share."""
+    residual = (own - share * apart).double() * apart.double()
     total = float(apart.double().square().sum())
-    return float(left.square().sum().sqrt()) / total if total else math.nan
+    return float(residual.square().sum().sqrt()) / total if total else math.nan
 
 
 def _gap(first: Tensor, second: Tensor) -> float:

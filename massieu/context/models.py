@@ -13,23 +13,23 @@ from massieu.nn import LinearAttention, Transformer
 
 __all__ = ["ContextModel", "LinearModel", "SoftmaxModel", "balanced_loss"]
 
-TOGETHER = 2048  # tasks that a model is asked about at once
-NUMBERS = 2**24  # in tables of attention, or tokens, of these at most
+TOGETHER = 2048  # tasks in a forward pass of a prediction, at most
+NUMBERS = 2**24  # entries of attention or of tokens in this pass, at most
 
 
 class ContextModel(nn.Module, ABC):
-    """A model in training, called with prompts as a :class:`~massieu.context.Predictor` is."""
+    """A trainable model, called with prompts like a :class:`~massieu.context.Predictor`."""
 
     @abstractmethod
     def forward(self, prompts: Prompts) -> Tensor:
-        """Predictions for the next example, ``(tasks, examples)``."""
+        """Return predictions for the next example, ``(tasks, examples)``."""
 
     @abstractmethod
     def loss(self, prompts: Prompts) -> Tensor:
-        """The mean squared error against the targets, with the gradient along which training lowers it."""
+        """Return the mean squared error against the targets, with the gradient for training."""
 
-    def ask(self, prompts: Prompts) -> Tensor:
-        """As :meth:`forward`, without gradients and for some tasks at a time, so that little is held at once."""
+    def predict(self, prompts: Prompts) -> Tensor:
+        """Return :meth:`forward` without gradients, in batches of tasks to save memory."""
         count = min(TOGETHER, max(1, NUMBERS // (prompts.examples * max(prompts.examples, prompts.dim + 1))))
         with torch.no_grad():
             return torch.cat([self(prompts.chosen(slice(i, i + count))) for i in range(0, prompts.tasks, count)])
@@ -41,9 +41,9 @@ class ContextModel(nn.Module, ABC):
 
 
 class SoftmaxModel(ContextModel):
-    """A causal transformer that is asked after every number of examples at once.
+    """Causal transformer with a prediction after every number of examples.
 
-    Without positions: examples may come in any order, and the causal mask lets a model count them.
+    Without positions: the order of examples does not matter, and the causal mask lets a model count them.
 
     Args:
         dim: of the inputs of a prompt.
@@ -76,14 +76,14 @@ class SoftmaxModel(ContextModel):
             width,
             layers,
             heads,
-            hidden_dim=2 * width,  # a layer more serves better than feed-forward nets of twice the width
+            hidden_dim=2 * width,  # another layer is better than feed-forward nets of twice the width
             input_dim=self.layout.width,
             output_dim=1,
             activation="relu",  # a fifth of a step cheaper than GELU on a processor
             positions=None if layout == "pairs" else "rotary",
             generator=generator,
         )
-        # Numbers, not words: with the small weights of a table of words the norms would drown their sizes for long.
+        # Tokens are numbers: with the small weights of word embeddings the norms would hide their sizes for long.
         assert self.transformer.embedding is not None
         scale = self.layout.width**-0.5
         torch.nn.init.normal_(self.transformer.embedding.weight, std=scale, generator=generator)  # type: ignore[arg-type]
@@ -99,10 +99,10 @@ class SoftmaxModel(ContextModel):
 
 
 def balanced_loss(predicted: Tensor, targets: Tensor) -> Tensor:
-    r"""The mean :math:`\bar e` of the squared errors :math:`e_i` after i examples.
+    r"""Return the mean :math:`\bar e` of the squared errors :math:`e_i` after i examples, with a balanced gradient.
 
     Its gradient is :math:`\bar e \, \nabla \frac1n \sum_i \log e_i`, as of a normal likelihood with a variance for each
-    i: few examples, after which nobody can know much, do not drown the others.
+    i: the large errors after few examples do not dominate the others.
 
     Args:
         predicted: shape ``(prompts, examples)``.
@@ -118,14 +118,14 @@ def balanced_loss(predicted: Tensor, targets: Tensor) -> Tensor:
 
 
 class LinearModel(ContextModel):
-    r"""One layer of linear attention, all of whose maps are free; it is asked once, after all examples.
+    r"""One layer of linear attention with free maps, trained on one prediction after all examples.
 
-    The tokens :math:`z_i = (x_i, y_i)` enter only through their Gram matrix, so that a step need not form keys and
+    The tokens :math:`z_i = (x_i, y_i)` enter only through their Gram matrix, so that a step does not form keys and
     values of each. With u the row of :math:`W_O W_V` that gives the target, and :math:`M = W_K^\top W_Q`,
 
     .. math:: \hat y = -u^\top \Bigl(\frac1n \sum_{i \le n} z_i z_i^\top\Bigr) M \begin{pmatrix} x \\ 0 \end{pmatrix}
 
-    the minus being that of :func:`massieu.context.predict`, through which ``attention`` gives the same.
+    the minus being that of :func:`massieu.context.context_descent.predict`, through which ``attention`` gives the same.
 
     The part :math:`z^\top A x` that is linear in :math:`z = \frac1n \sum_i y_i x_i` has the matrix
     :math:`A = -(u_y M_x + u_x m_y^\top)`, with :math:`u_x, u_y` the parts of u for inputs and target and
@@ -158,9 +158,9 @@ class LinearModel(ContextModel):
 
     @property
     def matrix(self) -> Tensor:
-        r"""What it has learned to be compared with :math:`A^*` of :class:`massieu.context.Optimum`, ``(dim, dim)``.
+        r"""Learned matrix to compare with :math:`A^*` of :class:`massieu.context.Optimum`, ``(dim, dim)``.
 
-        The part of :math:`\hat y` that is linear in :math:`z = \frac1n \sum_i y_i x_i`, as :math:`z^\top A x`.
+        It is that of :math:`z^\top A x`, the part of :math:`\hat y` linear in :math:`z = \frac1n \sum_i y_i x_i`.
         """
         row, middle = self._maps()
         return -(torch.outer(row[:-1], middle[-1]) + row[-1] * middle[:-1])
@@ -171,22 +171,22 @@ class LinearModel(ContextModel):
         counts = torch.arange(1, prompts.examples, device=tokens.device).to(tokens)[:, None]
         # The Gram matrix of each prefix times u, without forming the matrices.
         along = (tokens * (tokens @ row)[..., None]).cumsum(1)[:, :-1] / counts
-        return torch.cat([tokens.new_zeros(prompts.tasks, 1), self._ask(along, prompts.queries[:, 1:])], 1)
+        return torch.cat([tokens.new_zeros(prompts.tasks, 1), self._read(along, prompts.queries[:, 1:])], 1)
 
     def loss(self, prompts: Prompts) -> Tensor:
-        prompts = prompts.ask_after(prompts.examples - 1)
+        prompts = prompts.truncated(prompts.examples - 1)
         tokens = torch.cat([prompts.inputs, prompts.targets[..., None]], -1)[:, :-1]
         grams = tokens.mT @ tokens / tokens.shape[1]
         row, _ = self._maps()
-        found = self._ask(grams[:, None] @ row, prompts.queries[:, -1:])
+        found = self._read(grams[:, None] @ row, prompts.queries[:, -1:])
         return (found - prompts.targets[:, -1:]).square().mean()
 
     @torch.no_grad()
     def _start(self, generator: torch.Generator | None) -> None:
-        """A short step of gradient descent, :math:`A = I / 16`, in random coordinates of the head.
+        """Set a short step of gradient descent, :math:`A = I / 16`, in random coordinates of the head.
 
         Values start with targets alone and keys with inputs. From random weights :math:`u_y M_x` may have to pass zero,
-        and training may be caught by :math:`u_x m_y^\\top`, whose best value is a local minimum of rank one.
+        and training may end at :math:`u_x m_y^\\top`, whose best value is a local minimum of rank one.
         """
         layer = self.attention
         assert layer.v_proj is not None
@@ -201,13 +201,13 @@ class LinearModel(ContextModel):
         layer.out_proj.weight[-1] = along
 
     def _maps(self) -> tuple[Tensor, Tensor]:
-        """u and the columns of M that see an input, shapes ``(dim + 1,)`` and ``(dim + 1, dim)``."""
+        """Return u and the columns of M for inputs, shapes ``(dim + 1,)`` and ``(dim + 1, dim)``."""
         layer = self.attention
         assert layer.v_proj is not None
         assert layer.out_proj is not None
         row = layer.out_proj.weight[-1] @ layer.v_proj.weight
         return row, layer.k_proj.weight.mT @ layer.q_proj.weight[:, : self.dim]
 
-    def _ask(self, along: Tensor, queries: Tensor) -> Tensor:
+    def _read(self, along: Tensor, queries: Tensor) -> Tensor:
         _, middle = self._maps()
         return -torch.einsum("tnd,de,tne->tn", queries, middle.mT, along)

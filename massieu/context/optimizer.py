@@ -11,10 +11,10 @@ __all__ = ["JointAdamW"]
 class JointAdamW:
     """AdamW without decay, with gradients clipped to norm one, on a model whose weights are views of one tensor.
 
-    A small transformer has seventy weights; an optimizer and a norm that visit each of them take a tenth of its step.
+    A small transformer has seventy weights; to visit each of them takes a tenth of a step.
 
     Args:
-        model: its weights, all of one type, are moved into one tensor.
+        model: with weights of one dtype, which become views of one tensor.
 
     Example:
         >>> model = torch.nn.Linear(1, 1)
@@ -32,18 +32,17 @@ class JointAdamW:
             weight.data = part.view_as(weight)
         self._adam = torch.optim.AdamW([self._joint], betas=(0.9, 0.95), weight_decay=0.0, fused=True)
 
-    def step(self, loss: Tensor, rate: float) -> None:
-        """One step down the gradient of a loss, with a learning rate."""
+    def step(self, loss: Tensor, learning_rate: float) -> None:
+        """Take one step down the gradient of a loss."""
         slopes = torch.autograd.grad(loss, self._weights, materialize_grads=True)
         self._joint.grad = torch.cat([slope.flatten() for slope in slopes])
         nn.utils.clip_grad_norm_(self._joint, 1.0)
-        self._adam.param_groups[0]["lr"] = rate
+        self._adam.param_groups[0]["lr"] = learning_rate
         self._adam.step()
 
     def state(self) -> dict[str, Tensor]:
-        """The moments and the number of steps; empty before the first."""
+        """Return the moments and the number of steps; empty before the first."""
         return dict(self._adam.state_dict()["state"].get(0, {}))
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Go on from a state."""
         self._adam.load_state_dict({**self._adam.state_dict(), "state": {0: state}})

@@ -1,4 +1,4 @@
-"""The best single layer of linear attention for in-context regression, in closed form."""
+"""Best single layer of linear attention for in-context regression, in closed form."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from massieu.checks import UserError, check_count, check_floating
-from massieu.context.construction import gradient_step_layer
-from massieu.context.descent import check_noise
+from massieu.checks import UserError, check_count, check_floating, check_number, check_shape
+from massieu.context.constructed_layers import gradient_step_layer
 from massieu.nn import LinearAttention
 
 __all__ = [
@@ -26,18 +25,18 @@ __all__ = [
 ]
 
 FourthMoment = Callable[[Tensor], Tensor]
-r"""From a symmetric matrix :math:`\Psi` to :math:`E[x x^\top \Psi \, x x^\top]`."""
+r"""A function from a symmetric matrix :math:`\Psi` to :math:`E[x x^\top \Psi \, x x^\top]`."""
 
 
 @dataclass(frozen=True)
 class Optimum:
-    r"""The best matrix of a predictor :math:`\hat y = \frac1N \sum_i y_i x_i^\top A x`, and what it leaves.
+    r"""Best matrix of a predictor :math:`\hat y = \frac1N \sum_i y_i x_i^\top A x`, and its loss.
 
     Attributes:
         matrix: :math:`A^*`, shape ``(dim, dim)``.
         loss: its expected squared error against :math:`w^\top x` without the noise.
-        step: :math:`\eta^*`, the best rate of a plain step of gradient descent, :math:`A = \eta I`.
-        step_loss: the loss of that step, which only equals ``loss`` where the best matrix is a multiple of one.
+        step: :math:`\eta^*`, the best size of a plain step of gradient descent, :math:`A = \eta I`.
+        step_loss: the loss of that step, equal to ``loss`` only if the best matrix is a multiple of one.
         second_moment: :math:`G = E[z z^\top]` of :math:`z = \frac1N \sum_i y_i x_i`, shape ``(dim, dim)``.
         covariance: :math:`\Sigma`, shape ``(dim, dim)``.
         prior: :math:`\Psi`, shape ``(dim, dim)``.
@@ -54,7 +53,7 @@ class Optimum:
     examples: int
 
     def loss_of(self, matrix: Tensor) -> Tensor:
-        r"""The loss of other matrices :math:`A`, shape ``(..., dim, dim)``, as a tensor ``(...)``.
+        r"""Return the loss of other matrices :math:`A`, shape ``(..., dim, dim)``, as a tensor ``(...)``.
 
         .. math:: \mathrm{tr}(\Psi\Sigma) - 2 \, \mathrm{tr}(\Sigma\Psi\Sigma A) + \mathrm{tr}(A \Sigma A^\top G)
         """
@@ -63,7 +62,7 @@ class Optimum:
         return (self.prior * self.covariance).sum() - 2 * torch.einsum("ij,...ji->...", cross, matrix) + square
 
     def layer(self) -> LinearAttention:
-        """The optimum as a layer on tokens, as :func:`massieu.context.gradient_step_layer` with ``matrix``."""
+        """Return the optimum as a layer on tokens, as :func:`massieu.context.gradient_step_layer` with ``matrix``."""
         dim, dtype = len(self.matrix), self.matrix.dtype
         options = {"examples": self.examples, "preconditioner": self.matrix, "dtype": dtype}
         return gradient_step_layer(dim, 1, step=1.0, **options)  # type: ignore[arg-type]
@@ -77,7 +76,7 @@ def optimal_linear_attention(
     examples: int,
     fourth_moment: FourthMoment | None = None,
 ) -> Optimum:
-    r"""The best layer of linear attention for linear regression in a context, with its loss.
+    r"""Return the best layer of linear attention for linear regression in a context, with its loss.
 
     Inputs have mean zero and covariance :math:`\Sigma`, tasks :math:`w` mean zero and covariance :math:`\Psi`, and
     :math:`y_i = w^\top x_i + \varepsilon_i` with noise of variance :math:`\sigma^2`. With
@@ -117,14 +116,10 @@ def optimal_linear_attention(
     psi = torch.eye(len(sigma)).to(sigma) if prior is None else _covariance(prior, "prior", len(sigma)).to(sigma)
     if torch.linalg.eigvalsh(sigma)[0] <= 0:
         raise UserError("covariance must be positive definite, got a singular one; drop the directions without inputs")
-    check_count(examples, "examples", remedy="it is the number of examples in the context")
-    check_noise(noise)
+    check_count(examples, "examples")
+    check_number(noise, "noise", least=0)
     spread = (fourth_moment or gaussian_moment(sigma))(psi).to(sigma)
-    if spread.shape != sigma.shape:
-        got = tuple(spread.shape)
-        raise UserError(
-            f"fourth_moment must return shape {tuple(sigma.shape)}, got {got}; it maps matrices to matrices"
-        )
+    check_shape(spread, "the result of fourth_moment", *sigma.shape)
     cross = sigma @ psi @ sigma
     second = ((examples - 1) * cross + spread + noise**2 * sigma) / examples
     matrix = _solve(second, sigma @ psi)
@@ -135,7 +130,7 @@ def optimal_linear_attention(
 
 
 class IsotropicOptimum(NamedTuple):
-    """The best rate of descent and its loss."""
+    """Best step size of descent and its loss."""
 
     step: float
     loss: float
@@ -144,7 +139,7 @@ class IsotropicOptimum(NamedTuple):
 def isotropic_optimum(
     dim: int, *, examples: int, noise: float = 0.0, variance: float = 1.0, prior: float = 1.0
 ) -> IsotropicOptimum:
-    r"""The optimum for Gaussian inputs of covariance :math:`s^2 I` and tasks of covariance :math:`\psi I`.
+    r"""Return the optimum for Gaussian inputs of covariance :math:`s^2 I` and tasks of covariance :math:`\psi I`.
 
     .. math:: \eta^* = \frac{N \psi}{(N + d + 1) s^2 \psi + \sigma^2}, \qquad
               \mathrm{loss} = d \psi s^2 (1 - s^2 \eta^*)
@@ -153,18 +148,17 @@ def isotropic_optimum(
         >>> isotropic_optimum(2, examples=5)
         IsotropicOptimum(step=0.625, loss=0.75)
     """
-    check_count(dim, "dim", remedy="it is the size of an input")
-    check_count(examples, "examples", remedy="it is the number of examples in the context")
-    check_noise(noise)
-    for name, value in (("variance", variance), ("prior", prior)):
-        if not 0 < value < float("inf"):
-            raise UserError(f"{name} must be positive, got {value}; it is the variance of a coordinate")
+    check_count(dim, "dim")
+    check_count(examples, "examples")
+    check_number(noise, "noise", least=0)
+    check_number(variance, "variance", above=0)
+    check_number(prior, "prior", above=0)
     step = examples * prior / ((examples + dim + 1) * variance * prior + noise**2)
     return IsotropicOptimum(step, dim * prior * variance * (1 - variance * step))
 
 
 def gaussian_moment(covariance: Tensor) -> FourthMoment:
-    r"""Fourth moments of Gaussian inputs, :math:`2 \Sigma\Psi\Sigma + \mathrm{tr}(\Psi\Sigma) \Sigma`.
+    r"""Return the fourth moments of Gaussian inputs, :math:`2 \Sigma\Psi\Sigma + \mathrm{tr}(\Psi\Sigma) \Sigma`.
 
     Example:
         >>> gaussian_moment(torch.eye(1))(torch.eye(1))
@@ -174,7 +168,7 @@ def gaussian_moment(covariance: Tensor) -> FourthMoment:
 
 
 def independent_moment(variance: Tensor, fourth: Tensor) -> FourthMoment:
-    r"""Fourth moments of inputs with independent coordinates of mean zero.
+    r"""Return the fourth moments of inputs with independent coordinates of mean zero.
 
     The matrix :math:`2 \Sigma\Psi\Sigma + \mathrm{tr}(\Psi\Sigma) \Sigma` of a Gaussian, and on the diagonal
     :math:`(E x_i^4 - 3 \Sigma_{ii}^2) \Psi_{ii}`.
@@ -189,9 +183,8 @@ def independent_moment(variance: Tensor, fourth: Tensor) -> FourthMoment:
         tensor([[2., 0.],
                 [0., 2.]])
     """
-    if variance.dim() != 1 or variance.shape != fourth.shape:
-        got = f"{tuple(variance.shape)} and {tuple(fourth.shape)}"
-        raise UserError(f"variance and fourth must both have shape (dim,), got {got}; give a number per coordinate")
+    check_shape(variance, "variance", "dim")
+    check_shape(fourth, "fourth", *variance.shape)
     if (fourth < variance.square() * (1 - 1e-6)).any():
         raise UserError("fourth must be at least the square of variance, got less; these are E[x^4] and E[x^2]")
     gaussian = gaussian_moment(torch.diag(variance))
@@ -199,7 +192,7 @@ def independent_moment(variance: Tensor, fourth: Tensor) -> FourthMoment:
 
 
 def sampled_moment(inputs: Tensor) -> FourthMoment:
-    r"""Fourth moments of given inputs, each as likely as another: the mean of :math:`(x^\top \Psi x) x x^\top`.
+    r"""Return the fourth moments of equally likely inputs: the mean of :math:`(x^\top \Psi x) x x^\top`.
 
     Args:
         inputs: shape ``(samples, dim)``.
@@ -209,8 +202,8 @@ def sampled_moment(inputs: Tensor) -> FourthMoment:
         tensor([[ 5., 10.],
                 [10., 20.]])
     """
-    if inputs.dim() != 2 or not len(inputs):
-        raise UserError(f"inputs must have shape (samples, dim), got {tuple(inputs.shape)}; flatten leading axes")
+    check_shape(inputs, "inputs", "samples", "dim")
+    check_count(len(inputs), "samples")
 
     def moment(psi: Tensor) -> Tensor:
         weight = (inputs @ psi.to(inputs) * inputs).sum(-1, keepdim=True)
@@ -220,7 +213,7 @@ def sampled_moment(inputs: Tensor) -> FourthMoment:
 
 
 def _solve(second: Tensor, right: Tensor) -> Tensor:
-    """The solution of smallest norm: a prior that leaves directions out may leave the second moment singular."""
+    """Return the solution of smallest norm: a singular prior may lead to a singular second moment."""
     values, vectors = torch.linalg.eigh((second + second.mT) / 2)
     kept = values > len(values) * torch.finfo(values.dtype).eps * values[-1]
     inverse: Tensor = (vectors * torch.where(kept, 1 / values, 0.0)) @ vectors.mT
@@ -228,12 +221,9 @@ def _solve(second: Tensor, right: Tensor) -> Tensor:
 
 
 def _covariance(matrix: Tensor, name: str, dim: int) -> Tensor:
-    check_floating(matrix, name, "use .double()")
-    if matrix.shape != (dim, dim) or not dim:
-        wanted = f"({dim}, {dim})" if name == "prior" else "(dim, dim)"
-        raise UserError(
-            f"{name} must have shape {wanted}, got {tuple(matrix.shape)}; variances go in as torch.diag(...)"
-        )
+    check_floating(matrix, name)
+    check_shape(matrix, name, dim or "dim", dim or "dim", remedy="pass variances as torch.diag(...)")
+    check_count(dim, "dim")
     tolerance = 1e-6 * float(matrix.abs().max())
     if not torch.allclose(matrix, matrix.mT, rtol=0, atol=tolerance) or torch.linalg.eigvalsh(matrix)[0] < -tolerance:
         raise UserError(f"{name} must be symmetric and positive semidefinite, got a matrix that is not; see eigvalsh")

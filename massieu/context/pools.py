@@ -1,4 +1,4 @@
-"""Pools of functions: a predictor that knows these and no others."""
+"""Pools of functions, and the posterior over a pool as a predictor."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from massieu.checks import check_count
 from massieu.context.prompts import Prompts
 from massieu.context.tasks import Logistic, Task
 from massieu.context.tasks.task import Parameters
-from massieu.measures.measure import as_integer
 
 __all__ = ["Pool", "draw_pool"]
 
-FLOOR = 1e-3  # least noise, in units of the signal, that a posterior over functions assumes; so for labels
-NUMBERS = 2**23  # that are held at once
+FLOOR = 1e-3  # least noise in a posterior over functions, in units of the signal; so for labels
+NUMBERS = 2**23  # in memory at a time
 
 
 @dataclass(frozen=True)
 class Pool:
-    r"""Finitely many functions of a task, each as likely as another: what a model can only retrieve.
+    r"""Finitely many functions of a task, equally likely, for models that retrieve.
 
     As a predictor it is :math:`\hat y = \sum_k p_k f_k(x)` with
     :math:`p_k \propto \exp(-\sum_{j<i} (y_j - f_k(x_j))^2 / 2 s^2)`, or the likelihood of labels where targets are
-    labels: attention over functions. With :math:`s` the noise of the task this is Bayes for that prior. Noise of less
-    than a thousandth of the signal in variance is taken for that much, so that a function that is none of the pool
-    still has a posterior and not one over zeros; there it is smoother than Bayes.
+    labels: attention over functions. With :math:`s` the noise of the task this is Bayes for that prior. The variance of
+    the noise is at least a thousandth of the signal, so that the posterior also exists for functions outside of the
+    pool; below, the predictor is smoother than Bayes.
 
     Attributes:
         task: of the functions.
         parameters: each with the functions as first axis.
-        size: how many there are.
+        size: number of functions.
 
     Source:
-        Xie et al. 2021: learning in a context as inference of which of the concepts of training it is. With functions
-        for concepts: Raventós et al. 2023, section 2.
+        Xie et al. 2021: learning in a context as inference of the concept of training. With functions for concepts:
+        Raventós et al. 2023, section 2.
 
     Example:
         >>> from massieu.context import task_named
@@ -51,32 +51,32 @@ class Pool:
 
     @property
     def cost(self) -> int:
-        """Numbers that all functions need for one input."""
+        """Numbers in a prediction of all functions for one input."""
         numbers = sum(value[0].numel() for value in self.parameters.values())
         return self.size * max(1, numbers // self.task.dim)
 
     def draw(self, count: int, examples: int, generator: torch.Generator) -> Prompts:
-        """Prompts of functions of the pool."""
+        """Draw prompts of functions of the pool."""
         which = torch.randint(self.size, (count,), generator=generator)
         chosen = {name: value[which] for name, value in self.parameters.items()}
         inputs, queries = self.task.draw_examples(count, examples, generator, torch.get_default_dtype())
-        return self.task.ask(inputs, queries, chosen, generator)
+        return self.task.prompts(inputs, queries, chosen, generator)
 
     def predict(self, prompts: Prompts) -> Tensor:
-        """The mean of the functions under the posterior after each number of examples, ``(tasks, examples)``."""
+        """Return the posterior mean of the functions after each number of examples, ``(tasks, examples)``."""
         count = max(1, NUMBERS * self.size // (self.cost * prompts.targets.numel()))
         highest = torch.full_like(prompts.targets, -torch.inf)
         weight, mean = torch.zeros_like(prompts.targets), torch.zeros_like(prompts.targets)
         for start in range(0, self.size, count):
             scores, values = self._scores(prompts, slice(start, start + count))
-            # The softmax over all functions, of which only some are held: sums in units of the best so far.
+            # A softmax over all functions in chunks: sums in units of the largest score so far.
             higher = torch.maximum(highest, scores.amax(0))
             shrunk, own = (highest - higher).exp(), (scores - higher).exp()
             weight, mean, highest = weight * shrunk + own.sum(0), mean * shrunk + (own * values).sum(0), higher
         return mean / weight
 
     def _scores(self, prompts: Prompts, functions: slice) -> tuple[Tensor, Tensor]:
-        """Log likelihoods of the examples before each query, and values at the queries, of some functions."""
+        """Return log likelihoods of the examples before each query, and values at the queries, of some functions."""
         parameters = {name: value[functions] for name, value in self.parameters.items()}
         values = self._values(prompts.inputs, parameters)
         if isinstance(self.task, Logistic):
@@ -84,7 +84,7 @@ class Pool:
         else:
             misfits = (prompts.targets - values).square() / (2 * max(self.task.noise**2, FLOOR * self.task.signal))
         before = torch.nn.functional.pad(misfits.cumsum(-1), (1, 0))[..., :-1]
-        return -before, values if prompts.asks_the_next_example else self._values(prompts.queries, parameters)
+        return -before, values if prompts.queries_are_inputs else self._values(prompts.queries, parameters)
 
     def _values(self, inputs: Tensor, parameters: Parameters) -> Tensor:
         count = len(next(iter(parameters.values())))
@@ -94,6 +94,6 @@ class Pool:
 
 
 def draw_pool(task: Task, size: int, generator: torch.Generator) -> Pool:
-    """So many functions of a task."""
-    size = as_integer(size, "size", least=1)
+    """Draw ``size`` functions of a task."""
+    size = check_count(size, "size")
     return Pool(task, task.draw_parameters(size, generator, torch.get_default_dtype()), size)

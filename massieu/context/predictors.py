@@ -1,4 +1,4 @@
-"""Predictors to compare a model with: after each number of examples, a prediction for the query, for all tasks."""
+"""Predictors to compare models with: a prediction for the query after each number of examples, for all tasks."""
 
 from __future__ import annotations
 
@@ -9,40 +9,39 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from massieu.checks import UserError
-from massieu.context.prompts import Prompts
+from massieu.checks import UserError, check_count, check_number
+from massieu.context.prompts import Prompts, check_lengths
 from massieu.context.tasks.linear import Linear, NoisyLinear
 from massieu.context.tasks.task import Task, root_of_covariance
-from massieu.measures.measure import as_integer
 
 __all__ = ["Averaging", "LeastSquares", "Neighbors", "Predictor", "Ridge", "bayes_predictor"]
 
 CHUNK = 2**22
-"""Numbers in the matrices of all prefixes that are held at once."""
+"""Numbers in memory at a time, in the matrices of all prefixes."""
 
 SMALL = 1e-6
 """Penalties below this share of the squared length of inputs are too small for the Gram matrix, which squares them."""
 
 
 class Predictor(ABC):
-    """Predicts the answer to each query from the examples before it; 0 where there are none."""
+    """A predictor of the answer to each query from the examples before it; 0 without examples."""
 
     def __call__(self, prompts: Prompts, lengths: Sequence[int] | None = None) -> Tensor:
-        """Predictions of shape ``(tasks, lengths)``, or that and the outputs, computed in double precision.
+        """Return predictions, shape ``(tasks, lengths)``, or that and the outputs, computed in double precision.
 
         Args:
             prompts: examples and queries.
             lengths: numbers of examples after which to predict; all by default, from none to all but the last.
         """
-        asked = check_lengths(lengths, prompts.examples)
+        lengths = check_lengths(lengths, prompts.examples)
         columns = prompts.targets if prompts.outputs else prompts.targets[..., None]
-        queries = prompts.queries[:, asked].double()
-        found = self.predict(prompts.inputs.double(), columns.double(), queries, asked).to(prompts.targets)
+        queries = prompts.queries[:, lengths].double()
+        found = self.predict(prompts.inputs.double(), columns.double(), queries, lengths).to(prompts.targets)
         return found if prompts.outputs else found[..., 0]
 
     @abstractmethod
     def predict(self, inputs: Tensor, targets: Tensor, queries: Tensor, lengths: list[int]) -> Tensor:
-        """Predictions ``(tasks, lengths, outputs)`` for one query after each length.
+        """Return predictions ``(tasks, lengths, outputs)`` for one query after each length.
 
         Args:
             inputs: shape ``(tasks, examples, dim)``.
@@ -71,11 +70,7 @@ class Ridge(Predictor):
     """
 
     def __init__(self, penalty: float, prior: Any = None):
-        if not 0 <= penalty < float("inf"):
-            raise UserError(
-                f"penalty must be non-negative and finite, got {penalty!r}; it is the variance of the noise"
-            )
-        self.penalty, self.prior = float(penalty), prior
+        self.penalty, self.prior = check_number(penalty, "penalty", least=0), prior
 
     def predict(self, inputs: Tensor, targets: Tensor, queries: Tensor, lengths: list[int]) -> Tensor:
         inputs, queries = self._whitened(inputs), self._whitened(queries)
@@ -90,17 +85,16 @@ class Ridge(Predictor):
         return torch.cat(found)
 
     def variance(self, prompts: Prompts, lengths: Sequence[int] | None = None) -> Tensor:
-        r"""The posterior variance of the answers, :math:`\lambda\, q^\top (G_i + \lambda \Psi^{-1})^{-1} q`.
+        r"""Return the posterior variance of the answers, :math:`\lambda\, q^\top (G_i + \lambda \Psi^{-1})^{-1} q`.
 
-        With the prior and the noise that the prompts have, its mean is the error of the best predictor there is.
-        Shape ``(tasks, lengths)``.
+        With prior and noise of the prompts its mean is the error of the best predictor. Shape ``(tasks, lengths)``.
         """
         if not self.penalty:
             raise UserError("variance needs a positive penalty, got 0; it is the variance of the noise")
-        asked = check_lengths(lengths, prompts.examples)
-        inputs, queries = self._whitened(prompts.inputs.double()), self._whitened(prompts.queries[:, asked].double())
+        lengths = check_lengths(lengths, prompts.examples)
+        inputs, queries = self._whitened(prompts.inputs.double()), self._whitened(prompts.queries[:, lengths].double())
         found = []
-        for chunk, grams, _ in prefix_sums(inputs, inputs[..., :1], asked):
+        for chunk, grams, _ in prefix_sums(inputs, inputs[..., :1], lengths):
             values, vectors = torch.linalg.eigh(grams)
             rounding = values.shape[-1] * torch.finfo(values.dtype).eps * values[..., -1:]
             values = torch.where(values > rounding, values, 0.0)  # else a small penalty drowns in it
@@ -145,17 +139,17 @@ class LeastSquares(Predictor):
         found = queries.new_zeros(*queries.shape[:2], targets.shape[-1])
         for place, length in enumerate(lengths):
             if length:
-                # Orthogonal factors with pivots: repeated inputs are no harm, and the Gram matrix would cost digits.
+                # Orthogonal factors with pivots: stable for repeated inputs, and a Gram matrix would cost digits.
                 weights = torch.linalg.lstsq(inputs[:, :length], targets[:, :length], driver="gelsy").solution
                 found[:, place] = torch.einsum("td,tdo->to", queries[:, place], weights)
         return found
 
 
 class Neighbors(Predictor):
-    """The mean target of the nearest inputs; of all while there are fewer.
+    """Mean target of the nearest inputs; of all if there are fewer.
 
     Args:
-        count: how many are averaged.
+        count: number of neighbors.
 
     Example:
         >>> prompts = Prompts.of(torch.tensor([[[0.0], [5.0], [1.0]]]), torch.tensor([[7.0, 8.0, 9.0]]))
@@ -164,7 +158,7 @@ class Neighbors(Predictor):
     """
 
     def __init__(self, count: int = 3):
-        self.count = as_integer(count, "count", least=1)
+        self.count = check_count(count, "count")
 
     def predict(self, inputs: Tensor, targets: Tensor, queries: Tensor, lengths: list[int]) -> Tensor:
         later = torch.arange(inputs.shape[1]) >= torch.tensor(lengths)[:, None]
@@ -177,7 +171,7 @@ class Neighbors(Predictor):
 
 
 class Averaging(Predictor):
-    r"""The estimate :math:`\hat w = \frac1i \sum_{j<i} y_j x_j`, without bias for isotropic inputs of variance one.
+    r"""Prediction by :math:`\hat w = \frac1i \sum_{j<i} y_j x_j`, without bias for isotropic inputs of variance one.
 
     Example:
         >>> prompts = Prompts.of(torch.tensor([[[1.0], [2.0], [1.0]]]), torch.tensor([[1.0, 2.0, 0.0]]))
@@ -191,7 +185,7 @@ class Averaging(Predictor):
 
 
 def bayes_predictor(task: Task) -> Predictor:
-    r"""The predictor of least mean square error for a task, where it has a closed form.
+    r"""Return the predictor of least mean square error for a task, where it has a closed form.
 
     Ridge regression with the prior of the task and the variance of its noise; least squares of minimum norm without.
 
@@ -203,27 +197,14 @@ def bayes_predictor(task: Task) -> Predictor:
     # Not their subclasses: sparse weights, squares and labels have other best predictors.
     if not isinstance(task, Linear) or type(task) not in (Linear, NoisyLinear):
         raise UserError(
-            f"task must be linear with a normal prior, got {type(task).__name__}; no closed form of its best"
-            " predictor is known here, so compare with several"
+            f"task must be linear with a normal prior, got {type(task).__name__}; there is no closed form, so compare"
+            " with several predictors"
         )
     return Ridge(task.noise**2, task.prior)
 
 
-def check_lengths(lengths: Sequence[int] | None, examples: int) -> list[int]:
-    """The lengths of prefixes as a list, or one sentence."""
-    if lengths is None:
-        return list(range(examples))
-    asked = [as_integer(length, "lengths", least=0) for length in lengths]
-    if not asked or max(asked) >= examples:
-        raise UserError(
-            f"lengths must be below the number of examples, {examples}, and at least one, got {asked};"
-            " the example after the last one used is the query"
-        )
-    return asked
-
-
 def prefix_moments(inputs: Tensor, targets: Tensor, lengths: list[int]) -> Tensor:
-    r""":math:`\sum_{j<i} x_j y_j^\top` for each length i, shape ``(tasks, lengths, dim, outputs)``."""
+    r"""Return :math:`\sum_{j<i} x_j y_j^\top` for each length i, shape ``(tasks, lengths, dim, outputs)``."""
     if len(lengths) == 1:  # one product instead of the sums of all prefixes
         return (inputs[:, : lengths[0]].mT @ targets[:, : lengths[0]])[:, None]
     products = torch.einsum("tnd,tno->tndo", inputs, targets).cumsum(1)
@@ -231,13 +212,10 @@ def prefix_moments(inputs: Tensor, targets: Tensor, lengths: list[int]) -> Tenso
 
 
 def prefix_sums(inputs: Tensor, targets: Tensor, lengths: list[int]) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    r"""For chunks of tasks: which, :math:`\sum_{j<i} x_j x_j^\top` and :math:`\sum_{j<i} x_j y_j^\top`."""
+    r"""Yield slices of tasks, each with :math:`\sum_{j<i} x_j x_j^\top` and :math:`\sum_{j<i} x_j y_j^\top`."""
     tasks, examples, dim = inputs.shape
     size = max(1, CHUNK // (examples * dim * dim))
     for start in range(0, tasks, size):
         chunk = slice(start, start + size)
-        yield (
-            chunk,
-            prefix_moments(inputs[chunk], inputs[chunk], lengths),
-            prefix_moments(inputs[chunk], targets[chunk], lengths),
-        )
+        x, y = inputs[chunk], targets[chunk]
+        yield chunk, prefix_moments(x, x, lengths), prefix_moments(x, y, lengths)

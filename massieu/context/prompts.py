@@ -1,23 +1,22 @@
-"""Prompts: the examples of many functions, where each is asked, and how the examples become tokens."""
+"""Prompts: examples and queries of many functions, and their layouts as tokens."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from massieu.checks import UserError, check_floating
-from massieu.measures.measure import as_integer
+from massieu.checks import UserError, check_choice, check_count, check_floating, check_shape
 
-__all__ = ["Interleaved", "Layout", "Pairs", "Prompts", "layout_named"]
+__all__ = ["LAYOUTS", "Interleaved", "Layout", "Pairs", "Prompts", "layout_named"]
 
 
 @dataclass(frozen=True)
 class Prompts:
-    r"""Examples :math:`(x_i, y_i)` of one function for each task, and what is asked after each number of them.
+    r"""Examples :math:`(x_i, y_i)` of one function for each task, and a query after each number of them.
 
     Prediction i is that of :math:`f(q_i)` from the i examples before it, :math:`(x_j, y_j)_{j < i}`. Usually the query
     :math:`q_i` is the next example :math:`x_i`, so that the last example is the query of the whole prompt;
@@ -26,13 +25,13 @@ class Prompts:
     Attributes:
         inputs: :math:`x`, shape ``(tasks, examples, dim)``.
         targets: :math:`y`, with noise, shape ``(tasks, examples)`` or ``(tasks, examples, outputs)``.
-        queries: :math:`q`, shape of the inputs; the same tensor where the next example is asked.
+        queries: :math:`q`, shape of the inputs; the same tensor where the query is the next example.
         answers: :math:`f(q)` without noise, shape of the targets.
         parameters: of the functions, each with the tasks as first axis.
 
     Example:
         >>> prompts = Prompts.of(torch.zeros(2, 5, 3), torch.zeros(2, 5))
-        >>> prompts.tasks, prompts.examples, prompts.dim, prompts.outputs, prompts.asks_the_next_example
+        >>> prompts.tasks, prompts.examples, prompts.dim, prompts.outputs, prompts.queries_are_inputs
         (2, 5, 3, None, True)
     """
 
@@ -45,27 +44,17 @@ class Prompts:
     def __post_init__(self) -> None:
         for name in ("inputs", "targets", "queries", "answers"):
             check_floating(getattr(self, name), name)
-        if self.inputs.dim() != 3 or 0 in self.inputs.shape:
-            raise UserError(
-                f"inputs must have shape (tasks, examples, dim), none of them 0, got {tuple(self.inputs.shape)};"
-                " for a single task pass inputs[None]"
-            )
-        if self.targets.dim() not in (2, 3) or self.targets.shape[:2] != self.inputs.shape[:2]:
-            raise UserError(
-                f"targets must have shape {tuple(self.inputs.shape[:2])}, or that and the outputs,"
-                f" got {tuple(self.targets.shape)}; give every input its target"
-            )
-        for name, other in (("queries", "inputs"), ("answers", "targets")):
-            shape, expected = getattr(self, name).shape, getattr(self, other).shape
-            if shape != expected:
-                raise UserError(
-                    f"{name} must have the shape of the {other}, {tuple(expected)}, got {tuple(shape)};"
-                    " ask one question after each number of examples"
-                )
+        check_shape(self.inputs, "inputs", "tasks", "examples", "dim", remedy="for a single task pass inputs[None]")
+        if 0 in self.inputs.shape:
+            raise UserError(f"inputs must not be empty, got shape {tuple(self.inputs.shape)}; check its axes")
+        outputs = ("outputs",) if self.targets.dim() == 3 else ()
+        check_shape(self.targets, "targets", *self.inputs.shape[:2], *outputs)
+        check_shape(self.queries, "queries", *self.inputs.shape)
+        check_shape(self.answers, "answers", *self.targets.shape)
 
     @classmethod
     def of(cls, inputs: Tensor, targets: Tensor) -> Prompts:
-        """Prompts from data of one's own: the next example is asked, and its target is the answer."""
+        """Return prompts from data: each query is the next example, and its target is the answer."""
         return cls(inputs, targets, inputs, targets)
 
     @property
@@ -82,31 +71,27 @@ class Prompts:
 
     @property
     def outputs(self) -> int | None:
-        """How many numbers a target has; None where targets are plain numbers."""
+        """Numbers in a target; None where targets are plain numbers."""
         return self.targets.shape[2] if self.targets.dim() == 3 else None
 
     @property
-    def asks_the_next_example(self) -> bool:
+    def queries_are_inputs(self) -> bool:
         return self.queries is self.inputs
 
     def chosen(self, tasks: slice) -> Prompts:
-        """The prompts of some tasks."""
+        """Return the prompts of some tasks."""
         inputs = self.inputs[tasks]
-        queries = inputs if self.asks_the_next_example else self.queries[tasks]
+        queries = inputs if self.queries_are_inputs else self.queries[tasks]
         parameters = {name: value[tasks] for name, value in self.parameters.items()}
         return Prompts(inputs, self.targets[tasks], queries, self.answers[tasks], parameters)
 
-    def ask_after(self, length: int) -> Prompts:
-        """The first examples and then the query as the last one, which is how a model reads any prompt.
+    def truncated(self, length: int) -> Prompts:
+        """Return the first ``length`` examples and then the query as the last one, the form in which models read them.
 
-        Its target is the answer, unless the next example is asked: then it stays the target with its noise.
+        Its target is the answer, unless the query is the next example: then it keeps the target with its noise.
         """
-        length = as_integer(length, "length", least=0)
-        if length >= self.examples:
-            raise UserError(
-                f"length must be below the number of examples, {self.examples}, got {length}; the last one is the query"
-            )
-        if self.asks_the_next_example:
+        (length,) = check_lengths([length], self.examples)
+        if self.queries_are_inputs:
             inputs, targets = self.inputs[:, : length + 1], self.targets[:, : length + 1]
             answers = self.answers[:, : length + 1]
         else:
@@ -117,7 +102,7 @@ class Prompts:
 
 
 class Layout(ABC):
-    """How examples become tokens, and where a model that sees only earlier tokens is read.
+    """Layout of examples as tokens, and the positions at which a causal model is read.
 
     Args:
         dim: of the inputs.
@@ -125,8 +110,8 @@ class Layout(ABC):
     """
 
     def __init__(self, dim: int, outputs: int | None = None):
-        self.dim = as_integer(dim, "dim", least=1)
-        self.outputs = None if outputs is None else as_integer(outputs, "outputs", least=1)
+        self.dim = check_count(dim, "dim")
+        self.outputs = None if outputs is None else check_count(outputs, "outputs")
 
     @property
     @abstractmethod
@@ -135,35 +120,28 @@ class Layout(ABC):
 
     @abstractmethod
     def positions(self, examples: int) -> Tensor:
-        """The tokens at which the predictions are read, shape ``(examples,)``."""
+        """Return the positions of the tokens at which predictions are read, shape ``(examples,)``."""
 
     def tokens(self, prompts: Prompts) -> Tensor:
-        """The tokens, shape ``(tasks, tokens, width)``."""
+        """Return the tokens, shape ``(tasks, tokens, width)``."""
         if (prompts.dim, prompts.outputs) != (self.dim, self.outputs):
             raise UserError(
                 f"the layout expects dim {self.dim} and outputs {self.outputs}, got prompts with dim {prompts.dim}"
                 f" and outputs {prompts.outputs}; build the layout for these prompts"
             )
-        if not prompts.asks_the_next_example:
+        if not prompts.queries_are_inputs:
             raise UserError(
-                "tokens must ask for the next example, got prompts with queries of their own;"
-                " lay out prompts.ask_after(length) for one length at a time"
+                "queries must be the next examples, got queries of their own;"
+                " lay out prompts.truncated(length) for one length at a time"
             )
-        return self._tokens(prompts.inputs, self._columns(prompts.targets))
+        return self._tokens(prompts.inputs, prompts.targets[..., None] if self.outputs is None else prompts.targets)
 
     def examples(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and targets from tokens, as far as the tokens hold them."""
+        """Return inputs and targets from tokens, as far as the tokens contain them."""
         check_floating(tokens, "tokens")
-        if tokens.dim() != 3 or tokens.shape[-1] != self.width:
-            raise UserError(
-                f"tokens must have shape (tasks, tokens, {self.width}), got {tuple(tokens.shape)};"
-                " they are what layout.tokens gives"
-            )
+        check_shape(tokens, "tokens", "tasks", "tokens", self.width)
         inputs, columns = self._examples(tokens)
         return inputs, columns[..., 0] if self.outputs is None else columns
-
-    def _columns(self, targets: Tensor) -> Tensor:
-        return targets[..., None] if self.outputs is None else targets
 
     @abstractmethod
     def _tokens(self, inputs: Tensor, columns: Tensor) -> Tensor: ...
@@ -208,8 +186,8 @@ class Interleaved(Layout):
 class Pairs(Layout):
     r"""One token for each example, :math:`(x_i; x_{i-1}, y_{i-1})`, with zeros before the first; read at every token.
 
-    Half as many tokens as :class:`Interleaved`, and an input need not look for its own target. The last target is the
-    one that is asked and is in no token.
+    Half as many tokens as :class:`Interleaved`, and each input is in one token with a target. The last target is in no
+    token.
 
     Example:
         >>> layout = Pairs(2)
@@ -235,14 +213,28 @@ class Pairs(Layout):
         return tokens[..., : self.dim], tokens[:, 1:, 2 * self.dim :]
 
 
+LAYOUTS: dict[str, type[Layout]] = {"interleaved": Interleaved, "pairs": Pairs}
+
+
 def layout_named(name: str, dim: int, outputs: int | None = None) -> Layout:
-    """The layout of this name: "interleaved" or "pairs".
+    """Return the layout of this name: "interleaved" or "pairs".
 
     Example:
         >>> layout_named("pairs", dim=5).width
         11
     """
-    layouts: dict[str, type[Layout]] = {"interleaved": Interleaved, "pairs": Pairs}
-    if name not in layouts:
-        raise UserError(f'layout must be "interleaved" or "pairs", got {name!r}; pairs are half as many tokens')
-    return layouts[name](dim, outputs)
+    check_choice(name, "layout", LAYOUTS)
+    return LAYOUTS[name](dim, outputs)
+
+
+def check_lengths(lengths: Sequence[int] | None, examples: int) -> list[int]:
+    """Return the lengths of prefixes as a list, each at least 0 and below ``examples``; all if None."""
+    if lengths is None:
+        return list(range(examples))
+    found = [check_count(length, "lengths", least=0) for length in lengths]
+    if not found or max(found) >= examples:
+        raise UserError(
+            f"lengths must be below the number of examples, {examples}, and at least one, got {found};"
+            " the example after the last one used is the query"
+        )
+    return found

@@ -1,4 +1,4 @@
-"""How a model and predictors do on prompts whose inputs are drawn otherwise than in training."""
+"""Errors of a model and of predictors on prompts with other inputs than in training."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from massieu.checks import optional_package
 from massieu.context.baselines import predictors_for
 from massieu.context.curves import error_curve
-from massieu.context.extras import imported
 from massieu.context.models import ContextModel
 from massieu.context.predictors import LeastSquares
 from massieu.context.prompts import Prompts
@@ -26,15 +26,15 @@ FACTORS = {"scale 3": 3.0, "scale 1/3": 1 / 3}
 
 
 def errors_under_shifts(model: ContextModel, task: Task, examples: int, generator: torch.Generator) -> pandas.DataFrame:
-    """Errors on prompts out of distribution, of a model and of predictors that need not be trained.
+    """Return errors on prompts out of distribution, of a model and of predictors without training.
 
     The shifts are those of :func:`massieu.context.shifted`: inputs of three times and a third of their size, skewed
     ones, queries orthogonal to the examples, and queries in the orthant opposite to that of the examples; and none.
 
     Args:
         model: after training.
-        task: that it was trained on.
-        examples: after which it is asked; for orthogonal queries at most one less than the dimension.
+        task: of its training.
+        examples: before the query; for orthogonal queries at most one less than the dimension.
         generator: draws the prompts.
 
     Returns:
@@ -63,12 +63,12 @@ def errors_under_shifts(model: ContextModel, task: Task, examples: int, generato
     tables = []
     for name, (moved, length) in cases.items():
         tasks = min(TASKS, max(1, NUMBERS // ((length + 1) * task.dim)))
-        prompts = moved.draw(tasks, length + 1, generator).ask_after(length)
+        prompts = moved.draw(tasks, length + 1, generator).truncated(length)
         with torch.no_grad():
-            table = error_curve(prompts, {"model": model.ask, **others, "zero": _zero}, [length])
+            table = error_curve(prompts, {"model": model.predict, **others, "zero": _zero}, [length])
         tables.append(table.assign(shift=name, tasks=tasks))
     columns = ["shift", "predictor", "examples", "error", "standard_error", "tasks"]
-    return imported("pandas", "errors_under_shifts").concat(tables, ignore_index=True)[columns]
+    return optional_package("pandas", "errors_under_shifts", "verify").concat(tables, ignore_index=True)[columns]
 
 
 def _zero(prompts: Prompts) -> Tensor:

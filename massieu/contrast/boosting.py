@@ -1,4 +1,4 @@
-"""Boosting: the weights of the examples as an intrinsic measure, a round as its tilt."""
+"""Boosting: the weights of the examples as an intrinsic measure, a step as its tilt."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from massieu.checks import check_floating
+from massieu.checks import UserError, check_floating
 from massieu.duality import natural_from_mean
 from massieu.measures import Points
 
@@ -15,16 +15,16 @@ __all__ = ["BoostingStep", "adaboost_step"]
 
 
 class BoostingStep(NamedTuple):
-    r"""How :func:`adaboost_step` ended; all but the weights have shape ``(...)``.
+    r"""Result of :func:`adaboost_step`; all but the weights have shape ``(...)``.
 
     Attributes:
-        alpha: the step :math:`\alpha`; infinite where the learner makes no error, or nothing but errors.
-        log_weight: log weights of the next round, which add up to one, ``(..., examples)``. Where alpha is infinite
-            no round follows, and they are those that came, normalized.
+        alpha: the step :math:`\alpha`; infinite where the learner makes no error, or only errors.
+        log_weight: log weights for the next step, which add up to one, ``(..., examples)``. Where alpha is infinite
+            no step follows, and they are the given ones, normalized.
         log_normalizer: :math:`\log Z(\alpha) - \log Z(0)`, the factor by which the bound on the training error falls.
         converged: alpha is finite and solves :math:`E[u] = 0`.
-        residual: :math:`|E[u]|` under the new weights: what the learner still knows.
-        steps: Newton steps taken, zero where the closed form serves.
+        residual: :math:`|E[u]|` under the new weights.
+        steps: Newton steps taken, zero for the closed form.
     """
 
     alpha: Tensor
@@ -34,9 +34,15 @@ class BoostingStep(NamedTuple):
     residual: Tensor
     steps: Tensor
 
+    @property
+    def message(self) -> str:
+        """The outcome, in a sentence."""
+        found = f"{int(self.converged.sum())} of {self.converged.numel()} steps are finite and minimize log Z"
+        return f"{found}; the largest residual is {float(self.residual.max()):.2g}"
+
 
 def adaboost_step(margins: Tensor, log_weight: Tensor | None = None) -> BoostingStep:
-    r"""One round of AdaBoost: the step that minimizes the log normalizer of the weighted examples.
+    r"""Take one step of AdaBoost: the minimum of the log normalizer of the weighted examples.
 
     .. math:: \alpha = \arg\min_\alpha \log \sum_i w_i e^{\alpha u_i}, \qquad u_i = -t_i h(x_i), \qquad
               w_i \leftarrow \frac{w_i e^{\alpha u_i}}{Z(\alpha)}
@@ -81,37 +87,37 @@ def adaboost_step(margins: Tensor, log_weight: Tensor | None = None) -> Boosting
 
 
 def _sides(margins: Tensor) -> tuple[Tensor, Tensor]:
-    """What hides the errors, and what hides the rest."""
+    """Return a mask of the errors, and one of the other examples with a margin."""
     return margins < 0, margins > 0
 
 
 def _limit(margins: Tensor, log_weight: Tensor) -> Tensor:
-    """Where the log normalizer tends to when it falls for ever: the log weight of examples of margin zero."""
+    """Return the limit of a log normalizer that falls without end: the log weight of examples of margin zero."""
     return torch.logsumexp(log_weight.masked_fill(margins != 0, -torch.inf), -1)
 
 
 def _checked(margins: Tensor, log_weight: Tensor | None) -> tuple[Tensor, Tensor]:
     check_floating(margins, "margins")
     if margins.dim() < 1 or margins.shape[-1] == 0:
-        raise ValueError(
+        raise UserError(
             f"margins must have shape (..., examples) with at least one example, got {tuple(margins.shape)};"
             " pass label times prediction of every example"
         )
     if not bool(torch.isfinite(margins).all()):
-        raise ValueError("margins must be finite, got nan or infinity; clip the predictions of the learner")
+        raise UserError("margins must be finite, got nan or infinity; clip the predictions of the learner")
     if log_weight is None:
         return margins, torch.zeros_like(margins)
     check_floating(log_weight, "log_weight", "take the logarithm of the weights")
     try:
         log_weight = log_weight.to(margins).expand(margins.shape)
     except RuntimeError:
-        raise ValueError(
+        raise UserError(
             f"log_weight must broadcast to {tuple(margins.shape)} = (..., examples), got {tuple(log_weight.shape)};"
             " give every example its weight"
         ) from None
     if bool((log_weight.isnan() | (log_weight == torch.inf)).any()) or bool(log_weight.isneginf().all(-1).any()):
-        raise ValueError(
+        raise UserError(
             "log_weight must be finite or minus infinity with one finite entry in each row, got nan, infinity"
-            " or no example at all; leave out what has no weight"
+            " or no example at all; leave out examples without weight"
         )
     return margins, log_weight

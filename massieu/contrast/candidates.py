@@ -1,4 +1,4 @@
-"""Which candidate is the partner: InfoNCE, N-pair and NT-Xent, with the negatives as the intrinsic measure."""
+"""Losses on the choice of a partner among candidates: InfoNCE, N-pair and NT-Xent; the negatives are the measure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize as to_sphere
 
-from massieu.checks import check_floating
-from massieu.contrast.checks import Reduction, check_pairs, check_temperature, check_vectors, reduce, widened
+from massieu.checks import UserError, check_count, check_floating, check_number, check_shape
 from massieu.contrast.others import log_normalizer, log_normalizer_of_others
+from massieu.contrast.reductions import Reduction, reduce, widened
 from massieu.measures import Measure
 
 __all__ = ["info_nce", "mutual_information_bound", "n_pair", "nt_xent"]
@@ -33,16 +33,15 @@ def info_nce(
 
     At its minimum :math:`q \cdot k / t` is the log density ratio of partners to negatives plus a function of the query,
     so that the conditional law of the partner is the negatives' law, tilted: the negatives are the intrinsic measure.
-    Nothing of size queries x candidates outlives one tile, forward or backward. The loss is computed from the
+    Nothing of size queries x candidates is kept beyond one tile, forward or backward. The loss is computed from the
     candidates other than the partner, and keeps its digits where it is tiny.
 
     Args:
         query: :math:`q`, shape ``(..., pairs, dim)``.
         positive: :math:`k`, the partners, the same shape.
-        negatives: None: the partners of the other rows. Shape ``(..., atoms, dim)``: candidates that all queries share.
+        negatives: None: the partners of the other rows. Shape ``(..., atoms, dim)``: candidates shared by all queries.
             Shape ``(..., pairs, atoms, dim)``: candidates of each query. A :class:`~massieu.Measure`: its own
-            normalizer is Z, and the partner is not counted again; with ``Sphere(dim)`` that is the limit of uniform
-            negatives.
+            normalizer is Z, and the partner is not counted again; ``Sphere(dim)`` is the limit of uniform negatives.
         temperature: :math:`t`, a positive number or a tensor that holds one.
         log_weight: :math:`\log w`. In a batch it broadcasts to ``(..., pairs, pairs)`` and weighs the partner too; with
             negatives it weighs these, ``(..., pairs, atoms)``, and the partner has weight one. Minus infinity means
@@ -58,15 +57,15 @@ def info_nce(
         >>> info_nce(torch.eye(4), torch.eye(4), temperature=0.1, reduction="none")
         tensor([0.0001, 0.0001, 0.0001, 0.0001])
     """
-    check_pairs(query, positive, ("query", "positive"))
-    check_temperature(temperature)
+    _check_pairs(query, positive, ("query", "positive"))
+    _check_temperature(temperature)
     if symmetric and (negatives is not None or log_weight is not None):
         given = "negatives" if negatives is not None else "log_weight"
-        raise ValueError(
+        raise UserError(
             f"symmetric must be False with negatives or log_weight, got {given}; call once per direction and average"
         )
     if isinstance(negatives, Measure) and log_weight is not None:
-        raise ValueError("log_weight must be None when negatives are a Measure, got one; give the measure its weights")
+        raise UserError("log_weight must be None when negatives are a Measure, got one; give the measure its weights")
     query, positive = widened(query, positive)
     if normalize:
         query, positive = to_sphere(query, dim=-1), to_sphere(positive, dim=-1)
@@ -93,7 +92,7 @@ def info_nce(
 
 
 def n_pair(anchor: Tensor, positive: Tensor, *, normalize: bool = False, reduction: Reduction = "mean") -> Tensor:
-    r"""The multi-class N-pair loss: :func:`info_nce` in a batch, at temperature one.
+    r"""Multi-class N-pair loss: :func:`info_nce` in a batch, at temperature one.
 
     .. math:: L_i = \log \Bigl( 1 + \sum_{j \ne i} e^{a_i \cdot k_j - a_i \cdot k_i} \Bigr)
 
@@ -110,7 +109,7 @@ def n_pair(anchor: Tensor, positive: Tensor, *, normalize: bool = False, reducti
         >>> n_pair(torch.zeros(3, 2), torch.eye(3)[:, :2])  # log 3
         tensor(1.0986)
     """
-    check_pairs(anchor, positive, ("anchor", "positive"))
+    _check_pairs(anchor, positive, ("anchor", "positive"))
     return info_nce(anchor, positive, normalize=normalize, reduction=reduction)
 
 
@@ -122,18 +121,18 @@ def nt_xent(
     normalize: bool = True,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    r"""NT-Xent: among all other views of the batch, find the second view of the same thing.
+    r"""NT-Xent: the loss on finding the second view of an image among all other views of the batch.
 
     .. math:: L_i = \log \sum_{j \ne i} e^{z_i \cdot z_j / t} - \frac{z_i \cdot z_{i'}}{t}
 
     over the :math:`2B` views z, with i' the other view of i. A view is absent from its own measure; no mask is made.
 
     Args:
-        first: one view of everything, shape ``(..., pairs, dim)``.
+        first: one view of each image, shape ``(..., pairs, dim)``.
         second: the other view, the same shape.
         temperature: :math:`t`, a positive number or a tensor that holds one.
-        normalize: project on the unit sphere first, as the source does.
-        reduction: "mean", "sum" or "none" for shape ``(2, ..., pairs)``, those of the first views and of the second.
+        normalize: project on the unit sphere first, as in the source.
+        reduction: "mean", "sum" or "none" for shape ``(2, ..., pairs)``, first views and second views.
 
     Source:
         Chen et al. 2020, eq. 1.
@@ -142,8 +141,8 @@ def nt_xent(
         >>> nt_xent(torch.eye(2), torch.eye(2), temperature=0.5)
         tensor(0.2395)
     """
-    check_pairs(first, second, ("first", "second"))
-    check_temperature(temperature)
+    _check_pairs(first, second, ("first", "second"))
+    _check_temperature(temperature)
     views = torch.stack(widened(first, second))
     if normalize:
         views = to_sphere(views, dim=-1)
@@ -154,7 +153,7 @@ def nt_xent(
 
 
 def mutual_information_bound(loss: Tensor | float, num_candidates: int) -> Tensor:
-    r"""The lower bound on the mutual information of queries and partners that an InfoNCE loss gives.
+    r"""Return the lower bound on the mutual information of queries and partners by an InfoNCE loss.
 
     .. math:: I(q; k) \ge \log K - L
 
@@ -172,15 +171,29 @@ def mutual_information_bound(loss: Tensor | float, num_candidates: int) -> Tenso
         >>> mutual_information_bound(0.5, num_candidates=256)
         tensor(5.0452)
     """
-    if isinstance(num_candidates, bool) or not isinstance(num_candidates, int) or num_candidates < 1:
-        raise ValueError(
-            f"num_candidates must be an integer of at least 1, got {num_candidates!r}; count the partner too"
+    return math.log(check_count(num_candidates, "num_candidates")) - torch.as_tensor(loss)
+
+
+def _check_pairs(first: Tensor, second: Tensor, names: tuple[str, str]) -> None:
+    for tensor, name in zip((first, second), names, strict=True):
+        check_floating(tensor, name)
+        check_shape(tensor, name, "...", "pairs", "dim")
+    if first.shape != second.shape:
+        raise UserError(
+            f"{names[0]} and {names[1]} must have the same shape (..., pairs, dim), got {tuple(first.shape)}"
+            f" and {tuple(second.shape)}; give every row its partner"
         )
-    return math.log(num_candidates) - torch.as_tensor(loss)
+
+
+def _check_temperature(temperature: float | Tensor) -> None:
+    """Raise unless the temperature is one positive number, learned or not."""
+    if isinstance(temperature, Tensor) and temperature.numel() == 1:
+        temperature = float(temperature.detach())
+    check_number(temperature, "temperature", above=0)
 
 
 def _as_log_weight(log_weight: Tensor, natural: Tensor, negatives: Tensor | None) -> Tensor:
-    """Log weights of the candidates; a boolean mask is True where one is present."""
+    """Return log weights of the candidates; a boolean mask is True where one is present."""
     if getattr(log_weight, "dtype", None) == torch.bool:
         log_weight = natural.new_zeros(log_weight.shape).masked_fill(~log_weight, -torch.inf)
     check_floating(log_weight, "log_weight", "for a mask of zeros and ones pass mask.bool()")
@@ -188,7 +201,7 @@ def _as_log_weight(log_weight: Tensor, natural: Tensor, negatives: Tensor | None
     full = (*natural.shape[:-1], atoms)
     sizes = (1,) * (len(full) - log_weight.dim()) + tuple(log_weight.shape)
     if len(sizes) > len(full) or any(own not in (1, whole) for own, whole in zip(sizes, full, strict=False)):
-        raise ValueError(
+        raise UserError(
             f"log_weight must broadcast to {full} = (..., pairs, candidates), got {tuple(log_weight.shape)};"
             " insert axes of size 1 where it should broadcast"
         )
@@ -196,12 +209,13 @@ def _as_log_weight(log_weight: Tensor, natural: Tensor, negatives: Tensor | None
 
 
 def _over_negatives(natural: Tensor, negatives: Tensor, log_weight: Tensor | None) -> Tensor:
-    """The log normalizer over negatives that all queries share, or over those that each query has."""
-    check_vectors(negatives, "negatives", "atoms")
+    """Return the log normalizer over negatives that are shared by all queries, or over those of each query."""
+    check_floating(negatives, "negatives")
+    check_shape(negatives, "negatives", "...", "atoms", "dim")
     lead, dim = tuple(natural.shape[:-2]), natural.shape[-1]
     if negatives.shape[-1] != dim or tuple(negatives.shape[:-2]) not in (lead, tuple(natural.shape[:-1])):
         shared, own = (", ".join(map(str, (*axes, "atoms", dim))) for axes in (lead, natural.shape[:-1]))
-        raise ValueError(
+        raise UserError(
             f"negatives must have shape ({shared}) to be shared, or ({own}) for each query its own,"
             f" got {tuple(negatives.shape)}; check the axes"
         )

@@ -1,20 +1,20 @@
-"""Neighborhood components analysis: an exponential family whose carrier makes inner products into distances."""
+"""Neighborhood components analysis: an exponential family with distances, by its carrier, for inner products."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from massieu.checks import check_floating
-from massieu.contrast.checks import Reduction, reduce, widened
+from massieu.checks import UserError, check_floating, check_shape
 from massieu.contrast.others import log_normalizer_of_others
+from massieu.contrast.reductions import Reduction, reduce, widened
 from massieu.measures import Points
 
 __all__ = ["nca", "neighbor_probabilities"]
 
 
 def nca(points: Tensor, labels: Tensor, transform: Tensor | None = None, *, reduction: Reduction = "mean") -> Tensor:
-    r"""Neighborhood components analysis: does a point pick its neighbor from its own class?
+    r"""Loss of neighborhood components analysis: minus the log probability of a neighbor of the own class.
 
     .. math:: L_i = -\log \sum_{j \ne i,\, l_j = l_i} p_{ij}, \qquad
               p_{ij} = \frac{e^{-\|A x_i - A x_j\|^2}}{\sum_{k \ne i} e^{-\|A x_i - A x_k\|^2}}
@@ -43,31 +43,28 @@ def nca(points: Tensor, labels: Tensor, transform: Tensor | None = None, *, redu
     mapped = _mapped(points, transform)
     if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.is_complex():
         got = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
-        raise TypeError(f"labels must be a tensor of whole numbers, got {got}; number the classes")
-    if labels.shape != points.shape[:1]:
-        raise ValueError(
-            f"labels must have shape ({points.shape[0]},), got {tuple(labels.shape)}; give every point one class"
-        )
+        raise UserError(f"labels must be a tensor of whole numbers, got {got}; number the classes")
+    check_shape(labels, "labels", points.shape[0])
     carrier = -mapped.square().sum(-1)
-    everyone = log_normalizer_of_others(2 * mapped, mapped, carrier)
+    total = log_normalizer_of_others(2 * mapped, mapped, carrier)
     order, sizes = labels.argsort(stable=True), labels.unique(return_counts=True)[1].tolist()
-    groups = zip(mapped[order].split(sizes), carrier[order].split(sizes), strict=True)
-    friends = torch.cat([log_normalizer_of_others(2 * own, own, weight) for own, weight in groups])
-    loss = everyone - friends[order.argsort()]
+    classes = zip(mapped[order].split(sizes), carrier[order].split(sizes), strict=True)
+    same = torch.cat([log_normalizer_of_others(2 * own, own, weight) for own, weight in classes])[order.argsort()]
+    loss = total - same
     if reduction != "none":
-        loss = loss[torch.isfinite(friends[order.argsort()]) | loss.isnan()]
+        loss = loss[torch.isfinite(same) | loss.isnan()]
         if not loss.numel():
-            raise ValueError("labels must put two points into some class, got none; draw batches with several of each")
+            raise UserError("labels must put two points into some class, got none; draw batches with several of each")
     return reduce(loss, reduction)
 
 
 def neighbor_probabilities(points: Tensor, transform: Tensor | None = None, *, carrier: bool = True) -> Tensor:
-    r"""The matrix :math:`p_{ij}` of :func:`nca`, shape ``(points, points)``, for small problems that need all of it.
+    r"""Return the whole matrix :math:`p_{ij}` of :func:`nca`, shape ``(points, points)``, for small problems.
 
     Args:
         points: :math:`x`, shape ``(points, dim)``.
         transform: :math:`A`, shape ``(out_dim, dim)``; the identity if None.
-        carrier: False leaves :math:`e^{-\|A x_j\|^2}` out: then atoms far from the origin attract everyone.
+        carrier: False leaves :math:`e^{-\|A x_j\|^2}` out: then atoms far from the origin attract all others.
 
     Example:
         >>> neighbor_probabilities(torch.tensor([[0.0], [1.0], [2.0]]))[1]
@@ -82,20 +79,16 @@ def neighbor_probabilities(points: Tensor, transform: Tensor | None = None, *, c
 
 
 def _mapped(points: Tensor, transform: Tensor | None, *, centered: bool = True) -> Tensor:
-    """The points :math:`A x`, about their mean: distances do not change, and large norms do not cancel."""
+    """Map points to :math:`A x`, centered: distances do not change, and large norms do not cancel."""
     check_floating(points, "points")
     if points.dim() != 2 or points.shape[0] < 2:
-        raise ValueError(
+        raise UserError(
             f"points must have shape (points, dim) with at least two points, got {tuple(points.shape)};"
             " a point needs another one as neighbor"
         )
     if transform is not None:
         check_floating(transform, "transform")
-        if transform.dim() != 2 or transform.shape[-1] != points.shape[-1]:
-            raise ValueError(
-                f"transform must have shape (out_dim, {points.shape[-1]}), got {tuple(transform.shape)};"
-                " it maps a point x to A x"
-            )
+        check_shape(transform, "transform", "out_dim", points.shape[-1])
         points, transform = widened(points, transform)
     (points,) = widened(points)
     if centered:

@@ -1,4 +1,4 @@
-"""Data against noise, one logistic question per sample: noise-contrastive estimation and negative sampling."""
+"""Data against noise by logistic regression: noise-contrastive estimation and negative sampling."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 from torch.nn.functional import normalize as to_sphere
 
-from massieu.checks import check_floating
-from massieu.contrast.checks import Reduction, reduce, widened
+from massieu.checks import UserError, check_floating, check_number
+from massieu.contrast.reductions import Reduction, reduce, widened
 
 __all__ = ["nce_loss", "negative_sampling"]
 
@@ -24,7 +24,7 @@ def nce_loss(
     *,
     ratio: float | None = None,
 ) -> Tensor:
-    r"""Noise-contrastive estimation: tell data from noise, and learn the log normalizer as one more parameter.
+    r"""Loss of noise-contrastive estimation: classify data against noise, with the log normalizer as a parameter.
 
     .. math:: L = -E_{data} \log \sigma(g(x)) - \nu\, E_{noise} \log \sigma(-g(y)), \qquad
               g = \log p_{model} - \log p_{noise} - \log \nu
@@ -37,7 +37,7 @@ def nce_loss(
         log_noise: :math:`\log p_{noise}` of the data, normalized, the same shape.
         model_on_noise: :math:`\log p_{model}` of the noise, shape ``(..., noise)``; leading axes broadcast.
         noise_on_noise: :math:`\log p_{noise}` of the noise, the same shape.
-        ratio: :math:`\nu`, noise samples per datum; by default what the sizes say.
+        ratio: :math:`\nu`, noise samples per datum; by default the ratio of the sizes.
 
     Returns:
         Means over the last axes, shape ``(...)``.
@@ -46,7 +46,7 @@ def nce_loss(
         Gutmann and Hyvärinen 2010, eq. 8 to 10.
 
     Example:
-        >>> zero = torch.zeros(4)  # a model that equals the noise can only guess
+        >>> zero = torch.zeros(4)  # a model that equals the noise: twice log 2
         >>> nce_loss(zero, zero, zero, zero)
         tensor(1.3863)
     """
@@ -55,15 +55,13 @@ def nce_loss(
     for name, tensor in pairs.items():
         check_floating(tensor, name)
         if tensor.dim() < 1 or tensor.shape[-1] == 0:
-            raise ValueError(
+            raise UserError(
                 f"{name} must have shape (..., samples) with at least one sample, got {tuple(tensor.shape)};"
                 f" for a single one pass {name}[None]"
             )
     _check_broadcast(log_model, log_noise, ("log_model", "log_noise"))
     _check_broadcast(model_on_noise, noise_on_noise, ("model_on_noise", "noise_on_noise"))
-    ratio = model_on_noise.shape[-1] / log_model.shape[-1] if ratio is None else ratio
-    if not 0 < ratio < math.inf:
-        raise ValueError(f"ratio must be positive and finite, got {ratio}; it counts noise samples per datum")
+    ratio = model_on_noise.shape[-1] / log_model.shape[-1] if ratio is None else check_number(ratio, "ratio", above=0)
     log_model, log_noise, model_on_noise, noise_on_noise = widened(*pairs.values())
     data = logsigmoid(log_model - log_noise - math.log(ratio)).mean(-1)
     noise = logsigmoid(noise_on_noise - model_on_noise + math.log(ratio)).mean(-1)
@@ -73,7 +71,7 @@ def nce_loss(
 def negative_sampling(
     context: Tensor, positive: Tensor, negatives: Tensor, *, normalize: bool = False, reduction: Reduction = "mean"
 ) -> Tensor:
-    r"""Skip-gram with negative sampling: is this word from the context or from the noise?
+    r"""Loss of skip-gram with negative sampling: classify words of the context against words of the noise.
 
     .. math:: L = -\log \sigma(c \cdot u) - \sum_{j=1}^k \log \sigma(-c \cdot u_j)
 
@@ -97,13 +95,13 @@ def negative_sampling(
     for tensor, name in ((context, "context"), (positive, "positive"), (negatives, "negatives")):
         check_floating(tensor, name)
     if context.dim() < 1 or context.shape != positive.shape:
-        raise ValueError(
+        raise UserError(
             f"context and positive must have the same shape (..., dim), got {tuple(context.shape)}"
             f" and {tuple(positive.shape)}; give every context its word"
         )
     if negatives.dim() != context.dim() + 1 or negatives.shape[:-2] + negatives.shape[-1:] != context.shape:
         expected = ", ".join(map(str, (*context.shape[:-1], "k", context.shape[-1])))
-        raise ValueError(
+        raise UserError(
             f"negatives must have shape ({expected}), got {tuple(negatives.shape)}; give every context its k words"
         )
     context, positive, negatives = widened(context, positive, negatives)
@@ -118,7 +116,7 @@ def _check_broadcast(first: Tensor, second: Tensor, names: tuple[str, str]) -> N
     try:
         np.broadcast_shapes(first.shape, second.shape)
     except ValueError:
-        raise ValueError(
+        raise UserError(
             f"{names[0]} and {names[1]} must have shapes that broadcast, got {tuple(first.shape)}"
             f" and {tuple(second.shape)}; evaluate both at the same samples"
         ) from None

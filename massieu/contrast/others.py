@@ -1,4 +1,4 @@
-"""The log normalizer over all atoms but one's own, with memory linear in the batch."""
+"""Log normalizers over all atoms but one's own, with memory linear in the batch."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ __all__ = ["log_normalizer", "log_normalizer_of_others"]
 
 
 def log_normalizer(natural: Tensor, support: Tensor, log_weight: Tensor | None = None, causal: bool = False) -> Tensor:
-    r""":math:`\log \sum_j w_j e^{x_j \cdot \eta}`, ``(..., queries)``; minus infinity where no atom is present."""
+    r"""Return :math:`\log \sum_j w_j e^{x_j \cdot \eta}`, ``(..., queries)``; minus infinity without atoms."""
     found = row_statistics(natural, support, log_weight, causal=causal).log_normalizer
     if log_weight is None and support.shape[-2]:
         return found
-    # A row without atoms is nan there, but so is one that computed with nan: only the first one has an answer.
+    # Rows without atoms are nan there, and so are rows with nan among their inputs: only the first become -inf.
     sound = torch.isfinite(natural).all() & torch.isfinite(support).all()
     return torch.where(found.isnan() & sound, -torch.inf, found)
 
 
 def log_normalizer_of_others(natural: Tensor, support: Tensor, log_weight: Tensor | None = None) -> Tensor:
-    r"""The log normalizer of row i over all atoms but atom i, by tiles.
+    r"""Return the log normalizer of row i over all atoms but atom i, by tiles.
 
     .. math:: G_{-i}(\eta_i) = \log \sum_{j \ne i} w_{ij} e^{x_j \cdot \eta_i}
 
-    Atom i often outweighs all others, so that taking it out of the finished sum would leave rounding. The atoms before
-    it and those after it are the two causal halves of the matrix, the second one read backwards: together they cost as
-    much as the whole.
+    Atom i often outweighs all others, so that subtracting it from the finished sum would leave rounding. The atoms
+    before it and those after it are the two causal halves of the matrix, the second one read backwards: together they
+    cost as much as the whole.
 
     Args:
         natural: :math:`\eta`, shape ``(..., atoms, dim)``.
@@ -35,7 +35,7 @@ def log_normalizer_of_others(natural: Tensor, support: Tensor, log_weight: Tenso
         log_weight: :math:`\log w`, broadcasting to ``(..., atoms, atoms)``; minus infinity means absent.
 
     Returns:
-        Shape ``(..., atoms)``; minus infinity where nothing is left.
+        Shape ``(..., atoms)``; minus infinity where no atom is left.
     """
     before = _before(natural, support, log_weight)
     if log_weight is not None:
@@ -46,7 +46,7 @@ def log_normalizer_of_others(natural: Tensor, support: Tensor, log_weight: Tenso
 
 
 def _before(natural: Tensor, support: Tensor, log_weight: Tensor | None) -> Tensor:
-    """The log normalizer over the atoms before one's own: of the first row it is minus infinity."""
+    """Return the log normalizer over the atoms before one's own, minus infinity in the first row."""
     none = natural.new_full((*natural.shape[:-2], min(1, natural.shape[-2])), -torch.inf)
     if natural.shape[-2] < 2:
         return none

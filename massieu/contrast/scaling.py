@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from massieu.checks import check_floating
+from massieu.checks import UserError, check_count, check_floating
 
 __all__ = ["Embedding", "classical_mds", "pca"]
 
@@ -28,7 +28,7 @@ class Embedding(NamedTuple):
 
 
 def classical_mds(distances: Tensor, dim: int) -> Embedding:
-    r"""Classical multidimensional scaling: the inner products behind the distances, and their leading coordinates.
+    r"""Classical multidimensional scaling: leading coordinates of the inner products that belong to distances.
 
     .. math:: B = -\tfrac12 J D^{(2)} J, \qquad J = I - \tfrac1n 1 1^\top, \qquad X = V_d \Lambda_d^{1/2}
 
@@ -51,7 +51,7 @@ def classical_mds(distances: Tensor, dim: int) -> Embedding:
     """
     check_floating(distances, "distances")
     if distances.dim() != 2 or distances.shape[0] != distances.shape[1] or not distances.numel():
-        raise ValueError(
+        raise UserError(
             f"distances must have shape (points, points), got {tuple(distances.shape)};"
             ' for points use torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")'
         )
@@ -62,9 +62,9 @@ def classical_mds(distances: Tensor, dim: int) -> Embedding:
         "zero on their diagonal": float(fixed.diagonal().abs().max()),
         "not negative": -float(fixed.min()),
     }
-    for what, off in worst.items():
+    for property_, off in worst.items():
         if not off <= slack:
-            raise ValueError(f"distances must be {what}, got {off:.3g} off; pass distances, not similarities")
+            raise UserError(f"distances must be {property_}, got {off:.3g} off; pass distances, not similarities")
     _check_dim(dim, distances.shape[0], "the number of points")
     square = distances.square()
     gram = -0.5 * (square - square.mean(0) - square.mean(1, keepdim=True) + square.mean())
@@ -92,18 +92,18 @@ def pca(points: Tensor, dim: int) -> Embedding:
     """
     check_floating(points, "points")
     if points.dim() != 2 or not points.numel():
-        raise ValueError(f"points must have shape (points, dim), got {tuple(points.shape)}; give every point a row")
+        raise UserError(f"points must have shape (points, dim), got {tuple(points.shape)}; give every point a row")
     _check_dim(dim, min(points.shape), "the smaller of the sizes of points")
     left, spread, _ = torch.linalg.svd(points - points.mean(0), full_matrices=False)
     return Embedding(_upright(left[:, :dim] * spread[:dim]), spread.square())
 
 
 def _check_dim(dim: int, most: int, what: str) -> None:
-    if isinstance(dim, bool) or not isinstance(dim, int) or not 1 <= dim <= most:
-        raise ValueError(f"dim must be an integer from 1 to {what}, {most}, got {dim!r}; keep fewer coordinates")
+    if check_count(dim, "dim") > most:
+        raise UserError(f"dim must be at most {what}, {most}, got {dim}; keep fewer coordinates")
 
 
 def _upright(points: Tensor) -> Tensor:
-    """Axes have no sign of their own: turn the entry of largest size in each column positive."""
+    """Make the entry of largest size in each column positive: axes have no sign of their own."""
     largest = points.detach().abs().argmax(0, keepdim=True)
     return points * torch.where(points.detach().gather(0, largest) < 0, -1.0, 1.0).to(points)

@@ -1,4 +1,4 @@
-"""Words predicted from their context: the softmax over a vocabulary as an exponential family."""
+"""Prediction of words from their context: the softmax over a vocabulary as an exponential family."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize as to_sphere
 
-from massieu.contrast.checks import Reduction, check_vectors, reduce, widened
+from massieu.checks import UserError, check_floating, check_shape
+from massieu.contrast.reductions import Reduction, reduce, widened
 from massieu.statistics import row_statistics
 
 __all__ = ["skip_gram"]
@@ -21,7 +22,7 @@ def skip_gram(
     normalize: bool = False,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    r"""The softmax loss of word2vec over the whole vocabulary, with memory linear in it.
+    r"""Softmax loss of word2vec over the whole vocabulary, with memory linear in it.
 
     .. math:: L_i = \log \sum_w h_w e^{c_i \cdot u_w} - c_i \cdot u_{w_i}, \qquad
               \nabla_{c} L_i = \mathrm{attn}(c_i) - u_{w_i}
@@ -44,24 +45,17 @@ def skip_gram(
         >>> skip_gram(torch.zeros(2, 3), torch.eye(5)[:, :3], torch.tensor([0, 4]))  # log 5
         tensor(1.6094)
     """
-    check_vectors(context, "context", "contexts")
-    check_vectors(word_vectors, "word_vectors", "words")
-    if word_vectors.dim() != 2 or word_vectors.shape[-1] != context.shape[-1]:
-        raise ValueError(
-            f"word_vectors must have shape (words, {context.shape[-1]}), got {tuple(word_vectors.shape)};"
-            " all contexts share one vocabulary of their own dimension"
-        )
+    for tensor, name in ((context, "context"), (word_vectors, "word_vectors")):
+        check_floating(tensor, name)
+    check_shape(context, "context", "...", "contexts", "dim")
+    check_shape(word_vectors, "word_vectors", "words", context.shape[-1])
     if not isinstance(targets, Tensor) or targets.dtype not in (torch.int64, torch.int32):
         got = targets.dtype if isinstance(targets, Tensor) else type(targets).__name__
-        raise TypeError(f"targets must be a tensor of whole numbers, got {got}; convert it with .long()")
+        raise UserError(f"targets must be a tensor of whole numbers, got {got}; convert it with .long()")
     words = word_vectors.shape[0]
-    if targets.shape != context.shape[:-1]:
-        raise ValueError(
-            f"targets must have shape {tuple(context.shape[:-1])}, got {tuple(targets.shape)};"
-            " give every context one word"
-        )
+    check_shape(targets, "targets", *context.shape[:-1])
     if targets.numel() and not bool(((targets >= 0) & (targets < words)).all()):
-        raise ValueError(
+        raise UserError(
             f"targets must lie between 0 and {words - 1}, got {targets.min()} to {targets.max()};"
             " drop padding before the loss"
         )

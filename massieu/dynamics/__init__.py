@@ -18,7 +18,7 @@ from massieu.dynamics.contractions import (
     zca,
 )
 from massieu.dynamics.equilibria import FixedPoints, fixed_points
-from massieu.dynamics.evolution import Trajectory, evolve
+from massieu.dynamics.evolution import CloudTrajectory, evolve
 from massieu.dynamics.laws import TokenLimit, cumulant_amplification, gaussian_moments, rms_norm_moments, token_limit
 from massieu.dynamics.maps import ascend, hopfield_step, hopfield_time
 from massieu.dynamics.observables import OBSERVABLES, Regime, cluster_labels, clusters
@@ -32,7 +32,7 @@ __all__ = [
     "FixedPoints",
     "Regime",
     "TokenLimit",
-    "Trajectory",
+    "CloudTrajectory",
     "ascend",
     "balance",
     "batch_norm",

@@ -1,4 +1,4 @@
-"""Doubly stochastic attention: log weights of keys with which every key receives the same attention."""
+"""Doubly stochastic attention: log weights with which every key receives the same attention."""
 
 from __future__ import annotations
 
@@ -8,27 +8,30 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from massieu.dynamics.maps import check_cloud, check_number
-from massieu.measures.measure import as_integer, common_batch
+from massieu.checks import check_count, check_number
+from massieu.dynamics.maps import check_cloud
+from massieu.measures.measure import common_batch
 from massieu.statistics import row_statistics
 
 __all__ = ["Balance", "balance"]
 
 
 class Balance(NamedTuple):
-    """Log weights of keys, and how the search for them ended.
+    """Log weights of keys, and the outcome of the search for them.
 
     Attributes:
         log_weight: of every key, shape ``(..., 1, keys)``, as :func:`massieu.attend` takes it.
         residual: largest relative error of the attention that a key receives, shape ``(...)``.
         steps: updates done.
-        converged: whether the residual came below the tolerance everywhere.
+        converged: the residual is below the tolerance everywhere.
+        message: the outcome, in a sentence.
     """
 
     log_weight: Tensor
     residual: Tensor
     steps: int
     converged: bool
+    message: str
 
 
 def balance(
@@ -48,7 +51,7 @@ def balance(
         key: :math:`k`, shape ``(..., m, dim)``.
         scale: :math:`\beta`.
         tolerance: bound of the residual; by default the square root of the rounding of the dtype.
-        max_steps: updates at most; none leaves softmax attention.
+        max_steps: updates at most; 0 leaves softmax attention.
 
     Source:
         Sander et al. 2022, "Sinkformers: Transformers with doubly stochastic attention", which take a few steps.
@@ -62,7 +65,7 @@ def balance(
     """
     check_cloud(query, "query", least=1)
     check_cloud(key, "key", least=1)
-    scale, max_steps = check_number(scale, "scale"), as_integer(max_steps, "max_steps", least=0)
+    scale, max_steps = check_number(scale, "scale"), check_count(max_steps, "max_steps", least=0)
     rounding = math.sqrt(torch.finfo(query.dtype).eps)
     tolerance = rounding if tolerance is None else check_number(tolerance, "tolerance", least=0.0)
     share = math.log(query.shape[-2] / key.shape[-2])
@@ -77,4 +80,6 @@ def balance(
         if converged or steps == max_steps:
             break
         log_weight = found
-    return Balance(log_weight, residual, steps, converged)
+    outcome = "converged" if converged else "stopped at max_steps"
+    message = f"{outcome} after {steps} steps; a key receives its share to {float(residual.max()):.2g}"
+    return Balance(log_weight, residual, steps, converged, message)

@@ -1,4 +1,4 @@
-"""What brings an expanded cloud back: renormalization of the whole, norms of single tokens, and other contractions."""
+"""Contractions of an expanded cloud: renormalization of the whole, norms of single tokens, and others."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from massieu.checks import MissingPackageError, pip_install
-from massieu.dynamics.maps import check_cloud, check_number
+from massieu.checks import UserError, check_number, check_shape, optional_package
+from massieu.dynamics.maps import check_cloud
 from massieu.measures.gaussian import checked_covariance
 from massieu.measures.measure import as_parameter
 
 __all__ = [
     "CONTRACTIONS",
     "Affine",
-    "Spectrum",
+    "CloudSpectrum",
     "batch_norm",
     "clip_to_ball",
     "global_rms",
@@ -36,7 +36,7 @@ __all__ = [
 
 
 class Affine(NamedTuple):
-    """The map :math:`x \\mapsto M x + b` of tokens, as a function of clouds ``(..., tokens, dim)``.
+    """Affine map :math:`x \\mapsto M x + b` of tokens, as a function of clouds ``(..., tokens, dim)``.
 
     Attributes:
         matrix: M, shape ``(..., dim, dim)``.
@@ -79,11 +79,11 @@ def renormalize(cloud: Tensor, location: Tensor, covariance: Tensor) -> Tensor:
 
 
 def renormalization(from_location: Tensor, from_covariance: Tensor, location: Tensor, covariance: Tensor) -> Affine:
-    r"""The map RN between laws of given moments, :math:`x \mapsto \mu + \Lambda^{1/2} C^{-1/2} (x - m)`.
+    r"""Return the map RN between laws of given moments, :math:`x \mapsto \mu + \Lambda^{1/2} C^{-1/2} (x - m)`.
 
     For Gaussian keys :math:`N(\mu, \Sigma)` residual attention is the affine map
     :math:`A(\eta) = \eta + s(\mu + \Sigma \eta)`. On tokens of covariance :math:`\Sigma^{-1}` all roots commute, and
-    RN after A is not only stationary in law, as Theorem 1 says, but the identity of every single token.
+    RN after A is the identity of every single token, not only stationary in law as in Theorem 1.
 
     Args:
         from_location: m, shape ``(..., dim)``.
@@ -98,7 +98,7 @@ def renormalization(from_location: Tensor, from_covariance: Tensor, location: Te
     """
     from_covariance = as_parameter(from_covariance, "from_covariance")
     values, vectors = torch.linalg.eigh(from_covariance)
-    source = Spectrum(from_location.to(from_covariance), values, vectors, values > _rounding(values))
+    source = CloudSpectrum(from_location.to(from_covariance), values, vectors, values > _rounding(values))
     return _transport(source, location, covariance)
 
 
@@ -130,7 +130,7 @@ def rms_norm(cloud: Tensor) -> Tensor:
 
 
 def halve(cloud: Tensor) -> Tensor:
-    """Half of every token, which undoes a residual step along the token itself."""
+    """Halve every token, the inverse of a residual step along the token itself."""
     check_cloud(cloud)
     return 0.5 * cloud
 
@@ -147,7 +147,7 @@ def global_rms(cloud: Tensor) -> Tensor:
 
 
 def squash(cloud: Tensor) -> Tensor:
-    """The hyperbolic tangent of every entry."""
+    """Apply the hyperbolic tangent to every entry."""
     check_cloud(cloud)
     return torch.tanh(cloud)
 
@@ -167,7 +167,7 @@ def batch_norm(cloud: Tensor) -> Tensor:
 
 
 def clip_to_ball(cloud: Tensor, radius: float | None = None) -> Tensor:
-    r"""Shorten tokens outside of the ball to its radius, which is :math:`\sqrt{D}` by default.
+    r"""Shorten tokens outside of the ball to its radius, by default :math:`\sqrt{D}`.
 
     Example:
         >>> clip_to_ball(torch.tensor([[3.0, 4.0], [0.1, 0.0]]), radius=1.0)
@@ -201,13 +201,13 @@ def normal_scores(cloud: Tensor) -> Tensor:
     .. math:: \eta_{id} \mapsto \Phi^{-1}\Big(\frac{r_{id} - 1/2}{n}\Big), \qquad
               r_{id} = 1 + \#\{j : \eta_{jd} < \eta_{id}\}
 
-    Every feature is then as normal as n tokens can be, whatever it was; the cloud as a whole need not be. In one
-    dimension residual attention keeps the order of the tokens, so that this map undoes it token by token. Ties count
-    in the order of the tokens. Without derivatives: the result does not change with small changes of the cloud.
+    Every feature is then as normal as n tokens can be; the cloud as a whole need not be. In one dimension residual
+    attention keeps the order of the tokens, so that this map undoes it token by token. Ties count in the order of the
+    tokens. Without derivatives: the result is constant under small changes of the cloud.
 
     Source:
-        Van der Waerden's scores, in the place of the renormalization of "A Probabilistic Interpretation of
-        Transformers", Theorem 1.
+        Van der Waerden's scores, instead of the renormalization of "A Probabilistic Interpretation of Transformers",
+        Theorem 1.
 
     Example:
         >>> normal_scores(torch.tensor([[3.0], [1.0], [100.0]]))
@@ -223,15 +223,15 @@ def normal_scores(cloud: Tensor) -> Tensor:
 
 
 def normal_ranks(cloud: Tensor) -> Tensor:
-    r"""Move the tokens to fixed normal points, by the assignment that costs least.
+    r"""Move the tokens to fixed normal points, by the assignment of least cost.
 
     .. math:: \eta_i \mapsto z_{\pi(i)}, \qquad \pi = \arg\max_\pi \sum_i \eta_i \cdot z_{\pi(i)}
 
     Ranks and normal quantiles in several dimensions; in one, :func:`normal_scores`. The points :math:`z` are a
     scrambled Sobol sequence under the normal quantile function, brought to mean zero and the identity as covariance.
-    A cloud that rests on them is left there by residual attention over any keys that are its values:
+    A cloud on these points returns to them after residual attention over any keys that are its values:
     :math:`\eta + s \nabla G(\eta)` is the gradient of a convex function, and pairs of points and images under such a
-    gradient are an optimal assignment. The cloud hence stays as normal as the points are, for any number of blocks.
+    gradient are an optimal assignment. The cloud hence stays as normal as the points, for any number of blocks.
     Without derivatives. The time grows with the third power of the number of tokens.
 
     Args:
@@ -251,12 +251,7 @@ def normal_ranks(cloud: Tensor) -> Tensor:
     tokens, dim = cloud.shape[-2:]
     if dim == 1 or not cloud.numel():
         return normal_scores(cloud)
-    try:
-        from scipy.optimize import linear_sum_assignment
-    except ImportError:
-        raise MissingPackageError(
-            f"normal_ranks needs scipy, which is not installed; {pip_install('verify')}, or use normal_scores"
-        ) from None
+    linear_sum_assignment = optional_package("scipy.optimize", "normal_ranks", "verify").linear_sum_assignment
     uniform = torch.quasirandom.SobolEngine(dim, scramble=True, seed=0).draw(tokens, dtype=torch.float64)
     points = zca(torch.special.ndtri(uniform.clamp(1e-12, 1 - 1e-12)))
     flat = cloud.detach().reshape(-1, tokens, dim).double().cpu()
@@ -278,8 +273,8 @@ CONTRACTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 """Contractions by name, each a function of a cloud ``(..., tokens, dim)``."""
 
 
-class Spectrum(NamedTuple):
-    """Mean ``(..., dim)`` of a cloud, eigenvalues and eigenvectors of its covariance, and which are not rounding."""
+class CloudSpectrum(NamedTuple):
+    """Mean ``(..., dim)`` of a cloud, eigenvalues and eigenvectors of its covariance, and a mask of those to keep."""
 
     mean: Tensor
     values: Tensor
@@ -287,36 +282,35 @@ class Spectrum(NamedTuple):
     kept: Tensor
 
     def inverse_root(self) -> Tensor:
-        """The symmetric inverse root of the covariance on its span, ``(..., dim, dim)``."""
+        """Return the symmetric inverse root of the covariance on its span, ``(..., dim, dim)``."""
         roots = torch.where(self.kept, torch.where(self.kept, self.values, 1.0).rsqrt(), 0.0)
         return (self.vectors * roots[..., None, :]) @ self.vectors.mT
 
 
 def moments(cloud: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean ``(..., dim)`` and population covariance ``(..., dim, dim)`` of the tokens."""
+    """Return mean ``(..., dim)`` and population covariance ``(..., dim, dim)`` of the tokens."""
     mean = cloud.mean(-2)
     centered = cloud - mean[..., None, :]
     return mean, centered.mT @ centered / cloud.shape[-2]
 
 
-def spectrum(cloud: Tensor) -> Spectrum:
-    """The covariance of the tokens by its eigenvalues."""
+def spectrum(cloud: Tensor) -> CloudSpectrum:
+    """Decompose the covariance of the tokens."""
     mean, covariance = moments(cloud)
     values, vectors = torch.linalg.eigh(covariance)
-    # Tokens that are one point have a covariance of rounding, which is measured against their length.
+    # The covariance of coinciding tokens is rounding, relative to their length.
     noise = (8 * torch.finfo(cloud.dtype).eps) ** 2 * cloud.square().sum(-1).amax(-1)
-    return Spectrum(mean, values, vectors, values > torch.maximum(_rounding(values), noise[..., None]))
+    return CloudSpectrum(mean, values, vectors, values > torch.maximum(_rounding(values), noise[..., None]))
 
 
-def _transport(source: Spectrum, location: Tensor, covariance: Tensor) -> Affine:
-    """The map with symmetric roots from the moments of the source to the given ones."""
+def _transport(source: CloudSpectrum, location: Tensor, covariance: Tensor) -> Affine:
+    """Return the map with symmetric roots from the moments of the source to the given ones."""
     location, dim = as_parameter(location, "location"), source.values.shape[-1]
-    if location.shape != (dim,):
-        raise ValueError(f"location must have shape ({dim},), got {tuple(location.shape)}; give each axis its mean")
+    check_shape(location, "location", dim)
     covariance, _ = checked_covariance(covariance, (dim, dim))
     if not bool(source.kept.all()):
         rank = int(source.kept.sum(-1).min())
-        raise ValueError(
+        raise UserError(
             f"the cloud must have a covariance of full rank {dim}, got rank {rank};"
             " use more tokens than dimensions, or zca, which whitens on the span"
         )
@@ -326,12 +320,12 @@ def _transport(source: Spectrum, location: Tensor, covariance: Tensor) -> Affine
 
 
 def _rounding(values: Tensor) -> Tensor:
-    """Eigenvalues up to this one are rounding, ``(..., 1)``."""
+    """Return the eigenvalue up to which eigenvalues are rounding, ``(..., 1)``."""
     return values.shape[-1] * torch.finfo(values.dtype).eps * values[..., -1:].clamp_min(0)
 
 
 def _scaled(numbers: Tensor, axes: tuple[int, ...], scale: Tensor | float) -> Tensor:
-    """Numbers of root mean square one over the axes; zero where they are rounding of something of size ``scale``."""
+    """Scale to root mean square one over the axes; zero for numbers that are rounding relative to ``scale``."""
     if not numbers.numel():
         return numbers
     largest = numbers.abs().amax(axes, keepdim=True)

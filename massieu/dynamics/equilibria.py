@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,29 +13,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from massieu.checks import MissingPackageError, pip_install
-from massieu.dynamics.maps import check_cloud, check_number, hopfield_step
-from massieu.measures.measure import as_integer
+from massieu.checks import UserError, check_count, check_number, optional_package
+from massieu.dynamics.maps import check_cloud, hopfield_step
 
 __all__ = ["FixedPoints", "fixed_points"]
 
-ROUND = 20
-"""Accelerated steps in a row: far from a fixed point they may wander."""
+ACCELERATED_STEPS = 20
+"""Accelerated steps in a row: far from a fixed point they may diverge."""
 
-WORTH = 0.1
-"""They are kept if they lower the residual to this share."""
+SUFFICIENT_FALL = 0.1
+"""Accelerated steps are kept if they lower the residual to this share."""
 
 
 @dataclass(frozen=True)
 class FixedPoints:
-    r"""Where an iteration rests, and how the search ended, for every row.
+    r"""Fixed points of an iteration, and the outcome of the search for every row.
 
     Attributes:
         state: shape ``(..., queries, dim)``; rows that converged carry derivatives.
-        converged: whether the residual came below the tolerance, shape ``(..., queries)``.
+        converged: the residual is below the tolerance, shape ``(..., queries)``.
         residual: :math:`|f(\xi) - \xi|`, shape ``(..., queries)``.
         steps: iterations, the plain ones included, shape ``(..., queries)``.
-        regime: what was iterated, and whether the keys were frozen, in one sentence.
+        regime: the iterated map, with frozen or moving keys, in one sentence.
     """
 
     state: Tensor
@@ -44,6 +42,13 @@ class FixedPoints:
     residual: Tensor
     steps: Tensor
     regime: str
+
+    @property
+    def message(self) -> str:
+        """The outcome, in a sentence."""
+        worst, most = (float(x.max()) if x.numel() else 0.0 for x in (self.residual, self.steps))
+        rows = f"{int(self.converged.sum())} of {self.converged.numel()} rows converged"
+        return f"{rows} after at most {most:.0f} steps; the largest residual is {worst:.2g}"
 
 
 def fixed_points(
@@ -55,26 +60,23 @@ def fixed_points(
     memory: int = 5,
     plain_steps: int = 10,
 ) -> FixedPoints:
-    r"""Solve :math:`f(\xi) = \xi` from a start, with derivatives in whatever f depends on.
+    r"""Solve :math:`f(\xi) = \xi` from a start, with derivatives in all parameters of f.
 
-    Plain steps lead into a basin, rounds of Anderson acceleration (scipy's) shorten the rest. Derivatives do not pass
-    through the iteration: at the fixed point :math:`d\xi = (I - J)^{-1}\, \partial f`, and a backward pass solves the
-    transposed system by GMRES, which needs the memory of a single step.
+    Plain steps lead into a basin, Anderson acceleration (scipy's) shortens the rest. Derivatives do not pass through
+    the iteration: at the fixed point :math:`d\xi = (I - J)^{-1}\, \partial f`, and a backward pass solves the
+    transposed system by GMRES, with the memory of a single step.
 
     Args:
         function: f, which keeps the shape and dtype of the start; or ``(patterns, beta)`` for the retrieval of a
             Hopfield memory, :math:`f(\xi) = \sum_j p_j x_j` with fixed patterns, where every row is searched by itself.
             A function is taken as one joint system, since it may let tokens see each other.
         start: shape ``(..., queries, dim)``.
-        tolerance: a row has converged when :math:`|f(\xi) - \xi|` is at most so much of :math:`1 + |\xi|`; by default
-            what the dtype of the start can tell.
+        tolerance: a row has converged when :math:`|f(\xi) - \xi|` is at most this share of :math:`1 + |\xi|`; by
+            default the resolution of the dtype of the start.
         max_steps: iterations at most.
-        memory: how many steps Anderson acceleration looks back at; zero iterates plainly.
-        plain_steps: steps before the first round of acceleration, doubled before each further one. Acceleration may
-            lead to another fixed point than plain iteration, even to one that repels.
-
-    Returns:
-        The states, and for every row whether and how it converged.
+        memory: number of past steps in Anderson acceleration; 0 iterates plainly.
+        plain_steps: steps before the first acceleration, doubled before each further one. Acceleration may lead to
+            another fixed point than plain iteration, even to one that repels.
 
     Source:
         Bai et al. 2019, "Deep equilibrium models", for the implicit derivative. The solver is scipy's because
@@ -87,8 +89,8 @@ def fixed_points(
                 [0.5000, 0.5000]]), tensor([True, True]))
     """
     check_cloud(start, "start")
-    max_steps, memory = as_integer(max_steps, "max_steps", least=1), as_integer(memory, "memory", least=0)
-    plain_steps = as_integer(plain_steps, "plain_steps", least=0)
+    max_steps, memory = check_count(max_steps, "max_steps"), check_count(memory, "memory", least=0)
+    plain_steps = check_count(plain_steps, "plain_steps", least=0)
     eps = torch.finfo(start.dtype).eps
     tolerance = 8 * eps**0.85 if tolerance is None else check_number(tolerance, "tolerance", least=0.0)
     apply, regime = _iteration(function)
@@ -96,11 +98,11 @@ def fixed_points(
     with torch.no_grad():
         image = apply(state)
         if image.shape != state.shape or image.dtype != state.dtype:
-            raise ValueError(
+            raise UserError(
                 f"function must return shape {tuple(state.shape)} and {state.dtype}, got {tuple(image.shape)} and"
                 f" {image.dtype}; a fixed point needs a map of the space into itself"
             )
-        search = _Search(tolerance, max_steps, memory, plain_steps)
+        search = _AndersonSearch(tolerance, max_steps, memory, plain_steps)
         if callable(function) or not memory:
             state, steps = search.jointly(apply, state)
         else:
@@ -116,7 +118,7 @@ def _iteration(function: Any) -> tuple[Callable[[Tensor], Tensor], str]:
         return function, f"iteration of {name}, all rows as one system"
     if not isinstance(function, tuple) or len(function) != 2:
         got = type(function).__name__
-        raise TypeError(f"function must be a pair (patterns, beta) or callable, got {got}; wrap it in a function")
+        raise UserError(f"function must be a pair (patterns, beta) or callable, got {got}; wrap it in a function")
     patterns, beta = function
     check_cloud(patterns, "patterns", least=1)
     beta = check_number(beta, "beta")
@@ -125,8 +127,8 @@ def _iteration(function: Any) -> tuple[Callable[[Tensor], Tensor], str]:
 
 
 @dataclass(frozen=True)
-class _Search:
-    """Plain steps and Anderson acceleration by scipy in turns, until every row is within the tolerance."""
+class _AndersonSearch:
+    """Plain steps and Anderson acceleration by scipy in turns, up to the tolerance of every row."""
 
     tolerance: float
     max_steps: int
@@ -134,7 +136,7 @@ class _Search:
     plain_steps: int
 
     def jointly(self, apply: Callable[[Tensor], Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
-        """All rows at once, in acceleration as one system; the state and the steps of every row."""
+        """Iterate all rows at once, in acceleration as one system; return the state and the steps of every row."""
         steps, left = torch.zeros(state.shape[:-1], dtype=torch.long), self.max_steps
         plain = self.plain_steps if self.memory else left
         while left > 0:
@@ -142,13 +144,13 @@ class _Search:
             steps, left = steps + moving, left - plain
             if left <= 0 or not state.numel() or self.excess(apply(state), state) <= 1:
                 break
-            state, taken = self.accelerate(apply, state, min(left, ROUND))
+            state, taken = self.accelerate(apply, state, min(left, ACCELERATED_STEPS))
             steps, left = steps + taken, left - taken
-            plain *= 2  # what did not help will be tried less often
+            plain *= 2  # less acceleration after a failed one
         return state, steps
 
     def by_rows(self, pair: tuple[Tensor, float], state: Tensor) -> tuple[Tensor, Tensor]:
-        """Every row by itself, over the patterns of its own batch."""
+        """Iterate every row by itself, over the patterns of its own batch."""
         patterns, beta = pair
         patterns = patterns.detach().expand(*state.shape[:-2], *patterns.shape[-2:])
         steps = torch.zeros(state.shape[:-1], dtype=torch.long)
@@ -159,7 +161,7 @@ class _Search:
         return state, steps
 
     def iterate(self, apply: Callable[[Tensor], Tensor], state: Tensor, most: int) -> tuple[Tensor, Tensor]:
-        """Plain steps, and how many each row needed."""
+        """Take plain steps; return the state and the number of steps of each row."""
         steps = torch.zeros(state.shape[:-1], dtype=torch.long)
         for _ in range(most):
             moved = apply(state)
@@ -170,12 +172,12 @@ class _Search:
         return state, steps
 
     def excess(self, moved: Tensor, state: Tensor) -> float:
-        """Largest residual of a row as a multiple of what is tolerated."""
+        """Return the largest residual of a row, in units of the tolerated one."""
         allowed = self.tolerance * (1 + state.norm(dim=-1))
         return float(((moved - state).norm(dim=-1) / allowed.clamp_min(torch.finfo(state.dtype).tiny)).max())
 
     def accelerate(self, apply: Callable[[Tensor], Tensor], state: Tensor, most: int) -> tuple[Tensor, int]:
-        """The state of smallest residual if acceleration was worth it, else the old one; and the number of steps."""
+        """Return the state of least residual if it fell sufficiently, else the old one; and the number of steps."""
         sizes: list[float] = []
         best = state
 
@@ -187,28 +189,28 @@ class _Search:
             if sizes[-1] <= min(sizes):
                 best = trial
             if sizes[-1] <= 1 or not np.isfinite(sizes[-1]):
-                raise _Ended
+                raise _Stop
             return (moved - trial).reshape(-1).double().cpu().numpy()
 
-        # Alpha one makes a first step a plain one. More history than unknowns has no use.
+        # With alpha one the first step is a plain one. More history than unknowns has no use.
         history = {"M": min(self.memory, state.numel()), "alpha": 1.0, "w0": 0.01}
         options = {"maxiter": most, "fatol": 0.0, "line_search": None, "jac_options": history}
         start = state.reshape(-1).double().cpu().numpy()
         root, warning = _scipy("optimize").root, _scipy("linalg").LinAlgWarning
-        with warnings.catch_warnings(), contextlib.suppress(_Ended, np.linalg.LinAlgError):
+        with warnings.catch_warnings(), contextlib.suppress(_Stop, np.linalg.LinAlgError):
             warnings.simplefilter("ignore", warning)  # steps of very different size, as they should be
             root(residual, start, method="anderson", options=options)
-        # A little less may only be the way back to a point that repels, from which plain steps just led away.
-        worth = min(sizes) <= max(1.0, WORTH * sizes[0])
-        return (best if worth else state), max(1, len(sizes) - 1)
+        # A small fall may be the way back to a repelling point, from which the plain steps led away.
+        fell = min(sizes) <= max(1.0, SUFFICIENT_FALL * sizes[0])
+        return (best if fell else state), max(1, len(sizes) - 1)
 
 
-class _Ended(Exception):  # noqa: N818  # not an error: scipy has no other way to be told
+class _Stop(Exception):  # noqa: N818  # not an error: the only way to stop scipy
     """The search has converged, or left the finite numbers."""
 
 
 def _attach(apply: Callable[[Tensor], Tensor], state: Tensor, converged: Tensor) -> Tensor:
-    """The state, with implicit derivatives in what the function depends on for rows that converged."""
+    """Attach implicit derivatives to the rows of the state that converged."""
     outer = apply(state)
     if not outer.requires_grad:
         return state
@@ -217,7 +219,7 @@ def _attach(apply: Callable[[Tensor], Tensor], state: Tensor, converged: Tensor)
     mask = converged[..., None]
 
     def solve(slope: Tensor | None) -> Tensor | None:
-        if slope is None:  # nobody asked for this one
+        if slope is None:  # a derivative that is not needed
             return None
         if torch.is_grad_enabled():
             raise RuntimeError(
@@ -253,10 +255,4 @@ def _gmres(operator: Callable[[Any], Any], right: Tensor) -> Tensor:
 
 
 def _scipy(module: str) -> Any:
-    try:
-        return importlib.import_module(f"scipy.{module}")
-    except ImportError:
-        raise MissingPackageError(
-            "accelerated fixed points and their derivatives need scipy, which is not installed;"
-            f" {pip_install('verify')}, or pass memory=0 for plain steps without derivatives"
-        ) from None
+    return optional_package(f"scipy.{module}", "fixed_points with memory > 0, or with derivatives,", "verify")

@@ -1,4 +1,4 @@
-"""A cloud of tokens under many blocks of attention and contraction, and what is seen on the way."""
+"""Evolution of a cloud of tokens under many blocks of attention and contraction, with observables."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from massieu.checks import check_choice, check_count, check_number
 from massieu.dynamics.contractions import CONTRACTIONS
-from massieu.dynamics.maps import ascend, check_cloud, check_number
+from massieu.dynamics.maps import ascend, check_cloud
 from massieu.dynamics.observables import OBSERVABLES, Observable, Regime
-from massieu.measures.measure import as_integer
 from massieu.statistics import attend
 
-__all__ = ["Observe", "Trajectory", "evolve", "record"]
+__all__ = ["CloudTrajectory", "Observe", "evolve", "record"]
 
 Observe = Sequence[str] | Mapping[str, Observable]
 """Names from ``OBSERVABLES``, or functions of the cloud and its :class:`Regime` by name."""
 
 
 @dataclass(frozen=True, repr=False)
-class Trajectory:
-    """Where a cloud went and what was observed.
+class CloudTrajectory:
+    """Last state and observables of a cloud.
 
     Attributes:
         cloud: the last cloud, shape ``(..., tokens, dim)``.
-        steps: after how many steps something was recorded, the start included, shape ``(records,)``.
-        observables: what was recorded, by name, shape ``(records, ...)``.
-        regime: keys frozen or moving, causal or not, how tokens moved and what contracted them, in one sentence.
+        steps: numbers of steps after which observables were recorded, the start included, shape ``(records,)``.
+        observables: recorded values by name, shape ``(records, ...)``.
+        regime: keys frozen or moving, causal or not, motion and contraction, in one sentence.
     """
 
     cloud: Tensor
@@ -38,7 +38,8 @@ class Trajectory:
 
     def __repr__(self) -> str:
         names = ", ".join(self.observables)
-        return f"Trajectory({int(self.steps[-1])} steps of a cloud {tuple(self.cloud.shape)}: {self.regime}; [{names}])"
+        size = f"{int(self.steps[-1])} steps of a cloud {tuple(self.cloud.shape)}"
+        return f"CloudTrajectory({size}: {self.regime}; [{names}])"
 
 
 def evolve(
@@ -53,7 +54,7 @@ def evolve(
     contraction: str | Callable[[Tensor], Tensor] | None = None,
     observe: Observe = ("mean", "covariance", "median_distance", "entropy_logdet"),
     every: int = 1,
-) -> Trajectory:
+) -> CloudTrajectory:
     r"""Apply blocks of attention and contraction to a cloud, all tokens at once.
 
     .. math:: \eta_i \mapsto K(\eta_i + s\, m(\eta_i)), \quad \text{or without the residual connection} \quad
@@ -65,15 +66,15 @@ def evolve(
         step: s.
         beta: inverse temperature.
         keys: fixed keys, shape ``(..., atoms, dim)``; None for moving keys, which are the tokens at every step.
-        causal: whether a token sees only the keys up to its own position.
-        residual: whether attention is added to the token or takes its place.
+        causal: a token sees only the keys up to its own position.
+        residual: attention is added to the token, otherwise it replaces the token.
         contraction: K, a name from ``CONTRACTIONS`` or any function of a cloud; None for the identity.
         observe: names from ``OBSERVABLES``, or a mapping of names to functions of the cloud and its :class:`Regime`.
-        every: record after so many steps; start and end are always recorded.
+        every: steps between two records; start and end are always recorded.
 
     Returns:
-        The last cloud and the observables, with a sentence on what was frozen and what moved. Without a contraction
-        clouds diverge: one that would overflow ends at its last finite state, and the sentence says so.
+        The last cloud and the observables. Without a contraction clouds diverge: one that would overflow ends at its
+        last finite state, and the regime says so.
 
     Source:
         "A Probabilistic Interpretation of Transformers", section 3.3. Frozen and moving keys behave differently:
@@ -96,34 +97,34 @@ def evolve(
     def move(tokens: Tensor) -> Tensor:
         if residual:
             return shrink(ascend(tokens, keys, step=step, beta=beta, causal=causal))
-        seen = tokens if keys is None else keys
-        return shrink(step * attend(tokens, seen, seen, scale=beta, causal=causal, statistics=None).output)
+        atoms = tokens if keys is None else keys
+        return shrink(step * attend(tokens, atoms, atoms, scale=beta, causal=causal, statistics=None).output)
 
     return record(move, cloud, steps=steps, regime=regime, observe=observe, every=every)
 
 
 def record(
     move: Callable[[Tensor], Tensor], cloud: Tensor, *, steps: int, regime: Regime, observe: Observe, every: int
-) -> Trajectory:
-    """Apply ``move`` so many times and keep what is observed; a cloud that overflows ends before it does."""
-    steps, every = as_integer(steps, "steps", least=0), as_integer(every, "every", least=1)
-    watched = _observables(observe)
+) -> CloudTrajectory:
+    """Apply ``move`` for a number of steps and record observables; stop at the last finite state."""
+    steps, every = check_count(steps, "steps", least=0), check_count(every, "every")
+    observables = _observables(observe)
     times: list[int] = []
-    seen: dict[str, list[Tensor]] = {name: [] for name in watched}
-    ended = ""
+    records: dict[str, list[Tensor]] = {name: [] for name in observables}
+    overflow = ""
     for time in range(steps + 1):
         following = move(cloud) if time < steps else cloud
         if not bool(following.isfinite().all()) and bool(cloud.isfinite().all()):
-            ended = f"; it left the range of {str(cloud.dtype).removeprefix('torch.')} after {time} steps"
-        if time % every == 0 or time == steps or ended:
+            overflow = f"; it left the range of {str(cloud.dtype).removeprefix('torch.')} after {time} steps"
+        if time % every == 0 or time == steps or overflow:
             times.append(time)
-            for name, observable in watched.items():
-                seen[name].append(observable(cloud, regime))
-        if ended:
+            for name, observable in observables.items():
+                records[name].append(observable(cloud, regime))
+        if overflow:
             break
         cloud = following
-    found = {name: torch.stack(values) for name, values in seen.items()}
-    return Trajectory(cloud, torch.tensor(times), found, str(regime) + ended)
+    found = {name: torch.stack(values) for name, values in records.items()}
+    return CloudTrajectory(cloud, torch.tensor(times), found, str(regime) + overflow)
 
 
 def _contraction(contraction: str | Callable[[Tensor], Tensor] | None) -> tuple[Callable[[Tensor], Tensor], str]:
@@ -131,10 +132,7 @@ def _contraction(contraction: str | Callable[[Tensor], Tensor] | None) -> tuple[
         return (lambda cloud: cloud), "no contraction"
     if callable(contraction):
         return contraction, getattr(contraction, "__name__", type(contraction).__name__)
-    if contraction not in CONTRACTIONS:
-        raise ValueError(
-            f"contraction must be one of {', '.join(CONTRACTIONS)}, a function or None, got {contraction!r}; check it"
-        )
+    check_choice(contraction, "contraction", CONTRACTIONS)
     return CONTRACTIONS[contraction], contraction
 
 
@@ -142,10 +140,6 @@ def _observables(observe: Observe) -> dict[str, Observable]:
     if isinstance(observe, Mapping):
         return dict(observe)
     names = [observe] if isinstance(observe, str) else list(observe)
-    unknown = [name for name in names if name not in OBSERVABLES]
-    if unknown:
-        raise ValueError(
-            f"observe must name some of {', '.join(OBSERVABLES)}, got {unknown[0]!r};"
-            " pass other observables as a mapping of names to functions"
-        )
+    for name in names:
+        check_choice(name, "observe", OBSERVABLES)
     return {name: OBSERVABLES[name] for name in names}

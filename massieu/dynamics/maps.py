@@ -1,16 +1,15 @@
-"""One step of attention on a cloud of tokens: residual, or as a Hopfield memory."""
+"""Single steps of attention on a cloud of tokens: residual, or as a Hopfield memory."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from torch import Tensor
 
-from massieu.checks import check_floating
+from massieu.checks import UserError, check_floating, check_number, check_shape
 from massieu.statistics import attend
 
-__all__ = ["ascend", "check_cloud", "check_number", "hopfield_step", "hopfield_time"]
+__all__ = ["ascend", "check_cloud", "hopfield_step", "hopfield_time"]
 
 
 def ascend(
@@ -22,7 +21,7 @@ def ascend(
     causal: bool = False,
     log_weight: Tensor | None = None,
 ) -> Tensor:
-    r"""Residual attention, a step of gradient ascent on the log normalizer of the keys.
+    r"""Apply residual attention, a step of gradient ascent on the log normalizer of the keys.
 
     .. math:: \eta_i \mapsto \eta_i + s\, m(\eta_i), \qquad
               m(\eta) = \nabla G(\eta), \quad G(\eta) = \beta^{-1} \log \sum_j w_j e^{\beta x_j \cdot \eta}
@@ -37,7 +36,7 @@ def ascend(
         keys: :math:`x_j`, shape ``(..., atoms, dim)``, held fixed; None for moving keys, the tokens themselves.
         step: s.
         beta: inverse temperature :math:`\beta`.
-        causal: whether a token sees only the keys up to its own position.
+        causal: a token sees only the keys up to its own position.
         log_weight: :math:`\log w_j`, broadcasting to ``(..., tokens, atoms)``.
 
     Returns:
@@ -57,10 +56,10 @@ def ascend(
 
 
 def hopfield_step(state: Tensor, patterns: Tensor, *, tau: float = 1.0, beta: float = 1.0) -> Tensor:
-    r"""One step of a continuous Hopfield memory, :math:`\xi \mapsto (1 - \tau)\, \xi + \tau\, m(\xi)`.
+    r"""Apply one step of a continuous Hopfield memory, :math:`\xi \mapsto (1 - \tau)\, \xi + \tau\, m(\xi)`.
 
     It lowers the energy :math:`\tfrac12 |\xi|^2 - G(\xi)` for every :math:`\tau` between 0 and 2. At :math:`\tau = 1`
-    it is attention without its residual connection; :func:`hopfield_time` says which one is residual attention.
+    it is attention without its residual connection; :func:`hopfield_time` gives the one of residual attention.
 
     Args:
         state: :math:`\xi`, shape ``(..., queries, dim)``.
@@ -84,7 +83,7 @@ def hopfield_step(state: Tensor, patterns: Tensor, *, tau: float = 1.0, beta: fl
 
 
 def hopfield_time(step: float, spread: float = 0.0) -> float:
-    r"""The :math:`\tau` at which a Hopfield step is residual attention up to a factor.
+    r"""Return the :math:`\tau` at which a Hopfield step is residual attention up to a factor.
 
     .. math:: \tau = \frac{s}{1 + s + s \sigma^2}, \qquad
               \eta + s\,(m(\eta) + \sigma^2 \eta) = (1 + s + s \sigma^2)\, [(1 - \tau)\, \eta + \tau\, m(\eta)]
@@ -111,21 +110,11 @@ def _attention(natural: Tensor, keys: Tensor | None, beta: float, causal: bool, 
 
 
 def check_cloud(cloud: Any, name: str = "cloud", *, least: int = 0) -> None:
-    """One sentence unless this is a cloud of tokens, ``(..., tokens, dim)``, with at least so many of them."""
+    """Raise unless this is a cloud ``(..., tokens, dim)`` of at least ``least`` tokens."""
     check_floating(cloud, name)
-    if cloud.dim() < 2 or not cloud.shape[-1]:
-        remedy = f"for a single vector pass {name}[None]" if cloud.dim() == 1 else "put the coordinates last"
-        raise ValueError(f"{name} must have shape (..., tokens, dim), got {tuple(cloud.shape)}; {remedy}")
-    if cloud.shape[-2] < least:
-        raise ValueError(f"{name} must have at least {least} tokens, got {cloud.shape[-2]}; pass a larger cloud")
-
-
-def check_number(value: Any, name: str, *, least: float = -math.inf) -> float:
-    """A finite number that is not below ``least``."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        got = type(value).__name__
-        raise TypeError(f"{name} must be a Python number, got {got}; convert a tensor with .item()")
-    if not math.isfinite(value) or value < least:
-        bound = "finite" if least == -math.inf else f"finite and at least {least:g}"
-        raise ValueError(f"{name} must be {bound}, got {value}; check its sign and units")
-    return float(value)
+    check_shape(cloud, name, "...", "tokens", "dim")
+    if cloud.shape[-2] < least or not cloud.shape[-1]:
+        raise UserError(
+            f"{name} must have at least {least} tokens and one coordinate, got shape {tuple(cloud.shape)};"
+            " pass a larger cloud"
+        )

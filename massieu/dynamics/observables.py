@@ -1,4 +1,4 @@
-"""What is watched while a cloud evolves: moments, distances, clusters, entropy, Lyapunov functions."""
+"""Observables of an evolving cloud: moments, distances, clusters, entropy, Lyapunov functions."""
 
 from __future__ import annotations
 
@@ -9,35 +9,36 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from massieu.checks import check_number
 from massieu.dynamics.contractions import moments, spectrum
-from massieu.dynamics.maps import check_cloud, check_number
+from massieu.dynamics.maps import check_cloud
 from massieu.statistics import row_statistics
 
 __all__ = ["OBSERVABLES", "Observable", "Regime", "cluster_labels", "clusters"]
 
 PAIRS = 1 << 18
-"""Distances are taken over all pairs up to this number, beyond it over as many drawn ones, always the same."""
+"""Number of pairs up to which distances are over all pairs; beyond it over this many, drawn with a fixed seed."""
 
 DIRECTIONS = 64
-"""Whitened tokens are projected on this many directions, always the same."""
+"""Directions on which whitened tokens are projected, drawn with a fixed seed."""
 
 CLUSTER_RADIUS = 0.1
 """The observable "clusters" joins tokens closer than this share of their root mean square length."""
 
 TILE_NUMBERS = 1 << 20
-"""Distances that are held at a time."""
+"""Distances in memory at a time."""
 
 
 @dataclass(frozen=True)
 class Regime:
-    """Under which rules a cloud moves; as text, one sentence.
+    """Rules of the motion of a cloud; as text, one sentence.
 
     Attributes:
         keys: fixed keys, or None when the tokens are the keys.
         beta: inverse temperature.
-        causal: whether a token sees only those up to its own position.
-        motion: how attention moves a token, in words.
-        contraction: what follows attention, in words.
+        causal: a token sees only those up to its own position.
+        motion: the motion by attention, in words.
+        contraction: the contraction after attention, in words.
     """
 
     keys: Tensor | None = None
@@ -53,11 +54,11 @@ class Regime:
 
 
 Observable = Callable[[Tensor, Regime], Tensor]
-"""A function of the cloud ``(..., tokens, dim)`` and of the rules it moves under."""
+"""A function of the cloud ``(..., tokens, dim)`` and of its regime."""
 
 
 def clusters(cloud: Tensor, radius: float) -> Tensor:
-    """The number of clusters: connected components of the tokens that are at most ``radius`` apart.
+    """Count the clusters: connected components of the tokens that are at most ``radius`` apart.
 
     Args:
         cloud: shape ``(..., tokens, dim)``.
@@ -75,10 +76,10 @@ def clusters(cloud: Tensor, radius: float) -> Tensor:
 
 
 def cluster_labels(cloud: Tensor, radius: float) -> Tensor:
-    """To which cluster each token belongs, numbered in the order of their first tokens, shape ``(..., tokens)``.
+    """Return the cluster of each token, numbered in the order of their first tokens, shape ``(..., tokens)``.
 
-    Arguments as in :func:`clusters`. Every token is compared once with those that have no cluster yet, in tiles:
-    quadratic in time, linear in memory.
+    Arguments as in :func:`clusters`. Quadratic in time, linear in memory: every token is compared once, in tiles, with
+    those that have no cluster yet.
 
     Example:
         >>> cluster_labels(torch.tensor([[5.0], [0.0], [0.9], [5.1]]), radius=1.0)
@@ -110,14 +111,6 @@ def _components(points: Tensor, radius: float) -> Tensor:
     return labels
 
 
-def _mean(cloud: Tensor, regime: Regime) -> Tensor:
-    return moments(cloud)[0]
-
-
-def _covariance(cloud: Tensor, regime: Regime) -> Tensor:
-    return moments(cloud)[1]
-
-
 def _excess_kurtosis(cloud: Tensor, regime: Regime) -> Tensor:
     """Mean over directions of the fourth cumulant of whitened projections; zero for a Gaussian."""
     projected = _projections(cloud)
@@ -143,20 +136,8 @@ def _projections(cloud: Tensor) -> Tensor:
     return white @ torch.nn.functional.normalize(drawn, dim=0).to(white.device)
 
 
-def _median_distance(cloud: Tensor, regime: Regime) -> Tensor:
-    return _distances(cloud).median(-1).values
-
-
-def _min_distance(cloud: Tensor, regime: Regime) -> Tensor:
-    return _distances(cloud).amin(-1)
-
-
-def _max_distance(cloud: Tensor, regime: Regime) -> Tensor:
-    return _distances(cloud).amax(-1)
-
-
 def _distances(cloud: Tensor) -> Tensor:
-    """Distances of pairs of different tokens, ``(..., pairs)``; one nan if there is no pair."""
+    """Return distances of pairs of different tokens, ``(..., pairs)``; one nan without pairs."""
     tokens = cloud.shape[-2]
     if tokens < 2:
         return cloud.new_full((*cloud.shape[:-2], 1), torch.nan)
@@ -183,31 +164,23 @@ def _entropy_logdet(cloud: Tensor, regime: Regime) -> Tensor:
     return 0.5 * torch.where(source.kept, 2 * math.pi * math.e * source.values, 0.0).log().sum(-1)
 
 
-def _sum_log_normalizer(cloud: Tensor, regime: Regime) -> Tensor:
-    return _log_normalizer(cloud, regime).sum(-1)
-
-
-def _log_sum_normalizer(cloud: Tensor, regime: Regime) -> Tensor:
-    return _log_normalizer(cloud, regime).logsumexp(-1)
-
-
 def _log_normalizer(cloud: Tensor, regime: Regime) -> Tensor:
     keys = cloud if regime.keys is None else regime.keys
     return row_statistics(cloud, keys, scale=regime.beta, causal=regime.causal).log_normalizer
 
 
 OBSERVABLES: dict[str, Observable] = {
-    "mean": _mean,
-    "covariance": _covariance,
+    "mean": lambda cloud, regime: moments(cloud)[0],
+    "covariance": lambda cloud, regime: moments(cloud)[1],
     "third_cumulant": _third_cumulant,
     "excess_kurtosis": _excess_kurtosis,
-    "median_distance": _median_distance,
-    "min_distance": _min_distance,
-    "max_distance": _max_distance,
+    "median_distance": lambda cloud, regime: _distances(cloud).median(-1).values,
+    "min_distance": lambda cloud, regime: _distances(cloud).amin(-1),
+    "max_distance": lambda cloud, regime: _distances(cloud).amax(-1),
     "clusters": _clusters,
     "entropy_logdet": _entropy_logdet,
-    "sum_log_normalizer": _sum_log_normalizer,
-    "log_sum_normalizer": _log_sum_normalizer,
+    "sum_log_normalizer": lambda cloud, regime: _log_normalizer(cloud, regime).sum(-1),
+    "log_sum_normalizer": lambda cloud, regime: _log_normalizer(cloud, regime).logsumexp(-1),
 }
-"""Observables by name. The last two are sum_i log Z_i, and log sum_i Z_i, of which the continuous flow with moving keys
-is a gradient ascent in a metric; they look at what the tokens see under the rules of the regime."""
+"""Observables by name. The last two are sum_i log Z_i and log sum_i Z_i over the keys that the regime shows each token;
+the continuous flow with moving keys is a gradient ascent on log sum_i Z_i in a metric."""

@@ -1,4 +1,4 @@
-"""Tokens as particles: the flow on the sphere, and resampling in the place of averaging."""
+"""Tokens as particles: the flow on the sphere, and resampling instead of averaging."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import math
 import torch
 from torch import Tensor
 
-from massieu.dynamics.evolution import Observe, Trajectory, record
-from massieu.dynamics.maps import check_cloud, check_number
+from massieu.checks import UserError, check_count, check_number
+from massieu.dynamics.evolution import CloudTrajectory, Observe, record
+from massieu.dynamics.maps import check_cloud
 from massieu.dynamics.observables import Regime
-from massieu.measures.measure import as_integer, common_batch
+from massieu.measures.measure import common_batch
 from massieu.statistics import attend, probabilities
 
 __all__ = ["resample", "sphere_flow"]
 
 TILE_NUMBERS = 1 << 20
-"""Weights that are held at a time."""
+"""Weights in memory at a time."""
 
 
 def sphere_flow(
@@ -28,8 +29,8 @@ def sphere_flow(
     causal: bool = False,
     observe: Observe = ("clusters", "median_distance"),
     every: int = 1,
-) -> Trajectory:
-    r"""Self-attention on the unit sphere: points flow along the tangential part of attention, all keys moving.
+) -> CloudTrajectory:
+    r"""Move points on the unit sphere along the tangential part of self-attention, all keys moving.
 
     .. math:: \dot x_i = P_{x_i} \sum_j p_{ij} x_j, \qquad P_x = I - x x^\top, \qquad
               p_{ij} \propto e^{\beta x_i \cdot x_j}
@@ -42,7 +43,7 @@ def sphere_flow(
         beta: inverse temperature.
         steps: number of steps.
         step_size: time of each.
-        causal: whether a point sees only those up to its own position.
+        causal: a point sees only those up to its own position.
         observe, every: as in :func:`evolve`.
 
     Source:
@@ -58,7 +59,7 @@ def sphere_flow(
     beta, step_size = check_number(beta, "beta"), check_number(step_size, "step_size", least=0.0)
     size = points.norm(dim=-1, keepdim=True)
     if not bool((size > 0).all()):
-        raise ValueError("points must not be zero, got one at the origin; it has no direction, so remove it")
+        raise UserError("points must not be zero, got one at the origin; it has no direction, so remove it")
 
     def move(x: Tensor) -> Tensor:
         pull = attend(x, x, x, scale=beta, causal=causal, statistics=None).output
@@ -79,7 +80,7 @@ def resample(
     causal: bool = False,
     count: int | None = None,
 ) -> Tensor:
-    r"""Draw a token for every query by its attention weights, as sequential Monte Carlo does, instead of averaging.
+    r"""Draw a token for every query by its attention weights, as in sequential Monte Carlo, instead of averaging.
 
     .. math:: x_J, \quad J \sim p_{ij} \propto e^{\beta \eta_i \cdot x_j}, \qquad
               E[x_J] = m(\eta_i), \quad \mathrm{Cov}[x_J] = \nabla m(\eta_i) / \beta
@@ -91,8 +92,8 @@ def resample(
         queries: :math:`\eta_i`, shape ``(..., queries, dim)``; None for the tokens themselves.
         generator: source of randomness.
         beta: inverse temperature.
-        causal: whether a query sees only the tokens up to its own position, as in :func:`massieu.attend`.
-        count: how many independent draws of each query.
+        causal: a query sees only the tokens up to its own position, as in :func:`massieu.attend`.
+        count: independent draws of each query.
 
     Returns:
         Shape ``(..., queries, dim)``, with a first axis of size ``count`` if that is given.
@@ -106,21 +107,21 @@ def resample(
     queries = cloud if queries is None else queries
     check_cloud(queries, "queries")
     if queries.shape[-1] != cloud.shape[-1]:
-        raise ValueError(
+        raise UserError(
             f"queries must have the {cloud.shape[-1]} coordinates of the cloud, got {queries.shape[-1]}; project them"
         )
     beta = check_number(beta, "beta")
-    draws = 1 if count is None else as_integer(count, "count", least=0)
+    draws = 1 if count is None else check_count(count, "count", least=0)
     num_queries, tokens = queries.shape[-2], cloud.shape[-2]
     batch = common_batch(tuple(queries.shape[:-2]), tuple(cloud.shape[:-2]))
     cloud, queries = (x.expand(*batch, *x.shape[-2:]).detach() for x in (cloud, queries))
     places = torch.arange(num_queries, device=cloud.device) + tokens - num_queries
     if causal and bool((places < 0).any()):
-        raise ValueError(
+        raise UserError(
             f"causal queries must not outnumber the tokens, got {num_queries} and {tokens}; the first would see nothing"
         )
     rows = max(1, TILE_NUMBERS // max(1, math.prod(batch) * tokens))
-    # Filled in place: small results kept between the tiles would keep the heap from taking their memory back.
+    # Filled in place: small results between the tiles would fragment the heap.
     index = places.new_empty(*batch, num_queries, draws)
     parts = zip(queries.split(rows, -2), places.split(rows), index.split(rows, -2), strict=True)
     for part, place, drawn in parts:
@@ -128,7 +129,7 @@ def resample(
         scores = beta * torch.einsum("...qd,...nd->...qn", part.double(), cloud.double())
         reached = probabilities(scores.masked_fill(hidden, -torch.inf)).cumsum(-1)
         level = torch.rand(*reached.shape[:-1], draws, generator=generator, dtype=reached.dtype, device=reached.device)
-        # Rounding leaves the last level beside one; the first token to reach it is the last that may be drawn.
+        # By rounding the last level differs from one; the first token to reach it is the last that may be drawn.
         last = (reached < reached[..., -1:]).sum(-1, keepdim=True)
         drawn.copy_(torch.searchsorted(reached, level * reached[..., -1:], right=True).minimum(last))
     picked = torch.take_along_dim(cloud, index.flatten(-2)[..., None], dim=-2)

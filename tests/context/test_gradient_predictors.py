@@ -4,14 +4,10 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from massieu.context import (
-    Averaging,
-    GradientDescent,
-    GradientDescentPlus,
-    LeastSquares,
-    best_rate,
-    task_named,
-)
+from massieu.checks import UserError
+from massieu.context import LeastSquares, task_named
+from massieu.context.gradient_predictors import GradientDescent, GradientDescentPlus, best_step_size
+from massieu.context.predictors import Averaging
 
 
 def drawn(noise=0.4):
@@ -30,9 +26,9 @@ def test_steps_descend_along_the_gradient_of_autograd():
                 loss = (x @ w - y).square().sum() / (2 * i)
                 w = w.detach() - 0.2 * torch.autograd.grad(loss, w)[0]
             expected[t, i] = prompts.queries[t, i] @ w
-    assert_close(GradientDescent(3, rate=0.2)(prompts), expected)
-    assert_close(GradientDescentPlus(3, rate=0.2, curvature=0.0)(prompts), expected)
-    assert not torch.allclose(GradientDescent(2, rate=0.2)(prompts), expected, rtol=1e-2)
+    assert_close(GradientDescent(3, step_size=0.2)(prompts), expected)
+    assert_close(GradientDescentPlus(3, step_size=0.2, curvature=0.0)(prompts), expected)
+    assert not torch.allclose(GradientDescent(2, step_size=0.2)(prompts), expected, rtol=1e-2)
 
 
 def test_steps_at_the_inverse_curvature_end_at_least_squares():
@@ -55,7 +51,7 @@ def test_moving_inputs_is_what_tokens_do():
                 moment, slope = keys.T @ keys / i, values @ keys / i
                 x, y = x - 0.05 * x @ moment, y - 0.4 * x @ slope
             expected[t, i] = -y[i]
-    assert_close(GradientDescentPlus(3, rate=0.4, curvature=0.05)(prompts), expected)
+    assert_close(GradientDescentPlus(3, step_size=0.4, curvature=0.05)(prompts), expected)
 
 
 @pytest.mark.parametrize(
@@ -67,26 +63,26 @@ def test_no_other_rate_is_better(options):
     step = Averaging()(prompts, [8])  # with rate 1
     answers = prompts.answers[:, [8]]
     fitted = float((step * answers).sum() / step.square().sum())
-    assert best_rate(8, 3, **options) == pytest.approx(fitted, rel=0.02)
+    assert best_step_size(8, 3, **options) == pytest.approx(fitted, rel=0.02)
     isotropic = 8 / (8 + 3 + 1 + options.get("noise", 0.0) ** 2)
-    assert (best_rate(8, 3, **options) == pytest.approx(isotropic)) == ("prior" not in options)
+    assert (best_step_size(8, 3, **options) == pytest.approx(isotropic)) == ("prior" not in options)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: GradientDescent(-1), "steps must be an integer of at least 0"),
-        (lambda: GradientDescent(1, rate=0.0), "rate must be positive and finite, got 0.0"),
-        (lambda: GradientDescentPlus(1, 0.1, -0.1), "curvature must be positive and finite, got -0.1"),
-        (lambda: best_rate(1, 3, noise=-1.0), "noise must be non-negative and finite, got -1.0"),
-        (lambda: best_rate(-1, 3), "length must be an integer of at least 0"),
+        (lambda: GradientDescent(-1), "steps"),
+        (lambda: GradientDescent(1, step_size=0.0), "step_size"),
+        (lambda: GradientDescentPlus(1, 0.1, -0.1), "curvature"),
+        (lambda: best_step_size(1, 3, noise=-1.0), "noise"),
+        (lambda: best_step_size(-1, 3), "length"),
     ],
 )
 def test_what_cannot_descend_is_refused_in_one_sentence(make, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         make()
 
 
 def test_weights_in_directions_without_inputs_leave_no_rate_to_choose():
-    assert best_rate(3, 2, covariance=[1.0, 0.0], prior=[0.0, 1.0]) == 0.0
-    assert best_rate(3, 2, covariance=[1.0, 0.0], prior=[1.0, 1.0]) > 0
+    assert best_step_size(3, 2, covariance=[1.0, 0.0], prior=[0.0, 1.0]) == 0.0
+    assert best_step_size(3, 2, covariance=[1.0, 0.0], prior=[1.0, 1.0]) > 0

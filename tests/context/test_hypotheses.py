@@ -4,7 +4,20 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from massieu.context import Pool, Ridge, draw_pool, hypotheses, learn, learning, pools, separate, shifted, task_named
+from massieu.checks import UserError
+from massieu.context import (
+    LearningRecipe,
+    Pool,
+    Ridge,
+    draw_pool,
+    hypotheses,
+    learn,
+    learning,
+    pools,
+    separate,
+    shifted,
+    task_named,
+)
 
 
 def generator(seed=0):
@@ -15,10 +28,10 @@ def generator(seed=0):
 def trained():
     """Tables of two models that differ only in how many functions they were trained on."""
     task = task_named("linear", dim=1, noise=0.5)
-    options = {"examples": 8, "steps": 300, "batch": 64, "rate": 5e-3, "width": 32, "layers": 2, "seed": 1}
+    options = {"examples": 8, "steps": 300, "batch": 64, "learning_rate": 5e-3, "width": 32, "layers": 2, "seed": 1}
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(learning, "compare", lambda *arguments, **options: None)
-        runs = {pool: learn(task, **options, pool=pool) for pool in (4, None)}
+        runs = {pool: learn(task, LearningRecipe(**options, pool=pool)) for pool in (4, None)}
     return {pool: run.hypotheses.set_index("condition") for pool, run in runs.items()}
 
 
@@ -132,8 +145,8 @@ def test_a_pool_of_shifted_functions_has_the_inputs_and_queries_of_the_shift():
     assert 90 < float(scaled.inputs.std()) < 110
     pool = draw_pool(shifted(task, "quadrants"), 3, generator())
     prompts = pool.draw(4, 5, generator(1))
-    asked = prompts.ask_after(4)
-    assert not prompts.asks_the_next_example
+    asked = prompts.truncated(4)
+    assert not prompts.queries_are_inputs
     assert_close(pool.predict(prompts)[:, -1], pool.predict(asked)[:, -1])
 
 
@@ -175,5 +188,5 @@ def test_retrieval_from_labels_weighs_functions_by_their_probabilities():
 
 
 def test_a_pool_has_at_least_one_function():
-    with pytest.raises(ValueError, match="size must be an integer of at least 1, got 0"):
+    with pytest.raises(UserError, match="size"):
         draw_pool(task_named("linear", dim=2), 0, generator())

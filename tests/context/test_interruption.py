@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,10 +14,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from massieu import cli
-from massieu.context import checkpoints, learn, learning, shifted
+from massieu.checks import UserError
+from massieu.context import LearningRecipe, learn, learning, shifted, training_files
 
-SMALL = {"steps": 40, "batch": 8, "width": 16, "layers": 1, "evaluate_every": 10, "checkpoint_every": 10}
-LONG = {**SMALL, "steps": 150}
+SMALL = LearningRecipe(steps=40, batch=8, width=16, layers=1, evaluate_every=10)
+LONG = replace(SMALL, steps=150)
+EVERY = {"checkpoint_every": 10}
 COMMAND = ["learn", "linear", "--dim", "2", "--model", "linear", "--steps", "800", "--fitted", "0"]
 
 signals = pytest.mark.skipif(os.name != "posix", reason="sends signals")
@@ -40,18 +43,18 @@ def stop_at(step):
 
 
 def step_of(folder):
-    with safe_open(folder / checkpoints.NAME, "pt") as file:
+    with safe_open(folder / training_files.NAME, "pt") as file:
         return int(file.metadata()["step"])
 
 
 def metadata_of(folder):
-    with safe_open(folder / checkpoints.NAME, "pt") as file:
+    with safe_open(folder / training_files.NAME, "pt") as file:
         return file.metadata()
 
 
 def assert_same_run(folder, other):
     assert (folder / "history.csv").read_bytes() == (other / "history.csv").read_bytes()
-    ours, theirs = load_file(folder / checkpoints.NAME), load_file(other / checkpoints.NAME)
+    ours, theirs = load_file(folder / training_files.NAME), load_file(other / training_files.NAME)
     assert ours.keys() == theirs.keys()
     assert any(name.startswith("model.") for name in ours)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
@@ -69,7 +72,7 @@ def start(arguments, **pipes):
 
 def wait_for_a_checkpoint(process, folder):
     deadline = time.monotonic() + 120
-    while not (folder / checkpoints.NAME).exists():
+    while not (folder / training_files.NAME).exists():
         assert process.poll() is None, "ended before its first checkpoint"
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -77,16 +80,12 @@ def wait_for_a_checkpoint(process, folder):
 
 @pytest.mark.parametrize("model", ["softmax", "linear"])
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(task, tmp_path, model):
-    options = {**SMALL, "model": model}
-    if model == "linear":
-        del options["width"], options["layers"]
-    whole = learn(task, **options)
+    recipe = SMALL if model == "softmax" else LearningRecipe(model="linear", steps=40, batch=8, evaluate_every=10)
+    whole = learn(task, recipe)
     with pytest.raises(StoppedError):
-        learn(task, **options, out=tmp_path, progress=stop_at(25))
+        learn(task, recipe, out=tmp_path, **EVERY, progress=stop_at(25))
     resumed_from = []
-    resumed = learn(
-        task, **options, out=tmp_path, resume=True, progress=lambda _, done, total: resumed_from.append(done)
-    )
+    resumed = learn(task, recipe, out=tmp_path, resume=True, progress=lambda _, done, total: resumed_from.append(done))
     assert resumed_from[0] == 20
     assert resumed.history.equals(whole.history)
     assert resumed.comparison.curve.equals(whole.comparison.curve)
@@ -96,11 +95,11 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(task, tmp_path, model):
 
 @pytest.mark.usefixtures("only_training")
 def test_a_checkpoint_between_two_measurements_keeps_the_loss_so_far(task, tmp_path):
-    options = {**SMALL, "evaluate_every": 20, "checkpoint_every": 15}
+    recipe = replace(SMALL, evaluate_every=20)
     with pytest.raises(StoppedError):
-        learn(task, **options, out=tmp_path, progress=stop_at(16))
-    resumed = learn(task, **options, out=tmp_path, resume=True)
-    assert resumed.history.equals(learn(task, **options).history)
+        learn(task, recipe, out=tmp_path, checkpoint_every=15, progress=stop_at(16))
+    resumed = learn(task, recipe, out=tmp_path, resume=True)
+    assert resumed.history.equals(learn(task, recipe).history)
 
 
 @signals
@@ -109,13 +108,13 @@ def test_an_interrupt_ends_with_a_sentence_and_resuming_gives_the_same_run(tmp_p
     process = start(["-m", "massieu", *COMMAND, "--out", str(run)], stderr=subprocess.PIPE, text=True)
     wait_for_a_checkpoint(process, run)
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=120)
+    _, printed = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert told.endswith("massieu: interrupted; the same command with --resume goes on from the checkpoint\n")
-    assert "Traceback" not in told
+    assert printed.endswith("massieu: interrupted; the same command with --resume goes on from the checkpoint\n")
+    assert "Traceback" not in printed
     assert step_of(run) % 100 == 0
     assert 100 <= step_of(run) < 800
-    assert {path.name for path in run.iterdir()} <= {checkpoints.NAME, "history.csv"}  # it may come between the two
+    assert {path.name for path in run.iterdir()} <= {training_files.NAME, "history.csv"}  # it may come between the two
     assert cli.main([*COMMAND, "--out", str(run), "--resume", "-q"]) == 0
     assert cli.main([*COMMAND, "--out", str(whole), "-q"]) == 0
     assert_same_run(run, whole)
@@ -131,10 +130,10 @@ def test_a_kill_costs_at_most_one_interval_and_resuming_gives_the_same_run(task,
     run, whole = tmp_path / "run", tmp_path / "whole"
     code = (
         "import os\n"
-        "from massieu.context import learn, task_named\n"
+        "from massieu.context import LearningRecipe, learn, task_named\n"
         "def progress(what, done, total):\n"
         "    os.write(1, b'%d\\n' % done)\n"
-        f"learn(task_named('linear', dim=2, noise=0.5), **{LONG}, out={str(run)!r}, progress=progress)"
+        f"learn(task_named('linear', dim=2, noise=0.5), {LONG}, out={str(run)!r}, **{EVERY}, progress=progress)"
     )
     process = start(["-c", code], stdout=subprocess.PIPE)
     wait_for_a_checkpoint(process, run)
@@ -142,17 +141,17 @@ def test_a_kill_costs_at_most_one_interval_and_resuming_gives_the_same_run(task,
     steps, _ = process.communicate(timeout=120)
     assert process.returncode == -signal.SIGKILL
     reached = int(steps.split()[-1])
-    assert reached < LONG["steps"]
-    assert reached - step_of(run) <= LONG["checkpoint_every"]
-    learn(task, **LONG, out=run, resume=True)
-    learn(task, **LONG, out=whole)
+    assert reached < LONG.steps
+    assert reached - step_of(run) <= EVERY["checkpoint_every"]
+    learn(task, LONG, out=run, resume=True)
+    learn(task, LONG, out=whole)
     assert_same_run(run, whole)
 
 
 @pytest.mark.usefixtures("only_training")
 def test_another_seed_is_another_run(task, tmp_path):
     for seed in (0, 1):
-        learn(task, **SMALL, seed=seed, out=tmp_path / str(seed))
+        learn(task, replace(SMALL, seed=seed), out=tmp_path / str(seed))
     with pytest.raises(AssertionError):
         assert_same_run(tmp_path / "0", tmp_path / "1")
 
@@ -168,34 +167,34 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(task, tmp_pa
         replace(source, target)
 
     def step_reached(calls):
-        return sum(path.name == checkpoints.NAME for path in calls)
+        return sum(path.name == training_files.NAME for path in calls)
 
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoints.os, "replace", killed)
+        patched.setattr(training_files.os, "replace", killed)
         with pytest.raises(StoppedError):
-            learn(task, **SMALL, out=tmp_path)
+            learn(task, SMALL, out=tmp_path, **EVERY)
     assert step_of(tmp_path) == 20
-    (tmp_path / f".{checkpoints.NAME}.part").write_bytes(b"half of a checkpoi")
-    learn(task, **SMALL, out=tmp_path, resume=True)
-    assert {path.name for path in tmp_path.iterdir()} == {checkpoints.NAME, "history.csv"}
+    (tmp_path / f".{training_files.NAME}.part").write_bytes(b"half of a checkpoi")
+    learn(task, SMALL, out=tmp_path, **EVERY, resume=True)
+    assert {path.name for path in tmp_path.iterdir()} == {training_files.NAME, "history.csv"}
 
 
 @pytest.mark.usefixtures("only_training")
 def test_a_kill_between_checkpoint_and_log_does_not_lose_the_log(task, tmp_path):
-    learn(task, **SMALL, out=tmp_path)
+    learn(task, SMALL, out=tmp_path, **EVERY)
     whole = (tmp_path / "history.csv").read_bytes()
     (tmp_path / "history.csv").write_bytes(whole[: len(whole) // 2])
-    learn(task, **SMALL, out=tmp_path, resume=True)
+    learn(task, SMALL, out=tmp_path, **EVERY, resume=True)
     assert (tmp_path / "history.csv").read_bytes() == whole
 
 
 @pytest.mark.usefixtures("only_training")
 def test_the_time_of_a_run_is_that_of_all_its_parts(task, tmp_path):
     with pytest.raises(StoppedError):
-        learn(task, **SMALL, out=tmp_path, progress=stop_at(25))
+        learn(task, SMALL, out=tmp_path, **EVERY, progress=stop_at(25))
     before = json.loads(metadata_of(tmp_path)["spent"])
-    resumed = learn(task, **SMALL, out=tmp_path, resume=True)
-    again = learn(task, **SMALL, out=tmp_path, resume=True)
+    resumed = learn(task, SMALL, out=tmp_path, **EVERY, resume=True)
+    again = learn(task, SMALL, out=tmp_path, **EVERY, resume=True)
     for name, part in zip(("seconds", "cpu_seconds"), before, strict=True):
         assert part > 0
         assert resumed.facts[name] >= round(part, 1)
@@ -222,7 +221,7 @@ def test_an_interrupt_before_the_first_checkpoint_leaves_nothing_and_says_so(tmp
     def interrupt(self):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(learning._Run, "advance", interrupt)
+    monkeypatch.setattr(learning._TrainingRun, "advance", interrupt)
     assert cli.main([*COMMAND, "--out", str(tmp_path), "-q"]) == 130
     assert capsys.readouterr().err == "massieu: interrupted before the first checkpoint; start again\n"
     assert not list(tmp_path.iterdir())
@@ -234,8 +233,8 @@ def test_an_interrupt_while_the_page_is_written_says_how_to_go_on(tmp_path, caps
 
     monkeypatch.setattr("massieu.report.learning_page.render_learning", interrupt)
     assert cli.main([*_short("linear"), "--out", str(tmp_path), "-q"]) == 130
-    told = capsys.readouterr().err
-    assert told == "massieu: interrupted; the same command with --resume goes on from the checkpoint\n"
+    printed = capsys.readouterr().err
+    assert printed == "massieu: interrupted; the same command with --resume goes on from the checkpoint\n"
     assert (tmp_path / "learned.json").exists()
 
 
@@ -244,13 +243,13 @@ def test_an_interrupt_while_the_page_is_written_says_how_to_go_on(tmp_path, caps
 def test_two_runs_do_not_write_to_one_folder(task, tmp_path):
     def second(what, done, total):
         if done == 5:
-            with pytest.raises(ValueError, match="another run is writing to .*; wait until it has ended"):
-                learn(task, **SMALL, out=tmp_path)
+            with pytest.raises(UserError, match="another run is writing to .*; wait until it has ended"):
+                learn(task, SMALL, out=tmp_path, **EVERY)
             raise StoppedError
 
     with pytest.raises(StoppedError):
-        learn(task, **SMALL, out=tmp_path, progress=second)
-    learn(task, **SMALL, out=tmp_path)  # the first has gone, without a checkpoint
+        learn(task, SMALL, out=tmp_path, **EVERY, progress=second)
+    learn(task, SMALL, out=tmp_path, **EVERY)  # the first has gone, without a checkpoint
 
 
 @signals
@@ -259,7 +258,7 @@ def test_files_are_as_readable_as_others_and_on_the_disk_before_they_have_their_
     done, sync, replace = [], os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda handle: (done.append("sync"), sync(handle)))
     monkeypatch.setattr(os, "replace", lambda source, target: (done.append("replace"), replace(source, target)))
-    learn(task, **SMALL, out=tmp_path)
+    learn(task, SMALL, out=tmp_path, **EVERY)
     (tmp_path / "plain").write_text("")
     assert len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1
     assert done == ["sync", "replace"] * (len(done) // 2)
@@ -267,12 +266,12 @@ def test_files_are_as_readable_as_others_and_on_the_disk_before_they_have_their_
 
 @pytest.mark.usefixtures("only_training")
 def test_tasks_inside_a_task_are_told_apart_by_what_they_are(task):
-    inner = checkpoints.described(shifted(task, "scale", factor=2.0))["task"]
-    assert inner == checkpoints.described(task)
+    inner = training_files.described(shifted(task, "scale", factor=2.0))["task"]
+    assert inner == training_files.described(task)
     assert inner["dim"] == 2
     task.extra = object()
-    with pytest.raises(TypeError, match="extra of a task must be numbers, words, tensors or a task, got object"):
-        checkpoints.described(task)
+    with pytest.raises(UserError, match="extra"):
+        training_files.described(task)
 
 
 @pytest.fixture(scope="module")
@@ -317,9 +316,9 @@ def test_a_run_is_not_begun_over_another(finished, capsys):
 
 @pytest.mark.parametrize("part", [0, 7, 100, 0.5, -1, None])
 def test_half_a_checkpoint_is_refused(part, finished, tmp_path, capsys):
-    whole = (finished / checkpoints.NAME).read_bytes()
+    whole = (finished / training_files.NAME).read_bytes()
     end = int(part * len(whole)) if isinstance(part, float) else part
-    (tmp_path / checkpoints.NAME).write_bytes(b"x" * 1000 if part is None else whole[:end])
+    (tmp_path / training_files.NAME).write_bytes(b"x" * 1000 if part is None else whole[:end])
     error = refusal([*_short("linear"), "--out", str(tmp_path), "--resume"], capsys)
     assert "is no whole checkpoint of this massieu learn; delete it" in error
 
@@ -329,14 +328,14 @@ def test_tensors_of_something_else_are_refused(task, tmp_path):
     from safetensors.torch import save_file
 
     for metadata in (None, {"step": "3", "identity": "[]"}, {"step": "3", "identity": '{"task": 1, "recipe": 2}'}):
-        save_file({"weights": torch.zeros(3)}, tmp_path / checkpoints.NAME, metadata)
-        with pytest.raises(ValueError, match="is no whole checkpoint of this massieu learn"):
-            learn(task, **SMALL, out=tmp_path, resume=True)
+        save_file({"weights": torch.zeros(3)}, tmp_path / training_files.NAME, metadata)
+        with pytest.raises(UserError, match="is no whole checkpoint of this massieu learn"):
+            learn(task, SMALL, out=tmp_path, **EVERY, resume=True)
 
 
 def test_a_checkpoint_of_another_format_is_refused(capsys, monkeypatch, tmp_path):
     with monkeypatch.context() as older:
-        older.setattr(checkpoints, "FORMAT", "1")
+        older.setattr(training_files, "FORMAT", "1")
         assert cli.main([*_short("linear"), "--out", str(tmp_path), "-q"]) == 0
     capsys.readouterr()
     error = refusal([*_short("linear"), "--out", str(tmp_path), "--resume"], capsys)

@@ -1,33 +1,35 @@
-"""Training learns, stops when told, keeps its logs, and says in one sentence what is wrong."""
+"""Training: errors fall, targets and patience stop it, logs are kept, and mistakes end in one sentence."""
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.testing import assert_close
 
 from massieu import cli
+from massieu.checks import UserError
 from massieu.claims.context.layers import train
 from massieu.context import (
+    LearningRecipe,
     Linear,
     LinearModel,
     Prompts,
-    Recipe,
     Ridge,
     SoftmaxModel,
     learn,
     learning,
     models,
     optimal_linear_attention,
-    predict,
     shifted,
     task_named,
 )
-from massieu.context.comparison import sensitivities
+from massieu.context.context_descent import predict
+from massieu.context.learner_comparison import sensitivities
 from massieu.context.learning import _generator
 
-SMALL = {"steps": 40, "batch": 8, "width": 16, "layers": 1, "evaluate_every": 10, "checkpoint_every": 10}
+SMALL = LearningRecipe(steps=40, batch=8, width=16, layers=1, evaluate_every=10)
 
 
 def generator(seed=0):
@@ -41,23 +43,25 @@ def _few_tests(monkeypatch):
 
 @pytest.mark.usefixtures("only_training")
 def test_another_seed_gives_another_history(task):
-    assert not learn(task, **SMALL).history.equals(learn(task, **SMALL, seed=1).history)
+    assert not learn(task, SMALL).history.equals(learn(task, replace(SMALL, seed=1)).history)
 
 
 @pytest.mark.parametrize("layout", ["pairs", "interleaved"])
 @pytest.mark.usefixtures("only_training")
 def test_training_lowers_the_error(layout):
     easy = task_named("linear", dim=1, noise=0.1)
-    options = {**SMALL, "steps": 300, "batch": 32, "layers": 2, "width": 32, "evaluate_every": 300}
-    found = learn(easy, **options, rate=5e-3, layout=layout, examples=4)
+    recipe = LearningRecipe(
+        **{"steps": 300, "batch": 32, "layers": 2, "width": 32, "evaluate_every": 300},
+        **{"learning_rate": 5e-3, "layout": layout, "examples": 4},
+    )
+    found = learn(easy, recipe)
     assert found.history.error.iloc[-1] < 0.75 * easy.signal  # zero, the mean function, has all of it
 
 
 @pytest.mark.parametrize("layout", ["pairs", "interleaved"])
 @pytest.mark.parametrize("name", ["sparse", "ridge", "quadratic", "logistic", "tree", "network", "sine"])
 def test_every_task_trains(name, layout):
-    options = {**SMALL, "steps": 4, "evaluate_every": 2}
-    found = learn(task_named(name, dim=2), **options, layout=layout, pool=3)
+    found = learn(task_named(name, dim=2), replace(SMALL, steps=4, evaluate_every=2, layout=layout, pool=3))
     document = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert [row["step"] for row in document["history"]] == [2, 4]
     assert {row["condition"] for row in document["hypotheses"]} == {"pool", "novel", "shuffled"}
@@ -66,45 +70,45 @@ def test_every_task_trains(name, layout):
 
 @pytest.mark.usefixtures("only_training")
 def test_training_stops_at_a_target(task):
-    found = learn(task, **SMALL, target=1e9)
-    assert (found.ended, found.history.step.tolist()) == ("target", [10])
-    assert learn(task, **SMALL, target=1e-9).ended == "steps"
+    found = learn(task, replace(SMALL, target=1e9))
+    assert (found.stopped_by, found.history.step.tolist()) == ("target", [10])
+    assert learn(task, replace(SMALL, target=1e-9)).stopped_by == "steps"
 
 
 @pytest.mark.usefixtures("only_training")
 def test_training_stops_by_patience(task):
     # A rate at which nothing is learned: the errors jump about.
-    found = learn(task, **{**SMALL, "steps": 400}, rate=0.3, patience=2)
+    found = learn(task, replace(SMALL, steps=400, learning_rate=0.3, patience=2))
     errors = found.history.error.tolist()
-    assert found.ended == "patience"
+    assert found.stopped_by == "patience"
     assert len(errors) < 40
     assert min(errors) == errors[-3]
-    assert learn(task, **SMALL, rate=0.3).ended == "steps"
+    assert learn(task, replace(SMALL, learning_rate=0.3)).stopped_by == "steps"
 
 
 @pytest.mark.usefixtures("only_training")
 def test_training_that_diverges_is_one_sentence(task, monkeypatch):
     monkeypatch.setattr(SoftmaxModel, "loss", lambda self, prompts: torch.inf * self(prompts).sum())
-    with pytest.raises(ValueError, match="training has diverged by step 10, at rate 0.004; choose a lower rate"):
-        learn(task, **SMALL)
+    with pytest.raises(UserError, match="diverged by step 10, at learning_rate 0.004"):
+        learn(task, SMALL)
 
 
 def test_the_tasks_of_the_history_are_not_those_of_the_comparison(task, monkeypatch):
-    monkeypatch.setattr(learning, "GLANCE", learning.TESTS)  # as many, since another number is another draw
+    monkeypatch.setattr(learning, "VALIDATION", learning.TESTS)  # as many, since another number is another draw
     compared = []
     monkeypatch.setattr(learning, "compare", lambda model, task, prompts, **options: compared.append(prompts))
-    recipe = Recipe("linear", None, examples=4, steps=1, batch=1, rate=0.01)
-    learn(task, model="linear", examples=4, steps=1, batch=1, rate=0.01)
-    glance = learning._Run(task, recipe).glance
-    assert glance.inputs.shape == compared[0].inputs.shape
-    assert not (glance.inputs == compared[0].inputs).all(-1).any()
+    recipe = LearningRecipe(model="linear", examples=4, steps=1, batch=1, learning_rate=0.01)
+    learn(task, recipe)
+    validation = learning._TrainingRun(task, recipe, 4).validation
+    assert validation.inputs.shape == compared[0].inputs.shape
+    assert not (validation.inputs == compared[0].inputs).all(-1).any()
 
 
 def test_progress_counts_the_steps(task):
-    told = []
-    learn(task, **SMALL, progress=lambda what, done, total: told.append((what, done, total)))
-    assert told[:40] == [("training", step, 40) for step in range(40)]
-    assert {what for what, _, _ in told[40:]} == {"comparing"}
+    reported = []
+    learn(task, SMALL, progress=lambda what, done, total: reported.append((what, done, total)))
+    assert reported[:40] == [("training", step, 40) for step in range(40)]
+    assert {what for what, _, _ in reported[40:]} == {"comparing"}
 
 
 def test_the_command_writes_logs_and_a_page(tmp_path, capsys):
@@ -137,10 +141,11 @@ def test_tensorboard_shows_what_the_history_has_also_after_an_interruption(task,
         if done == 25:
             raise KeyboardInterrupt
 
-    options = {**SMALL, "evaluate_every": 5, "out": tmp_path, "tensorboard": True}
+    recipe = replace(SMALL, evaluate_every=5)
+    options = {"out": tmp_path, "checkpoint_every": 10, "tensorboard": True}
     with pytest.raises(KeyboardInterrupt):
-        learn(task, **options, progress=interrupt)
-    found = learn(task, **options, resume=True)
+        learn(task, recipe, **options, progress=interrupt)
+    found = learn(task, recipe, **options, resume=True)
     events = EventAccumulator(str(tmp_path)).Reload()
     for name in ("loss", "rate", "error"):
         shown = events.Scalars(name)
@@ -248,17 +253,17 @@ def test_steps_and_seeds_draw_different_data():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["linear", "--dim", "0"], "dim must be an integer of at least 1, got 0"),
+        (["linear", "--dim", "0"], "dim must be a whole number of at least 1, got 0"),
         (["linear", "--noise", "9"], "noise must have at most the variance of the signal"),
         (["lineal"], "task must be one of"),
-        (["linear", "--model", "cubic"], 'model must be "softmax" or "linear"'),
-        (["linear", "--layout", "rows"], 'layout must be "interleaved" or "pairs"'),
+        (["linear", "--model", "cubic"], "model must be one of"),
+        (["linear", "--layout", "rows"], "layout must be one of"),
         (["linear", "--resume"], "need the folder of the run"),
         (["linear", "--resume", "--out", "{tmp}/none"], "to resume from"),
         (["linear", "--out", "{tmp}/file/run"], "must be a folder, and there is a file in its place"),
         (["linear", "--out", "{tmp}/file"], "must be a folder, and there is a file in its place"),
-        (["linear", "--target", "-1"], "target must be positive"),
-        (["linear", "--noise", "-1"], "noise must be a non-negative finite number, got -1.0"),
+        (["linear", "--target", "-1"], "target must be finite and larger than 0"),
+        (["linear", "--noise", "-1"], "noise must be finite and at least 0, got -1.0"),
         (["logistic", "--noise", "0.1"], "the noise of logistic is in its labels, got --noise 0.1; leave it out"),
         (["linear", "--model", "linear", "--layout", "pairs"], "without layout, width, layers or heads, got layout="),
         (["linear", "--examples", "100000000000"], "not enough memory for --dim 5, --examples 100000000000; lower"),
@@ -275,57 +280,49 @@ def test_bad_input_is_one_sentence(arguments, sentence, tmp_path, capsys):
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("option", ["--steps", "--examples", "--pool", "--patience", "--checkpoint-every"])
-@pytest.mark.parametrize("value", ["0", "-3", "x"])
-def test_a_number_that_must_be_positive(option, value, capsys):
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["learn", "linear", option, value])
-    assert ended.value.code == 2
-    error = capsys.readouterr().err
-    assert f"{option}: expected a positive whole number, got {value}; see massieu learn --help" in error
-    assert error.count("\n") == 1
+POSITIVE = ("--steps", "--examples", "--pool", "--patience", "--checkpoint-every")
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "sentence"),
+    ("option", "value", "kind"),
     [
-        ("--dim", "1.5", "--dim: expected a whole number, got 1.5"),
-        ("--noise", "x", "--noise: expected a number, got x"),
-        ("--target", "x", "--target: expected a number, got x"),
+        *((option, value, "a positive whole number") for option in POSITIVE for value in ("0", "-3", "x")),
+        *(("--dim", "1.5", "a whole number"), ("--noise", "x", "a number"), ("--target", "x", "a number")),
     ],
 )
-def test_what_is_no_number(option, value, sentence, capsys):
-    with pytest.raises(SystemExit):
+def test_an_option_that_is_no_such_number(option, value, kind, capsys):
+    with pytest.raises(SystemExit) as stopped:
         cli.main(["learn", "linear", option, value])
+    assert stopped.value.code == 2
     error = capsys.readouterr().err
-    assert sentence in error
+    assert f"{option}: expected {kind}, got {value}; see massieu learn --help" in error
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"steps": -1}, "steps must be an integer of at least 1, got -1"),
-        ({"batch": 0}, "batch must be an integer of at least 1, got 0"),
-        ({"rate": 0.0}, "rate must be positive and finite, got 0.0"),
-        ({"pool": 0}, "pool must be an integer of at least 1, got 0"),
-        ({"checkpoint_every": 0}, "checkpoint_every must be an integer of at least 1, got 0"),
-        ({"width": 0}, "width must be an integer of at least 1, got 0"),
-        ({"layout": "rows"}, 'layout must be "interleaved" or "pairs", got \'rows\''),
-        ({"model": "linear", "heads": 2}, "one layer without layout, width, layers or heads, got heads=2"),
-        ({"out": ""}, "out must name a folder, got an empty name"),
-        ({"resume": True}, "resume and tensorboard need a folder, got out=None"),
-    ],
-)
-def test_bad_options_in_python(task, options, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        learn(task, **options)
+BAD = {"steps": -1, "batch": 0, "learning_rate": 0.0, "pool": 0, "width": 0, "layout": "rows", "model": "cubic"}
+
+
+@pytest.mark.parametrize(("name", "value"), BAD.items())
+def test_bad_options_in_python(name, value):
+    with pytest.raises(UserError, match=name):
+        LearningRecipe(**{name: value})
+
+
+def test_a_linear_layer_has_no_options_of_a_transformer():
+    with pytest.raises(UserError, match="heads=2"):
+        LearningRecipe(model="linear", heads=2)
+
+
+@pytest.mark.parametrize(("name", "value"), {"checkpoint_every": 0, "out": "", "resume": True}.items())
+def test_bad_options_of_files(task, name, value):
+    with pytest.raises(UserError, match=name):
+        learn(task, SMALL, **{name: value})
 
 
 @pytest.mark.parametrize("shift", ["skew", "quadrants"])
 def test_shifts_are_for_prompts_after_training(task, shift):
-    with pytest.raises(ValueError, match="task must be one that prompts are drawn from as they are, got the shift"):
-        learn(shifted(task, shift), model="linear")
+    with pytest.raises(UserError, match="task"):
+        learn(shifted(task, shift), LearningRecipe(model="linear"))
 
 
 def test_the_loss_of_a_linear_layer_is_at_its_query_wherever_that_is(task):
@@ -341,7 +338,7 @@ def test_a_model_that_is_asked_in_parts_gives_the_same(task, monkeypatch):
         whole, parts = model.double()(prompts), []
         monkeypatch.setattr(models, "TOGETHER", 3)
         monkeypatch.setattr(type(model), "forward", counted(type(model).forward, parts))
-        assert_close(model.ask(prompts), whole)
+        assert_close(model.predict(prompts), whole)
         assert parts == [3, 3, 3, 1]
 
 
@@ -354,38 +351,38 @@ def counted(forward, parts):
 
 
 def test_inputs_without_extent_in_a_direction_have_no_closed_form_but_a_result():
-    found = learn(task_named("linear", dim=2, covariance=[1.0, 0.0]), model="linear", steps=3, batch=4)
+    found = learn(task_named("linear", dim=2, covariance=[1.0, 0.0]), LearningRecipe(model="linear", steps=3, batch=4))
     assert found.comparison.matrices is None
     assert found.comparison.curve.error.notna().all()
 
 
 def test_a_package_that_the_comparison_needs_is_missed_before_training(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    told = []
+    reported = []
     with pytest.raises(ImportError, match="the comparison after training needs scikit-learn, which is not installed"):
-        learn(task_named("tree", dim=2), **SMALL, progress=lambda *what: told.append(what))
-    assert not told
+        learn(task_named("tree", dim=2), SMALL, progress=lambda *what: reported.append(what))
+    assert not reported
 
 
 def test_several_outputs_are_refused():
-    with pytest.raises(ValueError, match="task must have plain targets, got outputs=2"):
-        learn(task_named("linear", dim=2, outputs=2), **SMALL)
+    with pytest.raises(UserError, match="task"):
+        learn(task_named("linear", dim=2, outputs=2), SMALL)
 
 
 @pytest.mark.usefixtures("only_training")
 @pytest.mark.parametrize(("batch", "threads"), [(64, 1), (512, 2)])
 def test_a_small_step_has_one_thread(batch, threads, monkeypatch):
-    had, advance = [], learning._Run.advance
+    had, advance = [], learning._TrainingRun.advance
 
     def watched(run):
         had.append(torch.get_num_threads())
         return advance(run)
 
-    monkeypatch.setattr(learning._Run, "advance", watched)
+    monkeypatch.setattr(learning._TrainingRun, "advance", watched)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        learn(task_named("linear", dim=5), steps=1, batch=batch)
+        learn(task_named("linear", dim=5), LearningRecipe(steps=1, batch=batch))
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)

@@ -9,6 +9,7 @@ from scipy.optimize import minimize_scalar
 from torch.testing import assert_close
 
 from massieu import Points
+from massieu.checks import UserError
 from massieu.contrast import adaboost_step
 
 DOUBLE = torch.float64
@@ -91,6 +92,7 @@ def test_a_learner_without_errors_has_no_finite_step(margins, alpha, fall):
     step = adaboost_step(torch.tensor(margins, dtype=DOUBLE))
     assert float(step.alpha) == alpha
     assert not bool(step.converged)
+    assert step.message.startswith("0 of 1 steps are finite")
     assert float(step.log_normalizer) == pytest.approx(fall)
     assert step.log_weight.exp().tolist() == pytest.approx([0.5, 0.5])
 
@@ -102,29 +104,14 @@ def test_a_learner_that_says_nothing_gets_no_vote():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (
-            (torch.zeros(0),),
-            r"margins must have shape \(..., examples\) with at least one example, got \(0,\); pass label times",
-        ),
-        ((torch.ones(3).long(),), "margins must be a floating-point tensor"),
-        (
-            (torch.tensor([1.0, torch.inf]),),
-            "margins must be finite, got nan or infinity; clip the predictions of the learner",
-        ),
-        (
-            (torch.ones(3), torch.zeros(2)),
-            r"log_weight must broadcast to \(3,\) = \(..., examples\), got \(2,\); give every example its weight",
-        ),
-        (
-            (torch.ones(2), torch.full((2,), -torch.inf)),
-            "log_weight must be finite or minus infinity with one finite entry in each row",
-        ),
-        (
-            (torch.ones(2), torch.ones(2).long()),
-            "log_weight must be a floating-point tensor, got torch.int64; take the logarithm",
-        ),
+        ((torch.zeros(0),), "margins"),
+        ((torch.ones(3).long(),), "margins"),
+        ((torch.tensor([1.0, torch.inf]),), "finite"),
+        ((torch.ones(3), torch.zeros(2)), "broadcast"),
+        ((torch.ones(2), torch.full((2,), -torch.inf)), "finite entry"),
+        ((torch.ones(2), torch.ones(2).long()), "log_weight"),
     ],
 )
 def test_a_mistake_is_told_in_one_sentence(arguments, sentence):
-    with pytest.raises((ValueError, TypeError), match=sentence):
+    with pytest.raises(UserError, match=sentence):
         adaboost_step(*arguments)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from torch.testing import assert_close
 
+from massieu.checks import UserError
 from massieu.contrast import nce_loss, negative_sampling
 
 DOUBLE = torch.float64
@@ -116,38 +117,17 @@ FOUR = [torch.zeros(3)] * 4
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (
-            lambda: nce_loss(torch.zeros(()), *FOUR[1:]),
-            r"log_model must have shape \(..., samples\) with at least one sample, got \(\); for a single one pass log_model\[None\]",
-        ),
-        (lambda: nce_loss(*FOUR[:2], torch.zeros(0), torch.zeros(0)), r"model_on_noise must have shape .* got \(0,\)"),
-        (lambda: nce_loss(FOUR[0].long(), *FOUR[1:]), "log_model must be a floating-point tensor, got torch.int64"),
-        (
-            lambda: nce_loss(torch.zeros(2), *FOUR[1:]),
-            r"log_model and log_noise must have shapes that broadcast, got \(2,\) and \(3,\); evaluate both at the same samples",
-        ),
-        (
-            lambda: nce_loss(*FOUR[:3], torch.zeros(2)),
-            "model_on_noise and noise_on_noise must have shapes that broadcast",
-        ),
-        (
-            lambda: nce_loss(*FOUR, ratio=0.0),
-            "ratio must be positive and finite, got 0.0; it counts noise samples per datum",
-        ),
-        (
-            lambda: negative_sampling(torch.zeros(2, 3), torch.zeros(1, 3), torch.zeros(2, 4, 3)),
-            r"context and positive must have the same shape \(..., dim\), got \(2, 3\) and \(1, 3\); give every context its word",
-        ),
-        (
-            lambda: negative_sampling(torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(4, 3)),
-            r"negatives must have shape \(2, k, 3\), got \(4, 3\); give every context its k words",
-        ),
-        (
-            lambda: negative_sampling(torch.zeros(2, 3).long(), torch.zeros(2, 3), torch.zeros(2, 4, 3)),
-            "context must be a floating-point tensor",
-        ),
+        (lambda: nce_loss(torch.zeros(()), *FOUR[1:]), "log_model"),
+        (lambda: nce_loss(*FOUR[:2], torch.zeros(0), torch.zeros(0)), "model_on_noise"),
+        (lambda: nce_loss(FOUR[0].long(), *FOUR[1:]), "log_model"),
+        (lambda: nce_loss(torch.zeros(2), *FOUR[1:]), "log_model and log_noise"),
+        (lambda: nce_loss(*FOUR[:3], torch.zeros(2)), "model_on_noise and noise_on_noise"),
+        (lambda: nce_loss(*FOUR, ratio=0.0), "ratio"),
+        (lambda: negative_sampling(torch.zeros(2, 3), torch.zeros(1, 3), torch.zeros(2, 4, 3)), "context and positive"),
+        (lambda: negative_sampling(torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(4, 3)), "negatives"),
+        (lambda: negative_sampling(torch.ones(2).long(), torch.zeros(2), torch.zeros(4, 2)), "context"),
     ],
 )
 def test_a_mistake_is_told_in_one_sentence(call, sentence):
-    with pytest.raises((ValueError, TypeError), match=sentence):
+    with pytest.raises(UserError, match=sentence):
         call()

@@ -5,6 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from massieu import attend
+from massieu.checks import UserError
 from massieu.dynamics import balance
 
 
@@ -43,20 +44,22 @@ def test_derivatives_pass_through_the_steps():
     torch.autograd.gradcheck(output, x)
 
 
-def test_a_search_says_how_it_ended():
+def test_a_search_reports_its_outcome():
     x = 3 * randn(8, 3)
     none, few = balance(x, x, max_steps=0), balance(x, x, max_steps=3)
     assert (none.steps, none.converged) == (0, False)
     assert bool((none.log_weight == 0).all())
     assert (few.steps, few.converged) == (3, False)
+    assert few.message.startswith("stopped at max_steps after 3 steps; ")
+    assert balance(0.1 * x, 0.1 * x).message.startswith("converged after ")
     assert float(few.residual) < float(none.residual)
 
 
 def test_wrong_arguments_get_a_sentence():
     x = randn(4, 2)
-    with pytest.raises(ValueError, match="query must have shape"):
+    with pytest.raises(UserError, match="query"):
         balance(x[0], x)
-    with pytest.raises(ValueError, match="key must have at least 1 tokens"):
+    with pytest.raises(UserError, match="key"):
         balance(x, x[:0])
-    with pytest.raises(ValueError, match="max_steps must be an integer"):
+    with pytest.raises(UserError, match="max_steps"):
         balance(x, x, max_steps=-1)

@@ -1,4 +1,4 @@
-"""Fixed points: found, counted, differentiated, and honest about how the search ended."""
+"""Fixed points: the search, its steps and outcome, and derivatives."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 from massieu import Points
-from massieu.checks import pip_install
+from massieu.checks import UserError, pip_install
 from massieu.dynamics import clusters, fixed_points, hopfield_step
 
 
@@ -127,6 +127,7 @@ def test_a_search_that_did_not_converge_says_so_and_has_no_derivative_there():
     rest = fixed_points((patterns.detach(), 0.3), randn(1, 3)).state
     found = fixed_points((patterns, 0.3), torch.cat([5 * randn(3, 3), rest]), max_steps=1, memory=0)
     assert found.converged.tolist() == [False, False, False, True]
+    assert found.message.startswith("1 of 4 rows converged after at most ")
     assert found.steps.tolist() == [1, 1, 1, 0]
     assert bool((found.residual[:3] > 1e-6).all())
     (gradient,) = torch.autograd.grad(found.state[:3].sum(), patterns, retain_graph=True)
@@ -201,25 +202,26 @@ except ImportError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert f"which is not installed; {pip_install('verify')}, or pass memory=0" in done.stdout
+    assert "memory > 0" in done.stdout
+    assert f"which is not installed; {pip_install('verify')}" in done.stdout
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "message"),
+    ("call", "message"),
     [
-        (lambda x: fixed_points((x, 1.0), x[0]), ValueError, r"start must have shape \(..., tokens, dim\), got \(2,\)"),
-        (lambda x: fixed_points((x[0], 1.0), x), ValueError, r"patterns must have shape \(..., tokens, dim\), got \(2,\)"),
-        (lambda x: fixed_points((x[:0], 1.0), x), ValueError, "patterns must have at least 1 tokens, got 0"),
-        (lambda x: fixed_points((x, x[0, 0]), x), TypeError, "beta must be a Python number, got Tensor"),
-        (lambda x: fixed_points(x, x), TypeError, r"function must be a pair \(patterns, beta\) or callable, got Tensor; wrap it in a function"),
-        (lambda x: fixed_points(lambda y: y[:1], x), ValueError, r"function must return shape \(3, 2\) and torch.float32, got \(1, 2\) and torch.float32"),
-        (lambda x: fixed_points(lambda y: y.double(), x), ValueError, "function must return .* got .* torch.float64; a fixed point needs a map of the space into itself"),
-        (lambda x: fixed_points((x, 1.0), x, memory=-1), ValueError, "memory must be an integer of at least 0, got -1"),
-        (lambda x: fixed_points((x, 1.0), x, max_steps=0), ValueError, "max_steps must be an integer of at least 1, got 0"),
-        (lambda x: fixed_points((x, 1.0), x, plain_steps=-1), ValueError, "plain_steps must be an integer of at least 0, got -1"),
-        (lambda x: fixed_points((x, 1.0), x, tolerance=-1.0), ValueError, "tolerance must be finite and at least 0, got -1.0"),
+        (lambda x: fixed_points((x, 1.0), x[0]), "start"),
+        (lambda x: fixed_points((x[0], 1.0), x), "patterns"),
+        (lambda x: fixed_points((x[:0], 1.0), x), "patterns"),
+        (lambda x: fixed_points((x, x[0, 0]), x), "beta"),
+        (lambda x: fixed_points(x, x), "function"),
+        (lambda x: fixed_points(lambda y: y[:1], x), "function"),
+        (lambda x: fixed_points(lambda y: y.double(), x), "function"),
+        (lambda x: fixed_points((x, 1.0), x, memory=-1), "memory"),
+        (lambda x: fixed_points((x, 1.0), x, max_steps=0), "max_steps"),
+        (lambda x: fixed_points((x, 1.0), x, plain_steps=-1), "plain_steps"),
+        (lambda x: fixed_points((x, 1.0), x, tolerance=-1.0), "tolerance"),
     ],
 )  # fmt: skip
-def test_mistakes_end_in_one_sentence(call, error, message):
-    with pytest.raises(error, match=message):
+def test_mistakes_end_in_one_sentence(call, message):
+    with pytest.raises(UserError, match=message):
         call(torch.ones(3, 2))

@@ -8,7 +8,8 @@ import torch
 from torch.testing import assert_close
 
 from massieu import Gaussian, Sphere
-from massieu.dynamics import CONTRACTIONS, OBSERVABLES, Trajectory, ascend, evolve, layer_norm, rms_norm
+from massieu.checks import UserError
+from massieu.dynamics import CONTRACTIONS, OBSERVABLES, CloudTrajectory, ascend, evolve, layer_norm, rms_norm
 
 
 def randn(*shape, seed=0):
@@ -78,9 +79,9 @@ def test_other_observables_come_as_a_mapping():
 )  # fmt: skip
 def test_a_trajectory_says_what_was_frozen_and_what_moved(options, sentence):
     found = evolve(randn(5, 2), steps=2, observe=["mean"], **options)
-    assert isinstance(found, Trajectory)
+    assert isinstance(found, CloudTrajectory)
     assert found.regime == sentence
-    assert repr(found) == f"Trajectory(2 steps of a cloud (5, 2): {sentence}; [mean])"
+    assert repr(found) == f"CloudTrajectory(2 steps of a cloud (5, 2): {sentence}; [mean])"
 
 
 @pytest.mark.parametrize("scale", [0.3, 1.0, 2.0])
@@ -146,23 +147,17 @@ print(peak() - before)
     assert float(done.stdout) < 190
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"steps": -1}, "steps must be an integer of at least 0, got -1"),
-        ({"every": 0}, "every must be an integer of at least 1, got 0"),
-        ({"contraction": "layernorm"}, "contraction must be one of layer_norm, rms_norm, .*, got 'layernorm'"),
-        ({"observe": ["mean", "entropy"]}, "observe must name some of mean, .*, got 'entropy'; pass other observables as a mapping"),
-        ({"step": float("inf")}, "step must be finite"),
-    ],
-)  # fmt: skip
-def test_mistakes_end_in_one_sentence(options, message):
-    with pytest.raises(ValueError, match=message):
-        evolve(randn(4, 2), **{"steps": 1, **options})
+BAD = {"steps": -1, "every": 0, "contraction": "layernorm", "observe": ["mean", "entropy"], "step": float("inf")}
+
+
+@pytest.mark.parametrize(("name", "value"), BAD.items())
+def test_mistakes_end_in_one_sentence(name, value):
+    with pytest.raises(UserError, match=name):
+        evolve(randn(4, 2), **{"steps": 1, name: value})
 
 
 def test_an_empty_cloud_does_not_evolve():
-    with pytest.raises(ValueError, match="cloud must have at least 1 tokens, got 0"):
+    with pytest.raises(UserError, match="cloud"):
         evolve(torch.empty(0, 2), steps=1)
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from massieu import Points, prox
+from massieu.checks import UserError
 from massieu.dynamics import ascend, hopfield_step, hopfield_time, layer_norm
 
 STEPS = st.sampled_from([0.01, 0.3, 1.0, 7.0, 1000.0])
@@ -144,21 +145,21 @@ def test_ascend_carries_derivatives():
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "message"),
+    ("call", "message"),
     [
-        (lambda x: ascend(x[0]), ValueError, r"natural must have shape \(..., tokens, dim\), got \(2,\); for a single vector pass natural\[None\]"),
-        (lambda x: ascend(x[:, :0]), ValueError, r"natural must have shape .* got \(3, 0\); put the coordinates last"),
-        (lambda x: ascend(x.long()), TypeError, "natural must be a floating-point tensor, got torch.int64"),
-        (lambda x: ascend([1.0]), TypeError, "natural must be a floating-point tensor, got list"),
-        (lambda x: ascend(x, step=float("nan")), ValueError, "step must be finite, got nan; check its sign and units"),
-        (lambda x: ascend(x, step=x[0, 0]), TypeError, r"step must be a Python number, got Tensor; convert a tensor with .item\(\)"),
-        (lambda x: ascend(x, beta=float("inf")), ValueError, "beta must be finite, got inf"),
-        (lambda x: hopfield_step(x[0], x), ValueError, r"state must have shape .* pass state\[None\]"),
-        (lambda x: hopfield_step(x, x, tau=True), TypeError, "tau must be a Python number, got bool"),
-        (lambda x: hopfield_time(-1.0), ValueError, "step must be finite and at least 0, got -1.0"),
-        (lambda x: hopfield_time(1.0, -1.0), ValueError, "spread must be finite and at least 0, got -1.0"),
+        (lambda x: ascend(x[0]), "natural"),
+        (lambda x: ascend(x[:, :0]), "natural"),
+        (lambda x: ascend(x.long()), "natural"),
+        (lambda x: ascend([1.0]), "natural"),
+        (lambda x: ascend(x, step=float("nan")), "step"),
+        (lambda x: ascend(x, step=x[0, 0]), "step"),
+        (lambda x: ascend(x, beta=float("inf")), "beta"),
+        (lambda x: hopfield_step(x[0], x), "state"),
+        (lambda x: hopfield_step(x, x, tau=True), "tau"),
+        (lambda x: hopfield_time(-1.0), "step"),
+        (lambda x: hopfield_time(1.0, -1.0), "spread"),
     ],
 )  # fmt: skip
-def test_mistakes_end_in_one_sentence(call, error, message):
-    with pytest.raises(error, match=message):
+def test_mistakes_end_in_one_sentence(call, message):
+    with pytest.raises(UserError, match=message):
         call(torch.ones(3, 2))

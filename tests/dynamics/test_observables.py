@@ -7,6 +7,7 @@ import torch
 from scipy.sparse.csgraph import connected_components
 from torch.testing import assert_close
 
+from massieu.checks import UserError
 from massieu.dynamics import OBSERVABLES, Regime, cluster_labels, clusters
 
 
@@ -111,5 +112,5 @@ def test_the_number_of_clusters_is_relative_to_the_size_of_the_tokens():
 
 @pytest.mark.parametrize("radius", [-1.0, math.nan])
 def test_a_radius_must_not_be_negative(radius):
-    with pytest.raises(ValueError, match=f"radius must be finite and at least 0, got {radius}"):
+    with pytest.raises(UserError, match="radius"):
         clusters(torch.zeros(3, 2), radius)

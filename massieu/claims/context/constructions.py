@@ -13,20 +13,17 @@ from massieu.claims.experiment import apart, normals, widest
 from massieu.claims.registry import claim
 from massieu.claims.sources import AHN, OSWALD, OURS, SLIDES
 from massieu.context import (
-    GradientDescentPlus,
     Optimum,
     Prompts,
-    descent_gaps,
     gradient_descent_transformer,
     gradient_step_layer,
-    independent_moment,
-    isotropic_optimum,
     optimal_linear_attention,
-    optimal_step_sizes,
-    predict,
-    regression_tokens,
     softmax_step_layer,
 )
+from massieu.context.context_descent import descent_gaps, predict, regression_tokens
+from massieu.context.gradient_predictors import GradientDescentPlus
+from massieu.context.optimum import independent_moment, isotropic_optimum
+from massieu.context.step_sizes import optimal_step_sizes
 
 LAYERED = 1e-12  # rounding of a hundred layers in float64
 
@@ -371,7 +368,7 @@ def depth(trial: Trial) -> Evidence:
 
     def gap(bend: float) -> Gap:
         options = {"layers": 2, "examples": examples, "curvature": bend}
-        model = gradient_descent_transformer(dim, step=curved.steps, **options)  # type: ignore[arg-type]
+        model = gradient_descent_transformer(dim, step=curved.step_sizes, **options)  # type: ignore[arg-type]
         errors = (predict(model, inputs, inputs @ weights, query).detach() - query @ weights).square()
         spread = math.hypot(float(errors.std()) / math.sqrt(errors.numel()), curved.standard_error)
         return Gap(abs(float(errors.mean()) - curved.loss) / spread, 5.0)

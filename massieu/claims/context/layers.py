@@ -12,15 +12,9 @@ from massieu.claims.context.constructions import by_quadrature, covariances, nor
 from massieu.claims.experiment import apart, normals, widest
 from massieu.claims.registry import claim
 from massieu.claims.sources import OSWALD, OURS, ZHANG
-from massieu.context import (
-    Linear,
-    LinearModel,
-    Prompts,
-    optimal_linear_attention,
-    regression_tokens,
-    sensitivities,
-    softmax_step_layer,
-)
+from massieu.context import Linear, LinearModel, Prompts, optimal_linear_attention, softmax_step_layer
+from massieu.context.context_descent import regression_tokens
+from massieu.context.learner_comparison import sensitivities
 
 
 @claim(

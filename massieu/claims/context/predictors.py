@@ -13,23 +13,12 @@ from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
 from massieu.claims.experiment import apart, widest
 from massieu.claims.registry import claim
 from massieu.claims.sources import GARG, OURS, SLIDES, XIE
-from massieu.context import (
-    Averaging,
-    DecisionTree,
-    GradientStep,
-    LeastSquares,
-    Linear,
-    Predictor,
-    Prompts,
-    Quadratic,
-    Ridge,
-    SparseLinear,
-    Task,
-    Tree,
-    TwoLayer,
-    concept_mixture,
-    draw_symbol_prompts,
-)
+from massieu.context import LeastSquares, Linear, Predictor, Prompts, Ridge, Task
+from massieu.context.fitted import Tree
+from massieu.context.gradient_predictors import GradientStep
+from massieu.context.hidden_markov import concept_mixture, draw_symbol_prompts
+from massieu.context.predictors import Averaging
+from massieu.context.tasks import DecisionTree, Quadratic, SparseLinear, TwoLayer
 
 SURE = 5.0  # standard errors
 LOW, HIGH = 20.0, 400.0  # where errors are cut off, in units of their typical size

@@ -48,7 +48,7 @@ def task_diversity(trial: Trial) -> Evidence:
         pool = pool_of(TASK, size, trial.seed)
         swapped = Ridge(TASK.noise**2) if size == FEW else pool.predict
         steps = trial.size(500 if size == FEW else 1200, 3000)
-        ask = swapped if exact else trained(TASK, EXAMPLES, steps, 64, trial.seed, size).ask
+        ask = swapped if exact else trained(TASK, EXAMPLES, steps, 64, trial.seed, size).predict
         found = separate(ask, TASK, pool, EXAMPLES, torch.Generator().manual_seed(trial.seed + 2))
         novel: dict[str, float] = found.set_index("condition").loc["novel"].to_dict()
         return novel

@@ -12,22 +12,10 @@ from massieu.claims.claim import Evidence, Gap, Trial, Verdict
 from massieu.claims.experiment import widest
 from massieu.claims.registry import claim
 from massieu.claims.sources import SLIDES
-from massieu.context import (
-    ContextLearning,
-    DecisionTree,
-    Linear,
-    Pool,
-    Quadratic,
-    Ridge,
-    Sine,
-    SoftmaxModel,
-    Task,
-    TwoLayer,
-    draw_pool,
-    learns_in_context,
-    separate,
-)
+from massieu.context import Linear, Pool, Ridge, SoftmaxModel, Task, draw_pool, learns_in_context, separate
+from massieu.context.definition import ContextLearning
 from massieu.context.optimizer import JointAdamW
+from massieu.context.tasks import DecisionTree, Quadratic, Sine, TwoLayer
 
 RATE, WARM_UP, BATCH = 6e-3, 50, 64
 LINEAR, EXAMPLES = Linear(2, noise=0.5), 8
@@ -144,7 +132,7 @@ def novel_functions(trial: Trial) -> Evidence:
     pool = pool_of(LINEAR, 4, trial.seed)
 
     def rows(retrieves: bool) -> dict[str, dict[str, float]]:
-        ask = pool.predict if retrieves else model.ask
+        ask = pool.predict if retrieves else model.predict
         found = separate(ask, LINEAR, pool, EXAMPLES, torch.Generator().manual_seed(trial.seed + 2))
         return {str(row["condition"]): row for row in found.to_dict("records")}
 

@@ -13,7 +13,8 @@ from massieu.claims.context.constructions import covariances
 from massieu.claims.experiment import apart, normals, widest
 from massieu.claims.registry import claim
 from massieu.claims.sources import AHN
-from massieu.context import gradient_step_layer, regression_tokens
+from massieu.context import gradient_step_layer
+from massieu.context.context_descent import regression_tokens
 
 EXAMPLES = 2
 STATIONARY = 1e-6  # of a gradient whose other entries are of order one; the minimizer stops at 1e-10

@@ -2,9 +2,9 @@
 
 from massieu.context.tasks.linear import Linear, Logistic, NoisyLinear, Quadratic, SparseLinear
 from massieu.context.tasks.nonlinear import DecisionTree, Sine, TwoLayer
-from massieu.context.tasks.registry import SHIFTS, TASKS, shifted, task_named
 from massieu.context.tasks.shifts import OrthogonalQueries, Quadrants, Scaled, Skewed
 from massieu.context.tasks.task import Task
+from massieu.context.tasks.task_names import SHIFTS, TASKS, shifted, task_named
 
 __all__ = [
     "DecisionTree",

@@ -1,4 +1,4 @@
-"""Functions that are linear in their parameters, or a link away from it."""
+"""Functions that are linear in their parameters, and their logistic link."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from massieu.checks import UserError
+from massieu.checks import UserError, check_count, check_number
 from massieu.context.tasks.task import Parameters, Task, normal, root_of_covariance, uniform
-from massieu.measures.measure import as_integer
 
 __all__ = ["Linear", "Logistic", "NoisyLinear", "Quadratic", "SparseLinear"]
 
@@ -24,8 +23,7 @@ class Linear(Task):
         noise: standard deviation of the noise.
         covariance: :math:`\Sigma`: a number, d variances or a matrix; the identity by default.
         prior: :math:`\Psi`, in the same forms.
-        outputs: how many functions of one input a task has, independent of each other; None for targets without an
-            axis of outputs.
+        outputs: number of independent functions of one input in a task; None for targets without an axis of outputs.
 
     Example:
         >>> task = Linear(5, noise=0.5)
@@ -43,7 +41,7 @@ class Linear(Task):
         super().__init__(dim, noise)
         self._spread, self.covariance = root_of_covariance(covariance, "covariance", self.dim)
         self._prior_root, self.prior = root_of_covariance(prior, "prior", self.dim)
-        self.outputs = None if outputs is None else as_integer(outputs, "outputs", least=1)
+        self.outputs = None if outputs is None else check_count(outputs, "outputs")
         self._check_noise()
 
     @property
@@ -69,10 +67,8 @@ class NoisyLinear(Linear):
     \mathrm{tr}\,\Sigma`.
 
     Args:
-        dim: d.
-        noise: :math:`\sigma`.
+        dim, noise, covariance: as for :class:`Linear`.
         scale: :math:`\psi`, the standard deviation of a weight.
-        covariance: of the inputs, as for :class:`Linear`.
 
     Example:
         >>> NoisyLinear(5, noise=0.5).penalty
@@ -80,10 +76,8 @@ class NoisyLinear(Linear):
     """
 
     def __init__(self, dim: int, noise: float = 0.5, *, scale: float = 1.0, covariance: Any = None):
-        if not noise > 0:
-            raise UserError(f"noise must be positive, got {noise!r}; without noise take the task linear")
-        if not scale > 0:
-            raise UserError(f"scale must be positive, got {scale!r}; it is the standard deviation of a weight")
+        noise = check_number(noise, "noise", above=0, remedy="without noise take the task linear")
+        scale = check_number(scale, "scale", above=0)
         super().__init__(dim, noise, covariance=covariance, prior=scale**2)
         self.penalty = self.noise**2 / scale**2
 
@@ -93,13 +87,11 @@ class SparseLinear(Linear):
 
     .. math:: E f^2 = \tfrac{k}{d} \mathrm{tr}\,\Sigma, \quad \text{by default } k
 
-    Not d: the weights are not enlarged to make up for those that are missing.
+    Not d: the weights are not enlarged to compensate for the zeros.
 
     Args:
-        dim: d.
-        noise: standard deviation of the noise.
-        nonzero: k; by default 3, or d where that is less.
-        covariance: of the inputs, as for :class:`Linear`.
+        dim, noise, covariance: as for :class:`Linear`.
+        nonzero: k; by default 3, or d if that is less.
 
     Source:
         Garg et al. 2022, section 4.
@@ -111,11 +103,10 @@ class SparseLinear(Linear):
     """
 
     def __init__(self, dim: int, noise: float = 0.0, *, nonzero: int | None = None, covariance: Any = None):
-        self.nonzero = (3 if not isinstance(dim, int) else min(3, dim)) if nonzero is None else nonzero
-        if isinstance(dim, int) and dim > 0:
-            self.nonzero = as_integer(self.nonzero, "nonzero", least=1)
-            if self.nonzero > dim:
-                raise UserError(f"nonzero must be at most dim, {dim}, got {self.nonzero}; it counts the weights")
+        dim = check_count(dim, "dim")
+        self.nonzero = min(3, dim) if nonzero is None else check_count(nonzero, "nonzero")
+        if self.nonzero > dim:
+            raise UserError(f"nonzero must be at most dim, {dim}, got {self.nonzero}; it counts the weights")
         super().__init__(dim, noise, covariance=covariance)
 
     @property
@@ -133,10 +124,7 @@ class Quadratic(Linear):
 
     .. math:: E f^2 = \textstyle\sum_k \Sigma_{kk}^2, \quad \text{by default } d
 
-    Args:
-        dim: d.
-        noise: standard deviation of the noise.
-        covariance: :math:`\Sigma`, as for :class:`Linear`.
+    Arguments as for :class:`Linear`.
 
     Source:
         Garg et al. 2022, their public code.
@@ -164,9 +152,8 @@ class Logistic(Linear):
     :math:`E y^2 = 1`, of which :math:`E f^2` is the ``signal``.
 
     Args:
-        dim: d.
-        scale: standard deviation of a weight; the larger, the surer the labels.
-        covariance: :math:`\Sigma`, as for :class:`Linear`.
+        dim, covariance: as for :class:`Linear`.
+        scale: standard deviation of a weight; labels are less random the larger it is.
 
     Example:
         >>> Logistic(3).draw(1, 6, torch.Generator().manual_seed(1)).targets
@@ -174,14 +161,12 @@ class Logistic(Linear):
     """
 
     def __init__(self, dim: int, *, scale: float = 1.0, covariance: Any = None):
-        if not scale > 0:
-            raise UserError(f"scale must be positive, got {scale!r}; it is the standard deviation of a weight")
-        super().__init__(dim, covariance=covariance, prior=scale**2)
+        super().__init__(dim, covariance=covariance, prior=check_number(scale, "scale", above=0) ** 2)
 
     @property
     def signal(self) -> float:
-        # The score is a mixture over inputs of centered normals: by quadrature over its conditional scale, which is
-        # the length of the input in the metric of the prior. A fixed sample stands for the inputs.
+        # Scores are centered normals given the input, with its length in the metric of the prior as scale: quadrature
+        # over the normals, and a fixed sample of inputs.
         generator = torch.Generator().manual_seed(0)
         inputs = self.draw_inputs(1, 4096, generator, torch.float64)[0]
         scales = torch.einsum("nd,de,ne->n", inputs, self.prior, inputs).sqrt()
@@ -197,5 +182,5 @@ class Logistic(Linear):
 
 
 def _spread(vectors: Tensor, root: Tensor | None) -> Tensor:
-    """Standard normal vectors as vectors with the covariance of the root."""
+    """Map standard normal vectors to vectors with the covariance of the root."""
     return vectors if root is None else vectors @ root.mT.to(vectors)

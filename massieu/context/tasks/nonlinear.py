@@ -7,23 +7,22 @@ import math
 import torch
 from torch import Tensor
 
-from massieu.checks import UserError
+from massieu.checks import UserError, check_count, check_number
 from massieu.context.tasks.task import Parameters, Task, normal, uniform
-from massieu.measures.measure import as_integer
 
 __all__ = ["DecisionTree", "Sine", "TwoLayer"]
 
 
 class DecisionTree(Task):
-    r"""Full binary trees that ask for the sign of one coordinate at each node, with standard normal leaves.
+    r"""Full binary trees that split by the sign of one coordinate at each node, with standard normal leaves.
 
-    :math:`E f^2 = 1`, whatever the dimension: a prompt has noise of one in units of the leaves.
+    :math:`E f^2 = 1` in any dimension.
 
     Args:
         dim: of the inputs, which are standard normal.
         noise: standard deviation of the noise.
-        depth: questions on the way to a leaf; :math:`2^{depth}` leaves. The coordinate of each node is drawn anew, so
-            that one may be asked twice.
+        depth: splits on the way to a leaf; :math:`2^{depth}` leaves. The coordinate of each node is drawn anew, so
+            that one may occur twice.
 
     Source:
         Garg et al. 2022, section 5.
@@ -37,7 +36,7 @@ class DecisionTree(Task):
 
     def __init__(self, dim: int, noise: float = 0.0, *, depth: int = 4):
         super().__init__(dim, noise)
-        self.depth = as_integer(depth, "depth", least=0)
+        self.depth = check_count(depth, "depth", least=0)
         self._check_noise()
 
     @property
@@ -53,19 +52,18 @@ class DecisionTree(Task):
         coordinates, leaves = parameters["coordinates"], parameters["leaves"]
         node = torch.zeros(inputs.shape[:2], dtype=torch.long, device=inputs.device)
         for _ in range(self.depth):
-            asked = inputs.gather(-1, coordinates.gather(1, node)[..., None])[..., 0]
-            node = 2 * node + 1 + (asked > 0)  # the nodes of a level follow those of the level above
+            value = inputs.gather(-1, coordinates.gather(1, node)[..., None])[..., 0]
+            node = 2 * node + 1 + (value > 0)  # the nodes of a level follow those of the level above
         return leaves.gather(1, node - (2**self.depth - 1))
 
 
 class TwoLayer(Task):
     r"""Two-layer ReLU networks :math:`f(x) = \sqrt{2/h} \sum_k a_k \max(0, \langle b_k, x \rangle)`.
 
-    All weights are standard normal and inputs too, so that :math:`E f^2 = d` for any number of hidden units.
+    Weights and inputs are standard normal, so that :math:`E f^2 = d` for any number of hidden units.
 
     Args:
         dim: d.
-        noise: standard deviation of the noise.
         hidden: h.
 
     Source:
@@ -78,7 +76,7 @@ class TwoLayer(Task):
 
     def __init__(self, dim: int, noise: float = 0.0, *, hidden: int = 100):
         super().__init__(dim, noise)
-        self.hidden = as_integer(hidden, "hidden", least=1)
+        self.hidden = check_count(hidden, "hidden")
         self._check_noise()
 
     @property
@@ -102,7 +100,6 @@ class Sine(Task):
 
     Args:
         dim: of the inputs.
-        noise: standard deviation of the noise.
         amplitudes: least and largest amplitude.
         width: of the inputs.
 
@@ -115,20 +112,13 @@ class Sine(Task):
     """
 
     def __init__(
-        self,
-        dim: int = 1,
-        noise: float = 0.0,
-        *,
-        amplitudes: tuple[float, float] = (0.1, 5.0),
-        width: float = 5.0,
+        self, dim: int = 1, noise: float = 0.0, *, amplitudes: tuple[float, float] = (0.1, 5.0), width: float = 5.0
     ):
         super().__init__(dim, noise)
         low, high = amplitudes
         if not 0 <= low <= high < math.inf or high == 0:
             raise UserError(f"amplitudes must be two numbers from low to high, got {amplitudes}; (0.1, 5.0) is common")
-        if not 0 < width < math.inf:
-            raise UserError(f"width must be positive and finite, got {width!r}; inputs lie between it and minus it")
-        self.amplitudes, self.width = (float(low), float(high)), float(width)
+        self.amplitudes, self.width = (float(low), float(high)), check_number(width, "width", above=0)
         self._check_noise()
 
     @property
@@ -143,11 +133,8 @@ class Sine(Task):
         low, high = self.amplitudes
         direction = torch.nn.functional.normalize(normal((count, self.dim), generator, dtype), dim=-1)
         amplitude = low + (high - low) * uniform((count,), generator, dtype)
-        return {
-            "direction": direction,
-            "amplitude": amplitude,
-            "phase": 2 * math.pi * uniform((count,), generator, dtype),
-        }
+        phase = 2 * math.pi * uniform((count,), generator, dtype)
+        return {"direction": direction, "amplitude": amplitude, "phase": phase}
 
     def values(self, inputs: Tensor, parameters: Parameters) -> Tensor:
         angle = torch.einsum("tnd,td->tn", inputs, parameters["direction"]) + parameters["phase"][:, None]

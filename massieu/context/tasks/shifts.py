@@ -1,4 +1,4 @@
-"""Out-of-distribution prompts: the functions and the noise of a task, with inputs that are drawn otherwise."""
+"""Out-of-distribution prompts: functions and noise of a task, with inputs of another distribution."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from massieu.checks import UserError
+from massieu.checks import UserError, check_number
 from massieu.context.tasks.task import Parameters, Task, normal
 
 __all__ = ["OrthogonalQueries", "Quadrants", "Scaled", "Skewed"]
 
 
 class Shifted(Task):
-    """A task whose inputs are moved after they were drawn; everything else is that of the task.
-
-    Its ``signal`` is that of the task on inputs as they were.
-    """
+    """A task with shifted inputs; ``signal`` is that of the task on its own inputs."""
 
     def __init__(self, task: Task):
         if not isinstance(task, Task):
@@ -46,14 +43,14 @@ class Shifted(Task):
         inputs, queries = self.task.draw_examples(count, examples, generator, dtype)
         if queries is not inputs:
             raise UserError(
-                f"{type(self).__name__} must be put on a task that asks for the next example, got"
+                f"the task of {type(self).__name__} must have the next examples as queries, got"
                 f" {type(self.task).__name__}; put the shift of the queries outermost"
             )
         return self._move(inputs, generator)
 
     @abstractmethod
     def _move(self, inputs: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Inputs and queries in place of the inputs drawn."""
+        """Return inputs and queries for the inputs of the task."""
 
 
 class Scaled(Shifted):
@@ -69,9 +66,7 @@ class Scaled(Shifted):
 
     def __init__(self, task: Task, factor: float):
         super().__init__(task)
-        if not 0 < factor < math.inf:
-            raise UserError(f"factor must be positive and finite, got {factor!r}; 1 leaves the inputs as they are")
-        self.factor = float(factor)
+        self.factor = check_number(factor, "factor", above=0)
 
     def _move(self, inputs: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         moved = self.factor * inputs
@@ -117,9 +112,9 @@ class Skewed(Shifted):
 
 
 class OrthogonalQueries(Shifted):
-    """Queries orthogonal to all examples before them, with the length that the next input has.
+    """Queries orthogonal to all examples before them, with the length of the next input.
 
-    What the examples say about a linear function does not help there: the best prediction is 0.
+    The examples of a linear function are of no use there: the best prediction is 0.
 
     Example:
         >>> from massieu.context import task_named
@@ -132,8 +127,7 @@ class OrthogonalQueries(Shifted):
         examples = inputs.shape[1]
         if examples > self.dim:
             raise UserError(
-                f"orthogonal queries need at most dim examples, {self.dim}, got {examples};"
-                " nothing is orthogonal to more, so ask after fewer"
+                f"examples must be at most dim, {self.dim}, for orthogonal queries, got {examples}; draw fewer"
             )
         axes, triangle = torch.linalg.qr(inputs.mT)
         signs = triangle.diagonal(dim1=-2, dim2=-1).sign()

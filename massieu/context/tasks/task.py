@@ -1,4 +1,4 @@
-"""What all families of functions share: how prompts are drawn, and what is refused."""
+"""Base class of all families of functions, with the drawing of prompts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from massieu.checks import UserError
+from massieu.checks import UserError, check_count, check_number
 from massieu.context.prompts import Prompts
-from massieu.measures.measure import as_integer
 
 __all__ = ["Task", "root_of_covariance"]
 
@@ -28,8 +27,7 @@ class Task(ABC):
     """
 
     def __init__(self, dim: int, noise: float = 0.0):
-        self.dim = _dimension(dim)
-        self.noise = _number(noise, "noise")
+        self.dim, self.noise = check_count(dim, "dim"), check_number(noise, "noise", least=0)
 
     @property
     @abstractmethod
@@ -38,25 +36,25 @@ class Task(ABC):
 
     @abstractmethod
     def draw_parameters(self, count: int, generator: torch.Generator, dtype: torch.dtype) -> Parameters:
-        """The parameters of so many functions, each tensor with the tasks as first axis."""
+        """Draw the parameters of ``count`` functions, each tensor with the tasks as first axis."""
 
     @abstractmethod
     def values(self, inputs: Tensor, parameters: Parameters) -> Tensor:
-        """f at the inputs ``(tasks, points, dim)``, shape ``(tasks, points)`` or that and the outputs."""
+        """Return f at the inputs ``(tasks, points, dim)``, shape ``(tasks, points)`` or that and the outputs."""
 
     def draw_inputs(self, count: int, examples: int, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
-        """Inputs of shape ``(tasks, examples, dim)``: standard normal unless the task says otherwise."""
+        """Draw inputs ``(tasks, examples, dim)``, standard normal by default."""
         return normal((count, examples, self.dim), generator, dtype)
 
     def draw_examples(
         self, count: int, examples: int, generator: torch.Generator, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        """Inputs and queries; the same tensor twice where the next example is asked."""
+        """Draw inputs and queries; the same tensor twice where the query is the next example."""
         inputs = self.draw_inputs(count, examples, generator, dtype)
         return inputs, inputs
 
     def observe(self, clean: Tensor, generator: torch.Generator) -> Tensor:
-        """The targets that are seen in place of the clean values."""
+        """Return targets: the clean values with noise."""
         return clean + self.noise * normal(clean.shape, generator, clean.dtype) if self.noise else clean
 
     def draw(self, count: int, examples: int, generator: torch.Generator, dtype: torch.dtype | None = None) -> Prompts:
@@ -68,16 +66,16 @@ class Task(ABC):
             generator: of everything random; on its device.
             dtype: of all tensors; torch's default if None.
         """
-        count, examples = as_integer(count, "count", least=1), as_integer(examples, "examples", least=1)
+        count, examples = check_count(count, "count"), check_count(examples, "examples")
         if not isinstance(generator, torch.Generator):
             got = type(generator).__name__
             raise UserError(f"generator must be a torch.Generator, got {got}; torch.Generator().manual_seed(0) is one")
         dtype = torch.get_default_dtype() if dtype is None else dtype
         inputs, queries = self.draw_examples(count, examples, generator, dtype)
-        return self.ask(inputs, queries, self.draw_parameters(count, generator, dtype), generator)
+        return self.prompts(inputs, queries, self.draw_parameters(count, generator, dtype), generator)
 
-    def ask(self, inputs: Tensor, queries: Tensor, parameters: Parameters, generator: torch.Generator) -> Prompts:
-        """Prompts of given functions at given inputs; pass the inputs as queries to ask for the next example."""
+    def prompts(self, inputs: Tensor, queries: Tensor, parameters: Parameters, generator: torch.Generator) -> Prompts:
+        """Return prompts of given functions at given inputs; with the inputs as queries these are the next examples."""
         clean = self.values(inputs, parameters)
         answers = clean if queries is inputs else self.values(queries, parameters)
         return Prompts(inputs, self.observe(clean, generator), queries, answers, parameters)
@@ -91,7 +89,7 @@ class Task(ABC):
 
 
 def root_of_covariance(matrix: Any, name: str, dim: int) -> tuple[Tensor | None, Tensor]:
-    """A root R with R R^T the covariance, None for the identity, and the covariance; both in double precision.
+    """Return a root R with R R^T the covariance, None for the identity, and the covariance, in double precision.
 
     Args:
         matrix: None for the identity, a number for a multiple of it, variances ``(dim,)`` or a matrix ``(dim, dim)``.
@@ -120,24 +118,10 @@ def root_of_covariance(matrix: Any, name: str, dim: int) -> tuple[Tensor | None,
 
 
 def normal(shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype) -> Tensor:
-    """Standard normal numbers on the generator's device."""
+    """Draw standard normal numbers on the generator's device."""
     return torch.randn(shape, generator=generator, device=generator.device, dtype=dtype)
 
 
 def uniform(shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype) -> Tensor:
-    """Numbers uniform between 0 and 1 on the generator's device."""
+    """Draw numbers uniform between 0 and 1 on the generator's device."""
     return torch.rand(shape, generator=generator, device=generator.device, dtype=dtype)
-
-
-def _dimension(dim: Any) -> int:
-    if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
-        raise UserError(f"dim must be an integer of at least 1, got {dim!r}; it is the dimension of the inputs")
-    return dim
-
-
-def _number(value: Any, name: str, *, positive: bool = False) -> float:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or value < 0 or (positive and value == 0):
-        kind = "positive" if positive else "non-negative"
-        raise UserError(f"{name} must be a {kind} finite number, got {value!r}; it is a standard deviation")
-    return float(value)

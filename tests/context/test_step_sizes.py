@@ -5,14 +5,11 @@ import math
 import pytest
 import torch
 
-from massieu.context import (
-    descent_loss,
-    gradient_descent_transformer,
-    isotropic_optimum,
-    moment_eigenvalues,
-    optimal_step_sizes,
-    predict,
-)
+from massieu.checks import UserError
+from massieu.context import gradient_descent_transformer
+from massieu.context.context_descent import predict
+from massieu.context.optimum import isotropic_optimum
+from massieu.context.step_sizes import descent_loss, moment_eigenvalues, optimal_step_sizes
 
 
 def seeded(seed=0):
@@ -34,8 +31,8 @@ def simulated(found, dim, examples, noise=0.0, tasks=20_000, curvature=None):
     targets = inputs @ weights + noise * torch.randn(tasks, examples, 1, generator=generator, dtype=torch.float64)
     model = gradient_descent_transformer(
         dim,
-        step=found.steps,
-        layers=len(found.steps),
+        step=found.step_sizes,
+        layers=len(found.step_sizes),
         examples=examples,
         curvature=found.curvature if curvature is None else curvature,
     )
@@ -49,6 +46,7 @@ def simulated(found, dim, examples, noise=0.0, tasks=20_000, curvature=None):
 def test_the_loss_is_that_of_the_constructed_transformer(schedule, noise):
     found = best(3, schedule, noise=noise)
     assert found.converged
+    assert found.message.startswith(f"converged after {found.steps} evaluations")
     mean, error = simulated(found, 4, 8, noise)
     assert abs(mean - found.loss) < 4 * math.hypot(error, found.standard_error)
     if schedule == "curvature":  # the control
@@ -59,7 +57,7 @@ def test_the_loss_is_that_of_the_constructed_transformer(schedule, noise):
 @pytest.mark.parametrize("noise", [0.0, 1.0])
 def test_one_step_has_the_closed_form(schedule, noise):
     found, exact = best(1, schedule, noise=noise), isotropic_optimum(4, examples=8, noise=noise)
-    assert found.steps[0] == pytest.approx(exact.step, rel=0.03)
+    assert found.step_sizes[0] == pytest.approx(exact.step, rel=0.03)
     assert abs(found.loss - exact.loss) < 4 * found.standard_error
 
 
@@ -68,7 +66,7 @@ def test_a_shared_rate_is_the_best_of_a_scan():
     values = moment_eigenvalues(4, examples=8, samples=1000, generator=seeded())
     scan = torch.linspace(0.1, 1.2, 1101).double()
     losses = torch.stack([descent_loss(values, step.expand(3)).mean() for step in scan])
-    assert found.steps == pytest.approx([float(scan[losses.argmin()])] * 3, abs=1e-3)
+    assert found.step_sizes == pytest.approx([float(scan[losses.argmin()])] * 3, abs=1e-3)
     assert found.loss <= float(losses.min())
 
 
@@ -80,7 +78,7 @@ def test_rates_of_each_layer_are_the_roots_of_the_best_polynomial():
     solution = torch.linalg.lstsq(powers, -torch.ones_like(values)[:, None])
     least = float((1 + powers @ solution.solution).square().mean()) * 4
     assert found.loss == pytest.approx(least, rel=1e-9)
-    residuals = sum(float(found.steps[k]) for k in range(4))  # minus the first coefficient, by Vieta
+    residuals = sum(float(found.step_sizes[k]) for k in range(4))  # minus the first coefficient, by Vieta
     assert residuals == pytest.approx(-float(solution.solution[0]), rel=1e-6)
 
 
@@ -129,17 +127,10 @@ def test_the_same_generator_gives_the_same_rates():
     assert best(2, "curvature") == best(2, "curvature")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"dim": 0}, "dim must be a whole number of at least 1, got 0"),
-        ({"examples": 0}, "examples must be a whole number of at least 1, got 0"),
-        ({"layers": 0}, "layers must be a whole number of at least 1, got 0"),
-        ({"samples": 0}, "samples must be a whole number of at least 1, got 0"),
-        ({"noise": -1.0}, "noise must be a standard deviation of at least zero, got -1.0"),
-        ({"schedule": "free"}, "schedule must be one of 'shared', 'per_layer', 'curvature', got 'free'"),
-    ],
-)
-def test_rates_of_nothing_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        optimal_step_sizes(**{"dim": 3, "examples": 5, "layers": 2, **options})
+BAD = {"dim": 0, "examples": 0, "layers": 0, "samples": 0, "noise": -1.0, "schedule": "free"}
+
+
+@pytest.mark.parametrize(("name", "value"), BAD.items())
+def test_step_sizes_of_nothing_are_refused(name, value):
+    with pytest.raises(UserError, match=name):
+        optimal_step_sizes(**{"dim": 3, "examples": 5, "layers": 2, name: value})

@@ -1,4 +1,4 @@
-"""The best rates of several steps of gradient descent in a context, from the eigenvalues of its second moments."""
+"""Best sizes of several steps of gradient descent in a context, from the eigenvalues of its second moments."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from massieu.checks import check_choice, check_count
-from massieu.context.descent import check_noise
+from massieu.checks import check_choice, check_count, check_number
 
 __all__ = ["Schedule", "StepSizes", "descent_loss", "moment_eigenvalues", "optimal_step_sizes"]
 
@@ -19,25 +18,31 @@ Schedule = Literal["shared", "per_layer", "curvature"]
 
 @dataclass(frozen=True)
 class StepSizes:
-    """The best rates found, and how the search ended.
+    """Best step sizes, and the outcome of the search for them.
 
     Attributes:
-        steps: the rate of each layer.
-        curvature: that of GD++, zero without.
+        step_sizes: one for each layer.
+        curvature: of GD++, otherwise zero.
         loss: expected squared error against the target without noise, over the sampled contexts.
         standard_error: of ``loss`` as an estimate for all contexts.
-        converged: whether the slope of the loss ended below a millionth of the loss.
+        converged: the slope of the loss is below a millionth of the loss.
         residual: that slope, the largest absolute derivative.
-        evaluations: of loss and slope.
+        steps: evaluations of loss and slope.
     """
 
-    steps: tuple[float, ...]
+    step_sizes: tuple[float, ...]
     curvature: float
     loss: float
     standard_error: float
     converged: bool
     residual: float
-    evaluations: int
+    steps: int
+
+    @property
+    def message(self) -> str:
+        """The outcome, in a sentence."""
+        outcome = "converged" if self.converged else "stopped before it converged"
+        return f"{outcome} after {self.steps} evaluations, with a slope of {self.residual:.2g} at loss {self.loss:.4g}"
 
 
 def optimal_step_sizes(
@@ -50,16 +55,16 @@ def optimal_step_sizes(
     samples: int = 4000,
     generator: torch.Generator | None = None,
 ) -> StepSizes:
-    r"""Rates that make ``layers`` steps from zero best on average, for standard normal inputs and tasks.
+    r"""Search the sizes of ``layers`` steps from zero that are best on average, for standard normal inputs and tasks.
 
     ``"shared"``
-        One rate for all steps.
+        One size for all steps.
     ``"per_layer"``
-        A rate for each. Without noise they are the inverses of the Gauss nodes of the measure
-        :math:`\lambda \, d\mu(\lambda)`, with :math:`\mu` the law of the eigenvalues: among polynomials that are one at
-        zero, the square integral is least for the one whose roots these are.
+        A size for each. Without noise they are the inverses of the Gauss nodes of the measure
+        :math:`\lambda \, d\mu(\lambda)`, with :math:`\mu` the law of the eigenvalues: the roots of the polynomial with
+        value one at zero and the least square integral.
     ``"curvature"``
-        GD++ with a rate and a curvature for all layers.
+        GD++ with a step size and a curvature for all layers.
 
     Args:
         dim: size of an input.
@@ -71,16 +76,16 @@ def optimal_step_sizes(
         generator: draws them.
 
     Source:
-        von Oswald et al. 2022, who scan or train these rates.
+        von Oswald et al. 2022, who scan or train these sizes.
 
     Example:
         >>> found = optimal_step_sizes(2, examples=20, layers=2, schedule="per_layer", samples=500)
-        >>> found.converged, len(found.steps)
+        >>> found.converged, len(found.step_sizes)
         (True, 2)
     """
     check_choice(schedule, "schedule", get_args(Schedule))
-    check_count(layers, "layers", remedy="it is the number of steps")
-    check_noise(noise)
+    check_count(layers, "layers")
+    check_number(noise, "noise", least=0)
     values = moment_eigenvalues(dim, examples=examples, samples=samples, generator=generator)
     ratio = noise**2 / examples
     first = dim / float(values.square().sum(-1).mean() + ratio * values.sum(-1).mean())
@@ -88,20 +93,20 @@ def optimal_step_sizes(
         start = torch.cat([1 / _gauss_nodes(values.flatten(), layers), values.new_zeros(1)])
         return _search(values, ratio, start, layers, schedule)
     found = _search(values, ratio, values.new_tensor([first, 0.0]), 1, schedule)
-    for depth in range(2, layers + 1):  # each depth starts where the one before ended
-        found = _search(values, ratio, values.new_tensor([found.steps[0], found.curvature]), depth, schedule)
+    for depth in range(2, layers + 1):  # each depth starts at the solution of the one before
+        found = _search(values, ratio, values.new_tensor([found.step_sizes[0], found.curvature]), depth, schedule)
     return found
 
 
 def moment_eigenvalues(dim: int, *, examples: int, samples: int, generator: torch.Generator | None = None) -> Tensor:
-    r"""Eigenvalues of :math:`\frac1N \sum_i x_i x_i^\top` for standard normal inputs, ``(samples, dim)`` in float64.
+    r"""Draw eigenvalues of :math:`\frac1N \sum_i x_i x_i^\top` for standard normal inputs, ``(samples, dim)``, double.
 
     Example:
         >>> moment_eigenvalues(3, examples=2, samples=5).shape
         torch.Size([5, 3])
     """
     for value, name in ((dim, "dim"), (examples, "examples"), (samples, "samples")):
-        check_count(value, name, remedy="it counts something")
+        check_count(value, name)
     inputs = torch.randn(samples, examples, dim, generator=generator, dtype=torch.float64)
     # Singular values: a context with fewer examples than dimensions has eigenvalues that are exactly zero.
     values = torch.linalg.svdvals(inputs).square() / examples
@@ -111,7 +116,7 @@ def moment_eigenvalues(dim: int, *, examples: int, samples: int, generator: torc
 def descent_loss(
     eigenvalues: Tensor, steps: Tensor, curvature: Tensor | float = 0.0, *, noise_ratio: float = 0.0
 ) -> Tensor:
-    r"""The expected squared error of descent from zero in each context.
+    r"""Return the expected squared error of descent from zero in each context.
 
     Along an eigenvector the residual is multiplied by :math:`1 - \eta_k \lambda_k` in each layer, and GD++ takes
     :math:`\lambda_{k+1} = \lambda_k (1 - \gamma \lambda_k)^2`. With their product :math:`p`,
@@ -142,14 +147,14 @@ def descent_loss(
 
 
 def _search(values: Tensor, ratio: float, start: Tensor, layers: int, schedule: Schedule) -> StepSizes:
-    """Quasi-Newton descent in double; ``start`` holds the rates and then the curvature."""
-    rates = start[:-1].clone().requires_grad_()
+    """Minimize the loss by quasi-Newton steps in double, from the step sizes and then the curvature in ``start``."""
+    sizes = start[:-1].clone().requires_grad_()
     curvature = start[-1].clone().requires_grad_(schedule == "curvature")
-    free = [rates, curvature] if curvature.requires_grad else [rates]
+    free = [sizes, curvature] if curvature.requires_grad else [sizes]
     evaluations = 0
 
     def losses() -> Tensor:
-        return descent_loss(values, rates.expand(layers), curvature, noise_ratio=ratio)
+        return descent_loss(values, sizes.expand(layers), curvature, noise_ratio=ratio)
 
     def evaluate() -> Tensor:
         nonlocal evaluations
@@ -160,7 +165,7 @@ def _search(values: Tensor, ratio: float, start: Tensor, layers: int, schedule: 
         loss.backward()
         return loss
 
-    with torch.enable_grad():  # who only predicts has switched slopes off
+    with torch.enable_grad():  # also inside of torch.no_grad
         torch.optim.LBFGS(
             free, max_iter=200, tolerance_grad=1e-9, tolerance_change=0.0, line_search_fn="strong_wolfe"
         ).step(evaluate)
@@ -168,14 +173,12 @@ def _search(values: Tensor, ratio: float, start: Tensor, layers: int, schedule: 
     residual = max(float(parameter.grad.abs().max()) for parameter in free if parameter.grad is not None)
     with torch.no_grad():
         spread = float(losses().std()) / math.sqrt(len(values)) if len(values) > 1 else math.inf
-    steps = tuple(rates.detach().expand(layers).tolist())
-    return StepSizes(
-        steps, float(curvature.detach()), loss, spread, residual <= 1e-6 * max(loss, 1e-6), residual, evaluations
-    )
+    found, converged = tuple(sizes.detach().expand(layers).tolist()), residual <= 1e-6 * max(loss, 1e-6)
+    return StepSizes(found, float(curvature.detach()), loss, spread, converged, residual, evaluations)
 
 
 def _gauss_nodes(values: Tensor, count: int) -> Tensor:
-    """Nodes of the Gauss rule for the measure that gives every value its own weight, from its Jacobi matrix."""
+    """Return the nodes of the Gauss rule for values weighted by themselves, from their Jacobi matrix."""
     weight = values / values.sum()
     basis = [weight.sqrt()]  # orthonormal polynomials times the root of the weight
     diagonal, beside = [], []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from massieu.checks import UserError, did_you_mean
+from massieu.checks import UserError, check_choice
 from massieu.context.tasks.linear import Linear, Logistic, NoisyLinear, Quadratic, SparseLinear
 from massieu.context.tasks.nonlinear import DecisionTree, Sine, TwoLayer
 from massieu.context.tasks.shifts import OrthogonalQueries, Quadrants, Scaled, Shifted, Skewed
@@ -23,7 +23,7 @@ TASKS: dict[str, type[Task]] = {
     "network": TwoLayer,
     "sine": Sine,
 }
-"""Families of functions by the name that :func:`task_named` knows."""
+"""Families of functions by their names in :func:`task_named`."""
 
 SHIFTS: dict[str, type[Shifted]] = {
     "scale": Scaled,
@@ -31,11 +31,11 @@ SHIFTS: dict[str, type[Shifted]] = {
     "orthogonal": OrthogonalQueries,
     "quadrants": Quadrants,
 }
-"""Shifts of the inputs by the name that :func:`shifted` knows."""
+"""Shifts of the inputs by their names in :func:`shifted`."""
 
 
 def task_named(name: str, **options: Any) -> Task:
-    """The task of this name: one of "linear", "sparse", "ridge", "quadratic", "logistic", "tree", "network", "sine".
+    """Return a task: one of "linear", "sparse", "ridge", "quadratic", "logistic", "tree", "network", "sine".
 
     Args:
         name: of the family.
@@ -46,29 +46,25 @@ def task_named(name: str, **options: Any) -> Task:
         >>> type(task).__name__, task.signal
         ('Linear', 5.0)
     """
-    if name not in TASKS:
-        near = did_you_mean(name, TASKS)
-        raise UserError(f"task must be one of {', '.join(TASKS)}, got {name!r}{near}; check the spelling")
+    check_choice(name, "task", TASKS)
     _check_options(TASKS[name], f"task {name}", options)
     return TASKS[name](**options)
 
 
 def shifted(task: Task, name: str, **options: Any) -> Task:
-    """The task with inputs moved by the shift of this name: "scale", "skew", "orthogonal" or "quadrants".
+    """Return the task with inputs moved by a shift: "scale", "skew", "orthogonal" or "quadrants".
 
     Example:
         >>> shifted(task_named("linear", dim=5), "scale", factor=3.0).factor
         3.0
     """
-    if name not in SHIFTS:
-        near = did_you_mean(name, SHIFTS)
-        raise UserError(f"shift must be one of {', '.join(SHIFTS)}, got {name!r}{near}; check the spelling")
+    check_choice(name, "shift", SHIFTS)
     _check_options(SHIFTS[name], f"shift {name}", {"task": task, **options})
     return SHIFTS[name](task, **options)
 
 
 def _check_options(kind: type[Task], what: str, options: dict[str, Any]) -> None:
-    """One sentence unless these are options of the class and none is missing."""
+    """Raise unless these are options of the class and none is missing."""
     known = inspect.signature(kind).parameters
     unknown = [name for name in options if name not in known]
     missing = [

@@ -1,4 +1,4 @@
-"""Checkpoints of a training run: one safetensors file that is always whole, in a folder that one run writes to."""
+"""Files of a training run: checkpoints in one safetensors file, written atomically, in a folder with one writer."""
 
 from __future__ import annotations
 
@@ -12,38 +12,37 @@ from typing import Any
 
 from torch import Tensor
 
-from massieu.checks import UserError
-from massieu.context.extras import imported
+from massieu.checks import UserError, optional_package
 from massieu.context.tasks import Task
 
 __all__ = ["NAME", "Spent", "check_folder", "claimed", "described", "read", "write", "write_text"]
 
 NAME = "checkpoint.safetensors"
-FORMAT = "2"  # changes with the names of its tensors
+FORMAT = "3"  # changes with the names of its tensors and of the recipe
 Spent = tuple[float, float]
 """Seconds and CPU seconds of training."""
 
 
 def described(task: Task) -> dict[str, Any]:
-    """A task as JSON takes it: its class and everything it was built with, tasks inside it as well."""
+    """Return class and arguments of a task for JSON, tasks inside it included."""
     found: dict[str, Any] = {"class": type(task).__name__}
     for name, value in vars(task).items():
         if not name.startswith("_"):
             plain = described(value) if isinstance(value, Task) else value
             try:
-                # As JSON gives it back, where a tuple is a list.
+                # As read from JSON, where a tuple is a list.
                 found[name] = json.loads(json.dumps(plain.tolist() if isinstance(plain, Tensor) else plain))
             except TypeError:
                 kind = type(value).__name__
                 raise UserError(
-                    f"{name} of a task must be numbers, words, tensors or a task, got {kind}; a checkpoint tells"
-                    " tasks apart by them, so give what is no part of the task a name that begins with _"
+                    f"{name} of a task must be numbers, words, tensors or a task, got {kind}; a checkpoint identifies"
+                    " tasks by them, so begin the names of other attributes with _"
                 ) from None
     return found
 
 
 def check_folder(folder: Path, resume: bool) -> None:
-    """One sentence now, rather than at the first checkpoint, unless a run can begin or go on there."""
+    """Raise before training unless a run can begin or resume in the folder."""
     if resume and not (folder / NAME).exists():
         raise UserError(f"there is no {NAME} in {folder} to resume from; start without --resume")
     if not resume and (folder / NAME).exists():
@@ -58,10 +57,10 @@ def check_folder(folder: Path, resume: bool) -> None:
 
 @contextlib.contextmanager
 def claimed(folder: Path | None) -> Iterator[None]:
-    """Keep other runs out of a folder until the end, however it comes; one sentence where another has it."""
+    """Lock a folder against other runs; raise if another run has locked it."""
     try:
         import fcntl
-    except ImportError:  # on Windows nobody is kept out
+    except ImportError:  # no locks on Windows
         fcntl = None  # type: ignore[assignment]
     if folder is None or fcntl is None:
         yield
@@ -83,28 +82,28 @@ def claimed(folder: Path | None) -> Iterator[None]:
 
 
 def write(folder: Path, state: dict[str, Tensor], step: int, spent: Spent, identity: dict[str, Any]) -> None:
-    """Replace the checkpoint; whoever is killed meanwhile leaves the one before."""
-    save = imported("safetensors.torch", "a checkpoint").save
+    """Replace the checkpoint atomically: an interrupted write leaves the old file."""
+    save = optional_package("safetensors.torch", "a checkpoint", "verify").save
     tensors = {name: value.detach().contiguous() for name, value in state.items()}
     metadata = {"format": FORMAT, "step": str(step), "spent": json.dumps(spent), "identity": json.dumps(identity)}
     _replace(folder / NAME, save(tensors, metadata))
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file of text, whole or not at all."""
+    """Replace a file of text atomically."""
     _replace(path, text.encode("utf-8"))
 
 
 def read(folder: Path, identity: dict[str, Any]) -> tuple[dict[str, Tensor], int, Spent]:
-    """Tensors, step and time of the checkpoint; one sentence unless it belongs to this task and recipe."""
-    safetensors = imported("safetensors", "a checkpoint")
+    """Return tensors, step and time of the checkpoint; raise unless it belongs to this task and recipe."""
+    safetensors = optional_package("safetensors", "a checkpoint", "verify")
     try:
         with safetensors.safe_open(folder / NAME, "pt") as file:
             metadata = file.metadata() or {}
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        step, told = int(metadata["step"]), json.loads(metadata["identity"])
+        step, stored = int(metadata["step"]), json.loads(metadata["identity"])
         seconds, cpu = map(float, json.loads(metadata["spent"]))
-        found = {part: dict(told[part]) for part in ("task", "recipe")}
+        found = {part: dict(stored[part]) for part in ("task", "recipe")}
         whole = metadata["format"] == FORMAT
     except (safetensors.SafetensorError, KeyError, TypeError, ValueError, OSError):
         whole = False
@@ -124,17 +123,17 @@ def read(folder: Path, identity: dict[str, Any]) -> tuple[dict[str, Tensor], int
 
 
 def _replace(path: Path, content: bytes) -> None:
-    # Always the same name beside it: a kill leaves one such file at most, which the next write takes for its own.
-    place = path.with_name(f".{path.name}.part")
+    # One fixed name: a kill leaves one such file at most, and the next write replaces it.
+    temporary = path.with_name(f".{path.name}.part")
     try:
-        with open(place, "wb") as file:
+        with open(temporary, "wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())  # else a power cut may leave the new name with nothing behind it
-        os.replace(place, path)
+            os.fsync(file.fileno())  # else a power cut may leave the new name of an empty file
+        os.replace(temporary, path)
     except BaseException as error:
         with contextlib.suppress(OSError):
-            place.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise _unwritable(path.parent, error) from None
         raise
@@ -143,5 +142,5 @@ def _replace(path: Path, content: bytes) -> None:
 def _unwritable(folder: Path, error: OSError) -> UserError:
     if isinstance(error, (FileExistsError, NotADirectoryError)):
         return UserError(f"{folder} must be a folder, and there is a file in its place; choose another with --out")
-    why = error.strerror or str(error)
-    return UserError(f"the folder {folder} cannot be written to: {why}; make room, or choose another with --out")
+    reason = error.strerror or str(error)
+    return UserError(f"the folder {folder} cannot be written to: {reason}; make room, or choose another with --out")

@@ -6,22 +6,22 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from massieu.checks import UserError
 from massieu.context import (
-    GradientStep,
+    LearningRecipe,
     LinearModel,
     Ridge,
-    TunedDescent,
     compare,
     error_curve,
-    errors_under_shifts,
-    fitted_for,
     learn,
     optimal_linear_attention,
     predictors_for,
-    sensitivities,
     task_named,
 )
-from massieu.context.comparison import affordable
+from massieu.context.baselines import fitted_for
+from massieu.context.gradient_predictors import GradientStep, TunedDescent
+from massieu.context.learner_comparison import affordable, sensitivities
+from massieu.context.robustness import errors_under_shifts
 
 
 @pytest.fixture
@@ -61,13 +61,13 @@ def test_the_closed_form_as_a_model_is_found_to_be_the_closed_form(draws):
 
 def test_slow_predictors_are_measured_on_few_tasks_after_few_numbers_of_examples(draws):
     task = task_named("linear", dim=2, noise=0.5)
-    said = []
+    reported = []
     found = compare(
         LinearModel(2, generator=draws),
         task,
         task.draw(40, 7, draws),
         fitted=6,
-        progress=lambda what, done, total: said.append((what, done, total)),
+        progress=lambda what, done, total: reported.append((what, done, total)),
     )
     curve = found.curve.set_index("predictor")
     for name, tasks in {"Lasso": 6, "tree": 6, "two-layer network": 6, "boosting": 2}.items():
@@ -75,7 +75,7 @@ def test_slow_predictors_are_measured_on_few_tasks_after_few_numbers_of_examples
         assert set(curve.loc[name, "tasks"]) == {tasks}
     assert curve.loc["model", "examples"].tolist() == list(range(7))
     assert set(curve.loc["model", "tasks"]) == {40}
-    assert [done for _, done, _ in said] == list(range(said[0][2]))
+    assert [done for _, done, _ in reported] == list(range(reported[0][2]))
 
 
 def test_many_numbers_of_examples_are_thinned_and_fewer_tasks_compared(draws):
@@ -89,7 +89,7 @@ def test_many_numbers_of_examples_are_thinned_and_fewer_tasks_compared(draws):
     assert affordable(1000, 1000) == 1024
 
 
-def test_on_shifted_prompts_a_step_with_the_best_rate_fails_where_ridge_does_not(draws):
+def test_on_shifted_prompts_a_step_with_the_best_step_size_fails_where_ridge_does_not(draws):
     task = task_named("linear", dim=3, noise=0.5)
     best = optimal_linear_attention(task.covariance, task.prior, noise=0.5, examples=12)
     table = errors_under_shifts(model_of(best.matrix).float(), task, 12, draws)
@@ -150,7 +150,7 @@ def test_ridge_on_squares_is_best_for_quadratic_functions(draws):
     assert errors[1] > 5 * errors[0]
 
 
-def test_several_steps_with_the_best_rates_have_the_losses_that_the_search_promises(draws):
+def test_several_steps_with_the_best_step_sizes_have_the_losses_that_the_search_promises(draws):
     prompts = task_named("linear", dim=5, noise=0.5).draw(20_000, 11, draws, torch.float64)
     plain, moving = TunedDescent(3, 0.5, samples=4000), TunedDescent(3, 0.5, moving=True, samples=4000)
     for predictor in (plain, moving):
@@ -162,7 +162,7 @@ def test_several_steps_with_the_best_rates_have_the_losses_that_the_search_promi
     assert moving.sizes(10, 5).loss < 0.6 * plain.sizes(10, 5).loss
 
 
-def test_descent_with_best_rates_can_be_asked_where_slopes_are_off(draws):
+def test_descent_with_best_step_sizes_can_be_asked_where_slopes_are_off(draws):
     prompts = task_named("linear", dim=2).draw(5, 4, draws)
     with torch.no_grad():
         found = TunedDescent(2)(prompts)
@@ -181,25 +181,27 @@ def test_sensitivities_of_descent_are_finite_differences(draws):
 
 @pytest.mark.parametrize("seed", [0, 2])
 def test_a_linear_layer_of_two_dimensions_does_not_stop_at_a_product_of_rank_one(seed):
-    found = learn(task_named("linear", dim=2, noise=0.5), model="linear", steps=300, batch=256, seed=seed)
+    found = learn(
+        task_named("linear", dim=2, noise=0.5), LearningRecipe(model="linear", steps=300, batch=256, seed=seed)
+    )
     assert found.comparison.matrices["loss"] < 1.05 * found.comparison.matrices["best loss"]
     assert found.comparison.best_cosine > 0.98
 
 
 @pytest.mark.parametrize(
-    ("build", "said"),
+    ("build", "reported"),
     [
-        (lambda: TunedDescent(0), "steps must be an integer of at least 1, got 0"),
-        (lambda: TunedDescent(2, -1.0), "noise must be a standard deviation of at least zero, got -1.0"),
-        (lambda: TunedDescent(2, samples=0), "samples must be an integer of at least 1, got 0"),
+        (lambda: TunedDescent(0), "steps"),
+        (lambda: TunedDescent(2, -1.0), "noise"),
+        (lambda: TunedDescent(2, samples=0), "samples"),
     ],
 )
-def test_bad_settings_of_descent_are_answered_with_a_sentence(build, said):
-    with pytest.raises(ValueError, match=said):
+def test_bad_settings_of_descent_are_answered_with_a_sentence(build, reported):
+    with pytest.raises(UserError, match=reported):
         build()
 
 
 def test_a_negative_number_of_tasks_for_slow_predictors_is_answered_with_a_sentence(draws):
     task = task_named("linear", dim=2)
-    with pytest.raises(ValueError, match="fitted must be an integer of at least 0, got -1"):
+    with pytest.raises(UserError, match="fitted"):
         compare(LinearModel(2), task, task.draw(5, 3, draws), fitted=-1)

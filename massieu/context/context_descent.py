@@ -1,4 +1,4 @@
-"""Regression in a context: its tokens, gradient descent on its examples, and how far a model is from that."""
+"""Regression in a context: its tokens, gradient descent on its examples, and the gap of a model to descent."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from massieu.checks import UserError, check_count, check_floating
+from massieu.checks import UserError, check_count, check_floating, check_shape
 from massieu.nn import Transformer
 
 __all__ = ["descent_gaps", "gradient_descent", "predict", "regression_tokens", "token_states"]
 
 
 def regression_tokens(inputs: Tensor, targets: Tensor, query: Tensor, start: Tensor | None = None) -> Tensor:
-    r"""Examples :math:`(x_i, y_i)` and then queries :math:`(x, -W_0 x)`, one token each.
+    r"""Return the tokens of examples :math:`(x_i, y_i)` and then of queries :math:`(x, -W_0 x)`.
 
     Args:
         inputs: shape ``(batch, examples, input_dim)``.
@@ -34,7 +34,7 @@ def regression_tokens(inputs: Tensor, targets: Tensor, query: Tensor, start: Ten
         [[[1.0, 3.0], [2.0, 6.0], [5.0, -0.5]]]
     """
     for name, tensor in (("inputs", inputs), ("targets", targets), ("query", query)):
-        check_floating(tensor, name, "use .double()")
+        check_floating(tensor, name)
     fits = inputs.dim() == targets.dim() == query.dim() == 3
     if not (fits and inputs.shape[:2] == targets.shape[:2] and inputs.shape[::2] == query.shape[::2]):
         raise UserError(
@@ -48,10 +48,10 @@ def regression_tokens(inputs: Tensor, targets: Tensor, query: Tensor, start: Ten
 
 
 def predict(model: nn.Module, inputs: Tensor, targets: Tensor, query: Tensor, start: Tensor | None = None) -> Tensor:
-    """What a model of :func:`regression_tokens` says about the queries: minus their slots.
+    """Return the predictions of a model of :func:`regression_tokens` for the queries: minus their slots.
 
     Args:
-        model: from tokens and ``lengths`` to tokens, such as :func:`gradient_descent_transformer`, or one in training.
+        model: from tokens and ``lengths`` to tokens, such as :func:`massieu.context.gradient_descent_transformer`.
         inputs, targets, query, start: as in :func:`regression_tokens`.
 
     Returns:
@@ -77,7 +77,7 @@ def gradient_descent(
     start: Tensor | None = None,
     preconditioner: Tensor | None = None,
 ) -> Tensor:
-    r"""The iterates :math:`W_{k+1} = W_k - \eta_k \nabla L(W_k) A` themselves, without attention.
+    r"""Return the iterates :math:`W_{k+1} = W_k - \eta_k \nabla L(W_k) A`, without attention.
 
     Returns:
         Weights, ``(steps + 1, batch, output_dim, input_dim)``, from :math:`W_0` on.
@@ -86,21 +86,21 @@ def gradient_descent(
         >>> gradient_descent(torch.ones(1, 1, 1), torch.ones(1, 1, 1), step=0.5, steps=3).flatten()
         tensor([0.0000, 0.5000, 0.7500, 0.8750])
     """
-    check_count(steps, "steps", remedy="it is the number of iterations", least=0)
-    rates = list(step) if isinstance(step, Sequence) else [step] * steps
+    check_count(steps, "steps", least=0)
+    sizes = list(step) if isinstance(step, Sequence) else [step] * steps
     shape = (targets.shape[2], inputs.shape[2])
     matrix = check_matrix(start, "start", shape)
     weights = (inputs.new_zeros(shape) if matrix is None else matrix.to(inputs)).expand(inputs.shape[0], *shape)
     found = [weights]
-    for rate in rates:
+    for size in sizes:
         slope = (inputs @ weights.mT - targets).mT @ inputs / inputs.shape[1]
-        weights = weights - rate * (slope if preconditioner is None else slope @ preconditioner.to(inputs))
+        weights = weights - size * (slope if preconditioner is None else slope @ preconditioner.to(inputs))
         found.append(weights)
     return torch.stack(found)
 
 
 def token_states(model: Transformer, tokens: Tensor, lengths: int | None = None) -> Tensor:
-    """The tokens before the first and after every layer, ``(layers + 1, batch, tokens, dim)``.
+    """Return the tokens before the first and after every layer, ``(layers + 1, batch, tokens, dim)``.
 
     Example:
         >>> model = massieu.context.gradient_descent_transformer(1, step=0.5, layers=4)
@@ -128,9 +128,9 @@ def descent_gaps(
     preconditioner: Tensor | None = None,
     query_is_key: bool = False,
 ) -> Tensor:
-    r"""How far the tokens of a transformer are from gradient descent, after each layer.
+    r"""Return the distance of the tokens of a transformer from gradient descent, after each layer.
 
-    After :math:`k` layers an example should hold :math:`y_j - (W_k - W_0) x_j` and a query :math:`-W_k x`. A layer
+    After :math:`k` layers an example should contain :math:`y_j - (W_k - W_0) x_j` and a query :math:`-W_k x`. A layer
     whose keys contain the query fits its own prediction as if it were an example: from zero, one layer is the same
     (the slot is empty), and two are not; from :math:`W_0 \neq 0` the first differs already.
 
@@ -138,8 +138,8 @@ def descent_gaps(
         model: such as :func:`gradient_descent_transformer`.
         inputs, targets, query, start: as in :func:`regression_tokens`.
         step, preconditioner: of the descent to compare with.
-        query_is_key: run the model with the queries among its keys, which is the variant to tell apart. Where the
-            layers divide by the number of keys, that number is then another one, and the first layer differs too.
+        query_is_key: run the model with the queries among its keys, the variant without descent. If the layers divide
+            by the number of keys, the first layer differs too.
 
     Returns:
         The largest absolute difference over all tokens, ``(layers,)``.
@@ -154,24 +154,16 @@ def descent_gaps(
     """
     tokens = regression_tokens(inputs, targets, query, start)
     states = token_states(model, tokens, None if query_is_key else inputs.shape[1])
-    rate = {"step": step, "preconditioner": preconditioner, "steps": len(states) - 1}
-    weights = gradient_descent(inputs, targets, start=start, **rate)  # type: ignore[arg-type]
-    held = tokens[..., inputs.shape[2] :] - tokens[..., : inputs.shape[2]] @ (weights - weights[0]).mT
-    expected = torch.cat([tokens[..., : inputs.shape[2]].expand(*held.shape[:-1], -1), held], -1)
+    steps, dim = len(states) - 1, inputs.shape[2]
+    weights = gradient_descent(inputs, targets, step=step, steps=steps, start=start, preconditioner=preconditioner)
+    slots = tokens[..., dim:] - tokens[..., :dim] @ (weights - weights[0]).mT
+    expected = torch.cat([tokens[..., :dim].expand(*slots.shape[:-1], -1), slots], -1)
     return (states - expected).abs().flatten(1).amax(-1)[1:].detach()
 
 
 def check_matrix(given: Tensor | None, name: str, shape: tuple[int, int]) -> Tensor | None:
-    """The matrix itself; one sentence unless it is one of this shape, or None."""
-    if given is None:
-        return None
-    check_floating(given, name, "use .double()")
-    if given.shape != shape:
-        raise UserError(f"{name} must have shape {shape}, got {tuple(given.shape)}; its columns belong to the inputs")
+    """Return the argument; raise unless it is None or a floating-point matrix of this shape."""
+    if given is not None:
+        check_floating(given, name)
+        check_shape(given, name, *shape)
     return given
-
-
-def check_noise(noise: float) -> None:
-    """One sentence unless this can be a standard deviation."""
-    if not 0 <= noise < float("inf"):
-        raise UserError(f"noise must be a standard deviation of at least zero, got {noise}; zero is none")

@@ -1,54 +1,53 @@
-"""A trained model beside predictors: errors, sensitivities to the query, and the matrix it has learned."""
+"""Comparison of a trained model with predictors: errors, sensitivities to the query, and the learned matrix."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from massieu.checks import check_count, optional_package
 from massieu.context.baselines import LINEAR, fitted_for, predictors_for, second_moment
 from massieu.context.curves import error_curve
-from massieu.context.extras import imported
 from massieu.context.fitted import Boosting
 from massieu.context.models import ContextModel, LinearModel
 from massieu.context.optimum import Optimum, optimal_linear_attention
 from massieu.context.predictors import Averaging, Predictor
 from massieu.context.prompts import Prompts
 from massieu.context.tasks import Linear, NoisyLinear, SparseLinear, Task
-from massieu.measures.measure import as_integer
 
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Comparison", "affordable", "compare", "sensitivities"]
+__all__ = ["LearnerComparison", "affordable", "compare", "sensitivities"]
 
 TESTED = 2048  # tasks whose sensitivities are compared
-LENGTHS = 21  # numbers of examples after which predictors for all prefixes are asked, at most
-WORK = 2**30  # products that least squares may need for all prefixes of all tasks
-LEAST = 1024  # tasks that are compared even so
-SHOWN = 64  # of these, the tasks whose sensitivities are kept
-PLACES = 8  # numbers of examples after which they are compared
-PREFIXES = 3  # numbers of examples after which fitted predictors are asked
+LENGTHS = 21  # at most this many numbers of examples for predictors of all prefixes
+WORK = 2**30  # products of least squares for all prefixes of all tasks, at most
+LEAST = 1024  # tasks to compare at least
+SHOWN = 64  # tasks whose sensitivities are kept
+PLACES = 8  # numbers of examples at which sensitivities are compared
+PREFIXES = 3  # numbers of examples for fitted predictors
 CLOSED_FORM = "best linear layer"
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """How a model compares after training.
+class LearnerComparison:
+    """Errors, sensitivities and matrices of a trained model beside those of predictors.
 
     Attributes:
         curve: as of :func:`massieu.context.error_curve`, of the model, called "model", and of predictors, with the
-            number of ``tasks`` that an error is the mean of.
+            number of ``tasks`` in each mean.
         sensitivities: for each predictor that is linear in the query, and after several numbers of examples, the mean
             and the least cosine of its sensitivity with that of the model, the standard error of the mean over tasks,
-            how far the mean is ``behind`` that of the nearest predictor with the standard error of this paired
+            the distance ``behind`` the mean of the nearest predictor with the standard error of this paired
             difference, and the root mean square of the difference of sensitivities.
         slopes: by name the sensitivities after all examples, for few tasks, as lists of rows: of the model, and of the
-            predictors that it may have become.
+            predictors nearest in kind.
         matrices: "learned" and "closed form" as lists of rows, with the losses of both; None unless linear.
     """
 
@@ -63,17 +62,9 @@ class Comparison:
         return float(_last(self.sensitivities)["cosine"].max())
 
     def ratio(self, predictor: str) -> float:
-        """Error of the model after all examples, in units of that of a predictor."""
+        """Return the error of the model after all examples, in units of that of a predictor."""
         errors = _last(self.curve)["error"]
         return float(errors["model"] / errors[predictor])
-
-    def tables(self) -> dict[str, pandas.DataFrame]:
-        """The tables by name."""
-        return {"curve": self.curve, "sensitivities": self.sensitivities}
-
-    def figures(self) -> dict[str, Any]:
-        """What is no table, by name."""
-        return {"slopes": self.slopes, "matrices": self.matrices}
 
 
 def compare(
@@ -83,18 +74,18 @@ def compare(
     *,
     fitted: int = 0,
     progress: Callable[[str, int, int], object] | None = None,
-) -> Comparison:
-    """Errors of model and predictors on the same prompts, their sensitivities, and matrices where there are any.
+) -> LearnerComparison:
+    """Compare a model with predictors on the same prompts: errors, sensitivities, and matrices of a linear model.
 
     Args:
         model: after training.
-        task: whose functions the prompts are examples of.
-        prompts: that training never saw.
-        fitted: tasks for Lasso, trees and networks, which are fitted anew to each prefix and are asked after three
-            numbers of examples only; boosting has a quarter of them. 0 leaves them out.
-        progress: called with what is done, how many parts of it are, and how many there are.
+        task: the distribution of the functions of the prompts.
+        prompts: none of them from training.
+        fitted: tasks for Lasso, trees and networks, which are fitted anew to each prefix, after three numbers of
+            examples only; boosting has a quarter of them. 0 leaves them out.
+        progress: called with "comparing", the number of parts done, and of all.
 
-    With more than 21 numbers of examples the errors are those after 21 of them, spread evenly, none and all among them.
+    With more than 21 numbers of examples the errors are those after 21 of them, spread evenly from none to all.
 
     Example:
         >>> from massieu.context import LinearModel, task_named
@@ -103,22 +94,22 @@ def compare(
         >>> list(found.curve.predictor.unique())[:3], list(found.matrices)[:2]
         (['model', 'least squares (Bayes)', 'gradient step'], ['learned', 'closed form'])
     """
-    as_integer(fitted, "fitted", least=0)
+    check_count(fitted, "fitted", least=0)
     others, slow = predictors_for(task), fitted_for(task) if fitted else {}
     optimum = _optimum(task, prompts.examples - 1) if isinstance(model, LinearModel) else None
     if optimum is not None:
         others[CLOSED_FORM] = _Layer(optimum.matrix)
-    everyone: dict[str, Callable[[Prompts], Tensor]] = {"model": model.ask, **others, **slow}
+    compared: dict[str, Callable[[Prompts], Tensor]] = {"model": model.predict, **others, **slow}
     places = _spread(prompts.examples - 1, PLACES)
-    parts = len(everyone) + len(places)
+    parts = len(compared) + len(places)
 
-    def tell(done: int) -> None:
+    def report(done: int) -> None:
         if progress is not None:
             progress("comparing", done, parts)
 
     curves = []
-    for done, (name, predictor) in enumerate(everyone.items()):
-        tell(done)
+    for done, (name, predictor) in enumerate(compared.items()):
+        report(done)
         tasks, lengths = prompts.tasks, [0, *_spread(prompts.examples - 1, LENGTHS - 1)]
         if name in slow:
             tasks = min(tasks, -(-fitted // 4) if isinstance(predictor, Boosting) else fitted)
@@ -126,30 +117,29 @@ def compare(
         with torch.no_grad():
             curve = error_curve(prompts.chosen(slice(tasks)), {name: predictor}, lengths)
         curves.append(curve.assign(tasks=tasks))
-    curve = imported("pandas", "compare").concat(curves, ignore_index=True)
+    curve = optional_package("pandas", "compare", "verify").concat(curves, ignore_index=True)
     linear: dict[str, Predictor] = {name: each for name, each in others.items() if isinstance(each, (*LINEAR, _Layer))}
-    told = [(length, len(everyone) + place) for place, length in enumerate(places)]
-    table, slopes = _compare_sensitivities(model, linear, prompts.chosen(slice(TESTED)), told, tell)
+    numbered = [(length, len(compared) + place) for place, length in enumerate(places)]
+    table, slopes = _compare_sensitivities(model, linear, prompts.chosen(slice(TESTED)), numbered, report)
     matrices = None if optimum is None else _matrices(model, optimum, _last(curve)["error"])
-    return Comparison(curve, table, slopes, matrices)
+    return LearnerComparison(curve, table, slopes, matrices)
 
 
 def affordable(dim: int, examples: int) -> int:
-    """Tasks with so many examples on which predictors for all prefixes are compared in some ten seconds."""
+    """Return the number of tasks on which predictors for all prefixes are compared in some ten seconds."""
     lengths = min(LENGTHS, examples + 1)
     return max(LEAST, WORK // (lengths * examples * dim**2))
 
 
 def sensitivities(predict: Callable[[Prompts], Tensor], prompts: Prompts) -> Tensor:
-    r"""Derivatives :math:`\partial \hat y / \partial x` in the query after all examples, ``(tasks, dim)``."""
+    r"""Return derivatives :math:`\partial \hat y / \partial x` in the query after all examples, ``(tasks, dim)``."""
     query = prompts.inputs[:, -1:].detach().clone().requires_grad_()
-    asked = torch.cat([prompts.inputs[:, :-1].detach(), query], 1)
+    inputs = torch.cat([prompts.inputs[:, :-1].detach(), query], 1)
     # A predictor reads the query among the queries, a model as its last input.
     if isinstance(predict, Predictor):
-        posed = replace(prompts, inputs=prompts.inputs.detach(), queries=asked)
-        found = predict(posed, [prompts.examples - 1])
+        found = predict(replace(prompts, inputs=prompts.inputs.detach(), queries=inputs), [prompts.examples - 1])
     else:
-        found = predict(replace(prompts, inputs=asked, queries=asked))
+        found = predict(replace(prompts, inputs=inputs, queries=inputs))
     (slope,) = torch.autograd.grad(found[:, -1].sum(), query)
     return slope[:, 0]
 
@@ -159,13 +149,13 @@ def _compare_sensitivities(
     others: dict[str, Predictor],
     prompts: Prompts,
     places: list[tuple[int, int]],
-    tell: Callable[[int], None],
+    report: Callable[[int], None],
 ) -> tuple[pandas.DataFrame, dict[str, list[list[float]]]]:
-    """After each number of examples of the places, whose second number says how much is done."""
+    """Compare at places: pairs of a number of examples and the number of parts done before."""
     rows, slopes = [], {}
     for length, done in places:
-        tell(done)
-        posed = prompts.ask_after(length)
+        report(done)
+        posed = prompts.truncated(length)
         own = sensitivities(model, posed)
         slopes = {"model": own, **{name: sensitivities(predictor, posed) for name, predictor in others.items()}}
         cosines = {name: torch.nn.functional.cosine_similarity(own, slopes[name], dim=-1) for name in others}
@@ -174,30 +164,22 @@ def _compare_sensitivities(
             behind, gap = cosines[nearest] - each, (own - slopes[name]).square().mean().sqrt()
             means = (*_mean(each), float(each.min()), *_mean(behind))
             rows.append((name, length, *means, float(gap)))
-    columns = [
-        "predictor",
-        "examples",
-        "cosine",
-        "standard_error",
-        "least_cosine",
-        "behind",
-        "behind_error",
-        "difference",
-    ]
-    table = imported("pandas", "compare").DataFrame(rows, columns=columns)
+    columns = ["predictor", "examples", "cosine", "standard_error", "least_cosine"]
+    columns += ["behind", "behind_error", "difference"]
+    table = optional_package("pandas", "compare", "verify").DataFrame(rows, columns=columns)
     chosen = ["model", *list(others)[:1], "gradient step", CLOSED_FORM]
     return table, {name: slopes[name][:SHOWN].tolist() for name in dict.fromkeys(chosen) if name in slopes}
 
 
 def _mean(values: Tensor) -> tuple[float, float]:
-    """Mean over tasks, and its standard error."""
+    """Return the mean over tasks and its standard error."""
     values = values.double()
     error = values.std() / math.sqrt(len(values)) if len(values) > 1 else math.nan
     return float(values.mean()), float(error)
 
 
 class _Layer(Predictor):
-    r"""The predictor :math:`z^\top A x` with :math:`z = \frac1n \sum_i y_i x_i`."""
+    r"""Predictor :math:`z^\top A x` with :math:`z = \frac1n \sum_i y_i x_i`."""
 
     def __init__(self, matrix: Tensor):
         self.matrix = matrix
@@ -228,7 +210,7 @@ def _matrices(model: ContextModel, optimum: Optimum, errors: pandas.Series[float
 
 
 def _spread(most: int, count: int) -> list[int]:
-    """So many numbers of examples up to all of them, evenly."""
+    """Return ``count`` numbers of examples up to ``most``, evenly spread."""
     count = min(count, most)
     return [round(most * (place + 1) / count) for place in range(count)]
 

@@ -1,16 +1,15 @@
-"""Gradient descent on the examples of a context, as attention layers whose weights are set."""
+"""Attention layers with set weights that take steps of gradient descent on the examples of a context."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from massieu.checks import UserError, check_count
-from massieu.context.descent import check_matrix
+from massieu.checks import UserError, check_count, check_number
+from massieu.context.context_descent import check_matrix
 from massieu.nn import LinearAttention, MeasureAttention, Transformer
 
 __all__ = ["gradient_descent_transformer", "gradient_step_layer", "softmax_step_layer"]
@@ -29,7 +28,7 @@ def gradient_step_layer(
     curvature: float = 0.0,
     dtype: torch.dtype | None = torch.float64,
 ) -> LinearAttention:
-    r"""A linear attention whose output, added to tokens :math:`(x_j, y_j)`, is a step of gradient descent.
+    r"""Build a linear attention whose output, added to tokens :math:`(x_j, y_j)`, is a step of gradient descent.
 
     .. math:: W_Q = W_K = \begin{pmatrix} I & 0 \\ 0 & 0 \end{pmatrix}, \quad
               W_V = \begin{pmatrix} 0 & 0 \\ W_0 & -I \end{pmatrix}, \quad P = \frac{\eta}{N} I, \qquad
@@ -37,39 +36,38 @@ def gradient_step_layer(
 
     with the loss :math:`L(W) = \frac1{2N} \sum_i \|W x_i - y_i\|^2` of the :math:`N` examples. Applied again with the
     same weights it is the next step. Only the examples may be keys: pass ``lengths=examples``, with the queries as
-    last tokens. A query starts as :math:`(x, -W_0 x)` and holds **minus** its prediction, see
-    :func:`massieu.context.predict`.
+    last tokens. A query starts as :math:`(x, -W_0 x)` and contains **minus** its prediction, see
+    :func:`massieu.context.context_descent.predict`.
 
     Args:
         input_dim: size of :math:`x`.
         output_dim: size of :math:`y`.
-        step: :math:`\eta`, the rate of descent.
-        examples: :math:`N`; None divides by the number of keys, whatever it is (``form="mean"``).
+        step: :math:`\eta`, the step size of descent.
+        examples: :math:`N`; None divides by the number of keys (``form="mean"``).
         start: :math:`W_0`, shape ``(output_dim, input_dim)``; None for zero.
         preconditioner: :math:`A`, shape ``(input_dim, input_dim)``, for steps :math:`-\eta \nabla L(W) A`; then
             :math:`W_Q` has :math:`A` in the place of the identity.
         curvature: :math:`\gamma` of GD++, which moves the inputs too, :math:`x_j \leftarrow (I - \gamma S) x_j` with
-            the second moment :math:`S = \frac1N \sum_i x_i x_i^\top` of the inputs as they are in this layer; only
-            from zero.
+            the second moment :math:`S = \frac1N \sum_i x_i x_i^\top` of the inputs in this layer; only from zero.
         dtype: of the weights; the construction is exact to rounding, hence double.
 
     Returns:
         A layer with one head, of size ``input_dim + output_dim``.
 
     Source:
-        von Oswald et al. 2022, Proposition 1 and appendix A.10 (GD++). The paper leaves open that the query is no
-        key, and lets the reader find the sign of its slot.
+        von Oswald et al. 2022, Proposition 1 and appendix A.10 (GD++), which do not state that the query is no key and
+        the sign of its slot.
 
     Example:
-        >>> from massieu.context import regression_tokens
+        >>> from massieu.context.context_descent import regression_tokens
         >>> layer = gradient_step_layer(2, step=0.5)
         >>> inputs, ones = torch.eye(2).double()[None], torch.ones(1, 2, 2).double()
         >>> tokens = regression_tokens(inputs, ones[..., :1], ones[:, :1])
         >>> (tokens + layer(tokens, lengths=2))[0, -1].tolist()  # W = (1/4, 1/4), so that the prediction is 1/2
         [1.0, 1.0, -0.5]
     """
-    _check_step(step, "step")
-    _check_step(curvature, "curvature")
+    check_number(step, "step")
+    check_number(curvature, "curvature")
     if examples is not None:
         check_count(examples, "examples", remedy="pass None to divide by the number of keys")
     layer = _blank(LinearAttention, input_dim, output_dim, 1, dtype, form="mean" if examples is None else "sum")
@@ -107,36 +105,36 @@ def gradient_descent_transformer(
     curvature: float = 0.0,
     dtype: torch.dtype | None = torch.float64,
 ) -> Transformer:
-    """A transformer whose layers are the steps of gradient descent: no norms, no feed-forward nets, no positions.
+    """Build a transformer whose layers are steps of gradient descent: no norms, no feed-forward nets, no positions.
 
     Args:
-        step: one rate for all layers, which then share their weights, or one for each.
+        step: one step size for all layers, which then share their weights, or one for each.
         layers: number of steps.
         input_dim, output_dim, examples, start, preconditioner, curvature, dtype: as in :func:`gradient_step_layer`.
 
     Example:
-        >>> from massieu.context import gradient_descent, predict
+        >>> from massieu.context.context_descent import gradient_descent, predict
         >>> model = gradient_descent_transformer(3, 2, step=0.5, layers=10)
         >>> inputs, targets, query = (torch.randn(1, size, dim).double() for size, dim in ((5, 3), (5, 2), (1, 3)))
         >>> weights = gradient_descent(inputs, targets, step=0.5, steps=10)[-1]
         >>> bool((predict(model, inputs, targets, query) - query @ weights.mT).abs().max() < 1e-12)
         True
     """
-    check_count(layers, "layers", remedy="it is the number of steps")
+    check_count(layers, "layers")
     shared = not isinstance(step, Sequence)
-    rates = [step] if not isinstance(step, Sequence) else list(step)
-    if len(rates) != (1 if shared else layers):
-        raise UserError(f"step must be one rate or one for each of {layers} layers, got {len(rates)}; give all of them")
+    sizes = [step] if not isinstance(step, Sequence) else list(step)
+    if len(sizes) != (1 if shared else layers):
+        raise UserError(f"step must be one number or one for each of {layers} layers, got {len(sizes)}; give all")
 
-    def attention(rate: float) -> LinearAttention:
+    def attention(size: float) -> LinearAttention:
         options: dict[str, Any] = {"examples": examples, "start": start, "preconditioner": preconditioner}
-        return gradient_step_layer(input_dim, output_dim, step=rate, curvature=curvature, dtype=dtype, **options)
+        return gradient_step_layer(input_dim, output_dim, step=size, curvature=curvature, dtype=dtype, **options)
 
     return Transformer(
         input_dim + output_dim,
         layers,
         1,
-        attention=[attention(rate) for rate in rates],
+        attention=[attention(size) for size in sizes],
         shared_layers=shared,
         causal=False,
         positions=None,
@@ -155,7 +153,7 @@ def softmax_step_layer(
     start: Tensor | None = None,
     dtype: torch.dtype | None = torch.float64,
 ) -> MeasureAttention:
-    r"""A softmax attention of two heads whose output is a step of gradient descent on centered examples, nearly.
+    r"""Build a softmax attention of two heads whose output is nearly a step of gradient descent on centered examples.
 
     A head returns the mean of :math:`y` under the measure :math:`e^{\beta \langle x_i, x \rangle}`, which is a gradient
     of :math:`\log Z`; its derivative in :math:`\beta` at zero is a covariance. Two heads at :math:`\pm \beta` with
@@ -168,17 +166,17 @@ def softmax_step_layer(
     :func:`gradient_step_layer`; the number of examples need not be known.
 
     Args:
-        step: rate of descent.
+        step: step size of descent.
         beta: inverse temperature, positive; rounding errors grow like its inverse.
         input_dim, output_dim, start, dtype: as in :func:`gradient_step_layer`.
 
     Source:
-        Derived here from "attention is the gradient of log Z"; it is why von Oswald et al. 2022 needed two heads of
-        softmax for what one linear head does.
+        Derived here from "attention is the gradient of log Z"; it explains the two heads of softmax in von Oswald et
+        al. 2022 for the step of one linear head.
 
     Example:
         >>> inputs, targets, query = (torch.randn(1, *shape).double() for shape in ((9, 2), (9, 1), (1, 2)))
-        >>> from massieu.context import regression_tokens
+        >>> from massieu.context.context_descent import regression_tokens
         >>> layer = softmax_step_layer(2, step=1.0, beta=1e-4)
         >>> tokens = regression_tokens(inputs, targets, query)
         >>> centered = inputs - inputs.mean(1, keepdim=True)
@@ -186,9 +184,8 @@ def softmax_step_layer(
         >>> torch.allclose(layer(tokens, lengths=9)[:, -1, -1], -(covariance * query[:, 0]).sum(-1), atol=1e-6)
         True
     """
-    _check_step(step, "step")
-    if not (math.isfinite(beta) and beta > 0):
-        raise UserError(f"beta must be positive, got {beta}; 0.01 is close to the limit and far from rounding")
+    check_number(step, "step")
+    check_number(beta, "beta", above=0, remedy="0.01 is close to the limit and far from rounding")
     layer = _blank(MeasureAttention, input_dim, output_dim, 2, dtype, scale=1.0)
     size = input_dim + output_dim
     into_x, into_y = slice(None, input_dim), slice(input_dim, None)
@@ -206,9 +203,9 @@ def softmax_step_layer(
 def _blank(
     kind: type[Layer], input_dim: int, output_dim: int, num_heads: int, dtype: torch.dtype | None, **options: Any
 ) -> Layer:
-    """A layer whose weights are zero, with heads of the size of a token."""
-    check_count(input_dim, "input_dim", remedy="it is the size of an input")
-    check_count(output_dim, "output_dim", remedy="it is the size of a target")
+    """Return a layer whose weights are zero, with heads of the size of a token."""
+    check_count(input_dim, "input_dim")
+    check_count(output_dim, "output_dim")
     size = input_dim + output_dim
     layer = kind(size, num_heads, head_dim=size, bias=False, dtype=dtype, **options)
     for weight in layer.parameters():
@@ -223,12 +220,7 @@ def _maps(layer: LinearAttention | MeasureAttention) -> tuple[Tensor, Tensor]:
 
 
 def _residual(input_dim: int, output_dim: int, start: Tensor | None, dtype: torch.dtype | None) -> Tensor:
-    r"""The map of a token to :math:`W_0 x - y`."""
+    r"""Return the map of a token to :math:`W_0 x - y`."""
     matrix = check_matrix(start, "start", (output_dim, input_dim))
     first = torch.zeros(output_dim, input_dim) if matrix is None else matrix.detach()
     return torch.cat([first.to(dtype or torch.get_default_dtype()), -torch.eye(output_dim, dtype=dtype)], 1)
-
-
-def _check_step(value: float, name: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise UserError(f"{name} must be a finite number, got {value!r}; use float(...)")
