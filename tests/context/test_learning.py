@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 from massieu import cli
-from massieu.claims.context.layers import train
+from massieu.claims.context.learned_layers import train
 from massieu.context import (
     Linear,
     LinearModel,

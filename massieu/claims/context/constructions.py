@@ -8,10 +8,9 @@ import math
 import torch
 from torch import Tensor
 
-from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
+from massieu.claims.claim import Curve, Evidence, Gap, Source, Trial, Verdict
 from massieu.claims.experiment import apart, normals, widest
 from massieu.claims.registry import claim
-from massieu.claims.sources import AHN, OSWALD, OURS, SLIDES
 from massieu.context import (
     GradientDescentPlus,
     Optimum,
@@ -33,7 +32,7 @@ LAYERED = 1e-12  # rounding of a hundred layers in float64
 
 @claim(
     "I1",
-    source=SLIDES,
+    source=Source.SLIDES,
     place="in-context learning, claim [Oswald et al. '22]",
     title="One linear head takes a step of gradient descent",
     wording=(
@@ -48,7 +47,6 @@ LAYERED = 1e-12  # rounding of a hundred layers in float64
     ),
     reference="the slope of the regression loss by autograd",
     formula="(x_j, y_j) + P V K^T q_j = (x_j, y_j − ΔW x_j), ΔW = −η ∇L(W_0)",
-    expected=Verdict.HOLDS,
 )
 def one_step(trial: Trial) -> Evidence:
     """A layer, from a start that is not zero, against the slope by autograd; the control steps further."""
@@ -69,7 +67,7 @@ def one_step(trial: Trial) -> Evidence:
 
 @claim(
     "I2",
-    source=OSWALD,
+    source=Source.OSWALD,
     place="Proposition 1, applied layer after layer (from memory)",
     title="Stacked layers are steps of gradient descent",
     wording="A stack of layers with the weights of the construction takes as many steps of gradient descent.",
@@ -111,7 +109,7 @@ def many_steps(trial: Trial) -> Evidence:
 
 @claim(
     "I3",
-    source=SLIDES,
+    source=Source.SLIDES,
     place="in-context learning, claim [Oswald et al. '22], tokens (x_j, y_j − Δy_j)",
     title="The slot of the query holds minus its prediction",
     wording="Every token is (x_j, y_j − Δy_j); nothing is said of the sign at the query, which has no target.",
@@ -144,7 +142,7 @@ def sign_of_the_query(trial: Trial) -> Evidence:
 
 @claim(
     "I4",
-    source=OSWALD,
+    source=Source.OSWALD,
     place="GD++ (from memory)",
     title="A head that moves the inputs too performs GD++",
     wording=(
@@ -157,7 +155,6 @@ def sign_of_the_query(trial: Trial) -> Evidence:
     ),
     reference="the steps of GD++ as polynomials of the second moment, on the weights and not on tokens",
     formula="x ← (I − γ S) x, y ← y − (η/N) Σ_i y_i x_i^T x, S = (1/N) Σ_i x_i x_i^T of the current x",
-    expected=Verdict.HOLDS,
 )
 def moving_inputs(trial: Trial) -> Evidence:
     """Layers against the same steps as matrices on the weights; the control has another curvature."""
@@ -177,7 +174,7 @@ def moving_inputs(trial: Trial) -> Evidence:
 
 @claim(
     "I5",
-    source=SLIDES,
+    source=Source.SLIDES,
     place="in-context learning, summary, point 3",
     title="The best linear head is a plain gradient step",
     wording="Linear attention transformers with one head can and do learn to do a single step of gradient descent.",
@@ -216,7 +213,7 @@ def plain_step(trial: Trial) -> Evidence:
 
 @claim(
     "I6",
-    source=AHN,
+    source=Source.AHN,
     place="abstract, and Theorem 1 (the theorem from memory)",
     title="The best layer inverts a shrunken covariance",
     wording=(
@@ -231,7 +228,6 @@ def plain_step(trial: Trial) -> Evidence:
     ),
     reference="exact quadrature over all contexts with Gauss-Hermite nodes",
     formula="A* = Γ^{-1}, Γ = (1 + 1/N) Σ + (tr Σ / N) I",
-    expected=Verdict.HOLDS,
 )
 def shrunken_covariance(trial: Trial) -> Evidence:
     """The inverse and our optimum against exact quadrature; the control leaves out the 1/N of the covariance."""
@@ -256,7 +252,7 @@ def shrunken_covariance(trial: Trial) -> Evidence:
 
 @claim(
     "I7",
-    source=OURS,
+    source=Source.OURS,
     place="on Theorem 1 of Ahn et al. 2023: tasks with a prior, and noise",
     title="The best layer for a prior of tasks and noise",
     wording=(
@@ -270,7 +266,6 @@ def shrunken_covariance(trial: Trial) -> Evidence:
     ),
     reference="exact quadrature over all contexts with Gauss-Hermite nodes",
     formula="A* = [(1 + 1/N) Ψ Σ + ((tr Ψ Σ + σ^2) / N) I]^{-1} Ψ",
-    expected=Verdict.HOLDS,
 )
 def prior_and_noise(trial: Trial) -> Evidence:
     """Optima against exact quadrature for a random prior and noise; the control forgets the noise."""
@@ -298,7 +293,7 @@ def prior_and_noise(trial: Trial) -> Evidence:
 
 @claim(
     "I8",
-    source=OURS,
+    source=Source.OURS,
     place="on the rate that the public code of von Oswald et al. 2022 finds by a scan",
     title="The best rate of one step, from moments of the inputs",
     wording=(
@@ -312,7 +307,6 @@ def prior_and_noise(trial: Trial) -> Evidence:
     ),
     reference="exact quadrature over all contexts with Gauss-Legendre nodes",
     formula="η* = d s^2 / tr E[C^2], tr E[C^2] = E|x|^4 / N + (1 − 1/N) d s^4",
-    expected=Verdict.HOLDS,
 )
 def uniform_inputs(trial: Trial) -> Evidence:
     """Rates and optima for uniform inputs against exact quadrature; the control takes the inputs for Gaussian."""
@@ -337,7 +331,7 @@ def uniform_inputs(trial: Trial) -> Evidence:
 
 @claim(
     "I9",
-    source=OSWALD,
+    source=Source.OSWALD,
     place="abstract, and GD++ (from memory)",
     title="Layers that move inputs surpass gradient descent",
     wording=(
@@ -351,7 +345,6 @@ def uniform_inputs(trial: Trial) -> Evidence:
     ),
     reference="means over sampled eigenvalues for the losses, simulated layers on fresh tasks beside them",
     formula="loss of GD++ < loss of GD with a rate per layer",
-    expected=Verdict.HOLDS,
 )
 def depth(trial: Trial) -> Evidence:
     """Layers at the best rates against eigenvalues, and losses against each other; the control moves no inputs."""
@@ -392,7 +385,7 @@ def depth(trial: Trial) -> Evidence:
 
 @claim(
     "I10",
-    source=OURS,
+    source=Source.OURS,
     place="on the remark of the notebook of von Oswald et al. 2022 that softmax needs two heads",
     title="Two softmax heads take a centered gradient step",
     wording=(
@@ -404,7 +397,6 @@ def depth(trial: Trial) -> Evidence:
     ),
     reference="the covariance of targets and inputs, written out",
     formula="(o(β) − o(−β)) / 2β = Cov(y, x) x + O(β^2)",
-    expected=Verdict.HOLDS,
 )
 def two_softmax_heads(trial: Trial) -> Evidence:
     """Order of the error in β against a covariance written out; in the control one of the heads is uniform."""

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
+from massieu.claims.claim import Curve, Evidence, Gap, Source, Trial
 from massieu.claims.experiment import above, widest
-from massieu.claims.margin.selection import RATE, along, exponent, rate, stuck
+from massieu.claims.margin.selected_tokens import RATE, along, exponent, rate, stuck
 from massieu.claims.registry import claim
-from massieu.claims.sources import OURS, SLIDES, TARZANAGH
 from massieu.margin import (
     FiniteComponent,
     MaxMargin,
@@ -33,7 +32,7 @@ from massieu.margin import (
 
 @claim(
     "T10",
-    source=OURS,
+    source=Source.OURS,
     place="docs/margin.md, normalized and Polyak steps",
     title="Normalized and Polyak steps approach as 1 / k^2",
     wording=(
@@ -48,7 +47,6 @@ from massieu.margin import (
     ),
     reference="the exponent −2",
     formula="1 − corr(W_k, W^mm) ~ k^−2",
-    expected=Verdict.HOLDS,
 )
 def equal_scores(trial: Trial) -> Evidence:
     """Distance of the exponent from −2 over the last decade of steps, and of the selection from the best tokens; the
@@ -84,7 +82,7 @@ def equal_scores(trial: Trial) -> Evidence:
 
 @claim(
     "T11",
-    source=OURS,
+    source=Source.OURS,
     place="docs/margin.md, normalized steps and the tokens selected",
     title="Random scores: the rate to the selected tokens is 1 / k^2",
     wording=(
@@ -98,7 +96,6 @@ def equal_scores(trial: Trial) -> Evidence:
     ),
     reference="the exponent −2",
     formula="1 − corr(W_k, W^mm_α) ~ k^−2 for the tokens α that are selected",
-    expected=Verdict.HOLDS,
 )
 def random_scores(trial: Trial) -> Evidence:
     """Distance of the exponent from −2 over the last decade of a run that settled elsewhere; the control is the
@@ -122,7 +119,7 @@ def random_scores(trial: Trial) -> Evidence:
 
 @claim(
     "T12",
-    source=OURS,
+    source=Source.OURS,
     place="massieu.margin.path_bound",
     title="The regularization path has a bound and falls as 1 / R^2",
     wording=(
@@ -136,7 +133,6 @@ def random_scores(trial: Trial) -> Evidence:
     ),
     reference="L-BFGS on the sphere, the bound written out, and the exponent −2",
     formula="1 − corr(W_R, W^mm) ≤ ‖W^mm‖ / R · log(2 n (T − 1) b Δ_max / (a Δ_min)), and ~ R^−2",
-    expected=Verdict.HOLDS,
 )
 def path_rate(trial: Trial) -> Evidence:
     """Distance of the exponent from −2 over a decade of large radii, and the excess over the bound; the control has
@@ -172,7 +168,7 @@ def path_rate(trial: Trial) -> Evidence:
 
 @claim(
     "T13",
-    source=SLIDES,
+    source=Source.SLIDES,
     place='optimization, "Initialization dependence" and summary 4',
     title="Starts decide the tokens that descent is left with",
     wording="Initialization can cause gradient descent to get stuck in local optima.",
@@ -186,7 +182,6 @@ def path_rate(trial: Trial) -> Evidence:
     ),
     reference="the definition of local optimality, applied to the ends of training",
     formula="support tokens of α have γ_t < γ_α",
-    expected=Verdict.HOLDS,
 )
 def initialization(trial: Trial) -> Evidence:
     """Share of random starts that do not end saturated, locally optimal and along their own direction, and share that
@@ -227,7 +222,7 @@ def initialization(trial: Trial) -> Evidence:
 
 @claim(
     "T14",
-    source=OURS,
+    source=Source.OURS,
     place="docs/margin.md, several best tokens",
     title="The finite part comes as 1 / k, the multiple as log k",
     wording=(
@@ -241,7 +236,6 @@ def initialization(trial: Trial) -> Evidence:
     ),
     reference=("the exponents, and Newton steps for the finite part, which gradient descent does not use"),
     formula="‖Π W_k − W^fin‖ ~ 1 / k, C_k = log k + const",
-    expected=Verdict.HOLDS,
 )
 def finite_rates(trial: Trial) -> Evidence:
     """Distances of the exponent from −1 and of the growth over a decade from log 10, for random targets, at
@@ -269,7 +263,7 @@ def finite_rates(trial: Trial) -> Evidence:
 
 @claim(
     "T15",
-    source=SLIDES,
+    source=Source.SLIDES,
     place='optimization, "Better models"; the experiment of Ataee Tarzanagh et al. 2023',
     title="Under a ReLU head weights follow both parts",
     wording=("Better models are conjectured to give W_k ≈ W^fin + C_k W^mm for the tokens that attention keeps."),
@@ -283,7 +277,6 @@ def finite_rates(trial: Trial) -> Evidence:
     ),
     reference="training of the head by autograd, which uses neither part",
     formula="corr(W_k, W^fin + C W^mm) ≈ 1",
-    expected=Verdict.HOLDS,
 )
 def relu_head(trial: Trial) -> Evidence:
     """Mean of one minus the correlation over all instances; the control compares each with the solution of another."""
@@ -315,7 +308,7 @@ def relu_head(trial: Trial) -> Evidence:
 
 @claim(
     "T16",
-    source=TARZANAGH,
+    source=Source.TARZANAGH,
     place=('abstract of "Transformers as support vector machines", the (K, Q) parametrization; from memory'),
     title="Factors approach the nuclear-norm direction",
     wording=(
@@ -332,7 +325,6 @@ def relu_head(trial: Trial) -> Evidence:
     ),
     reference="training of the factors, which uses no program",
     formula="K_k Q_k^⊤ / ‖K_k Q_k^⊤‖ → W^nuc / ‖W^nuc‖",
-    expected=Verdict.HOLDS,
 )
 def factors(trial: Trial) -> Evidence:
     """One minus the correlation with the nuclear solution of the selected tokens, over that between the nuclear and the

@@ -9,10 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from massieu.claims.claim import Evidence, Gap, Trial, Verdict
+from massieu.claims.claim import Evidence, Gap, Source, Trial, Verdict
 from massieu.claims.experiment import apart, normals, widest
 from massieu.claims.registry import claim
-from massieu.claims.sources import PAPER
 from massieu.contrast import (
     adaboost_step,
     classical_mds,
@@ -51,7 +50,7 @@ def minimized(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
 
 @claim(
     "C29",
-    source=PAPER,
+    source=Source.PAPER,
     place="section 4",
     title="Boosting weights as an intrinsic measure",
     wording="In boosting, the previous model defines an intrinsic measure of unnormalized weights on the examples.",
@@ -65,7 +64,6 @@ def minimized(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
         " learners"
     ),
     formula="w_i = e^{−t_i F(x_i)}",
-    expected=Verdict.HOLDS,
 )
 def boosting(trial: Trial) -> Evidence:
     """Weights after rounds of boosting against the model they built, and E[u] = 0; the control turns its sign.
@@ -100,7 +98,7 @@ def boosting(trial: Trial) -> Evidence:
 
 @claim(
     "C30",
-    source=PAPER,
+    source=Source.PAPER,
     place="section 2.2",
     title="NCA compares a distance with those to non-neighbors",
     wording=(
@@ -153,7 +151,7 @@ def neighbors(trial: Trial) -> Evidence:
 
 @claim(
     "C31",
-    source=PAPER,
+    source=Source.PAPER,
     place="section 2.1",
     title="Word2vec is a softmax of inner products",
     wording=(
@@ -166,7 +164,6 @@ def neighbors(trial: Trial) -> Evidence:
     ),
     reference="a log-softmax written out in torch, and autograd through it",
     formula="∇_c (−log p(w | c)) = Σ_j p_j u_j − u_w",
-    expected=Verdict.HOLDS,
 )
 def words(trial: Trial) -> Evidence:
     """The slope of the softmax loss by autograd against attention; the control is negative sampling.
@@ -209,7 +206,7 @@ def words(trial: Trial) -> Evidence:
 
 @claim(
     "C32",
-    source=PAPER,
+    source=Source.PAPER,
     place="section 2.2",
     title="The N-pair probability is consistent with NCE",
     wording=(
@@ -224,7 +221,6 @@ def words(trial: Trial) -> Evidence:
     ),
     reference="sums over every outcome with a log-softmax written out in torch, and the conditional law itself",
     formula="argmin L: f(x, c) = log p(x | c) / p(x) + const(c)",
-    expected=Verdict.HOLDS,
 )
 def several_examples(trial: Trial) -> Evidence:
     """Slope of the expected loss, which is convex, at those scores, by enumeration; the control has other negatives.
@@ -269,7 +265,7 @@ def several_examples(trial: Trial) -> Evidence:
 
 @claim(
     "C33",
-    source=PAPER,
+    source=Source.PAPER,
     place="section 2.2",
     title="NCE learns by a logistic model of data and noise",
     wording=(
@@ -282,7 +278,6 @@ def several_examples(trial: Trial) -> Evidence:
     ),
     reference="frequencies of the data, and log Z at the parameters found",
     formula="log p = η·u(x) − c: at the minimum c = log Z(η)",
-    expected=Verdict.HOLDS,
 )
 def noise_contrast(trial: Trial) -> Evidence:
     """A model and its free constant against counts of data; the control is told a wrong density of the noise."""
@@ -321,7 +316,7 @@ def noise_contrast(trial: Trial) -> Evidence:
 
 @claim(
     "C34",
-    source=PAPER,
+    source=Source.PAPER,
     place="section 2.2",
     title="Scaling of Euclidean distances amounts to inner products",
     wording=(

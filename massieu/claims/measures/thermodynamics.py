@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
+from massieu.claims.claim import Curve, Evidence, Gap, Source, Trial, Verdict
 from massieu.claims.experiment import above, apart, jacobian, linspace, normals, widest
 from massieu.claims.registry import claim
-from massieu.claims.sources import PAPER
 from massieu.measures import Hypercube, Points
 from massieu.measures.measure import gradient
 from massieu.statistics import row_statistics
@@ -16,7 +15,7 @@ from massieu.statistics import row_statistics
 
 @claim(
     "C35",
-    source=PAPER,
+    source=Source.PAPER,
     place="section 2.4",
     title="log Z is known as the free energy",
     wording="The log normalizer is known in statistical mechanics as free energy.",
@@ -85,7 +84,7 @@ def disorder(beta: Tensor, levels: Tensor, bias: float = 1.0) -> Tensor:
 
 @claim(
     "C36",
-    source=PAPER,
+    source=Source.PAPER,
     place="section 2.4",
     title="log Z is known as the evidence lower bound",
     wording=(
@@ -148,7 +147,7 @@ def mean_field(field: Tensor, coupling: Tensor, states: Tensor) -> Tensor:
 
 @claim(
     "C37",
-    source=PAPER,
+    source=Source.PAPER,
     place="section 3.2, footnote 1; section 5; appendix B",
     title="Attention as mean field, linear attention as Hopfield layer",
     wording=(

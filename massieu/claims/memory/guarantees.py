@@ -8,16 +8,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from massieu.claims.claim import Evidence, Gap, Trial, Verdict
+from massieu.claims.claim import Evidence, Gap, Source, Trial, Verdict
 from massieu.claims.experiment import TIGHT, above, apart, normals, widest
 from massieu.claims.registry import claim
-from massieu.claims.sources import OURS, PAPER, RAMSAUER, SLIDES
 from massieu.memory import Certificate, Continuous, Sparse, certificate, guaranteed_storage, one_step_bound
 
 
 @claim(
     "M7",
-    source=SLIDES,
+    source=Source.SLIDES,
     place="memorization, properties of the continuous update; theorem 3 of Ramsauer et al. 2020",
     title="Exponential storage capacity",
     wording="The continuous network has exponential storage capacity.",
@@ -74,7 +73,7 @@ def exponential_storage(trial: Trial) -> Evidence:
 
 @claim(
     "M8",
-    source=SLIDES,
+    source=Source.SLIDES,
     place="memorization, properties of the continuous update; theorem 4 of Ramsauer et al. 2020",
     title="Convergence after one update step",
     wording="The continuous network converges after one update step.",
@@ -122,7 +121,7 @@ def one_update(trial: Trial) -> Evidence:
 
 @claim(
     "M16",
-    source=PAPER,
+    source=Source.PAPER,
     place="appendix B, first paragraph",
     title="Proofs of the limits apply for fixed patterns",
     wording=(
@@ -140,7 +139,6 @@ def one_update(trial: Trial) -> Evidence:
         " from distances and inner products"
     ),
     formula="ξ^{t+1} = X^T softmax(β X ξ^t), X fixed",
-    expected=Verdict.HOLDS,
 )
 def fixed_patterns(trial: Trial) -> Evidence:
     """Where certified patterns end against the certified bound; in the control the patterns change with the states."""
@@ -168,7 +166,7 @@ def fixed_patterns(trial: Trial) -> Evidence:
 
 @claim(
     "P7",
-    source=RAMSAUER,
+    source=Source.RAMSAUER,
     place="theorem 3 and the examples below it",
     title="c is 3.1546 for d = 20, 1.3719 for d = 75",
     wording="The constant c is 3.1546 for d = 20, K = 3, β = 1, p = 0.001, and 1.3719 for d = 75, K = 1.",
@@ -179,7 +177,6 @@ def fixed_patterns(trial: Trial) -> Evidence:
     ),
     reference="the printed numbers, and the theorem written out, its equation w + ln w = a + ln b solved by bisection",
     formula="c = b / W_0(e^{a + ln b}), N ≥ √p c^{(d − 1)/4}",
-    expected=Verdict.HOLDS,
     trials=1,
 )
 def theorem_constants(trial: Trial) -> Evidence:
@@ -207,7 +204,7 @@ def theorem_constants(trial: Trial) -> Evidence:
 
 @claim(
     "P8",
-    source=OURS,
+    source=Source.OURS,
     place="docs/memory.md, what a certificate covers; sharper than lemmas A5 to A7 of Ramsauer et al. 2020",
     title="Starts within the certified radius are retrieved",
     wording="Every start closer to a pattern than its certified radius ends at one fixed point, near the pattern.",
@@ -223,7 +220,6 @@ def theorem_constants(trial: Trial) -> Evidence:
         " products"
     ),
     formula="r_i = (Δ_i − β^{-1} ln(β (N − 1) D_i^2)) / D_i, κ_i < 1/e; Ramsauer et al.: 1 / (β N M)",
-    expected=Verdict.HOLDS,
 )
 def certified_radius(trial: Trial) -> Evidence:
     """Ends of starts at the radius, and both certificates by hand; the control starts eight radii away."""

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from massieu.checks import MissingPackageError, pip_install
-from massieu.claims.claim import Evidence, Gap, Trial, Verdict
+from massieu.claims.claim import Evidence, Gap, Source, Trial, Verdict
 from massieu.claims.experiment import TIGHT, above, apart, normals, widest
 from massieu.claims.registry import claim
-from massieu.claims.sources import SLIDES
 from massieu.memory import Classical, Dense, Exponential, capacity, measure_capacity
 from massieu.memory.polar import Polar
 
@@ -67,7 +66,7 @@ def digits() -> Tensor:
 
 @claim(
     "M1",
-    source=SLIDES,
+    source=Source.SLIDES,
     place="memorization, the asynchronous update rule of classical Hopfield networks",
     title="All stored patterns are fixed points",
     wording="After updates until convergence, all stored patterns are fixed points.",
@@ -108,7 +107,7 @@ def stored_patterns(trial: Trial) -> Evidence:
 
 @claim(
     "M2",
-    source=SLIDES,
+    source=Source.SLIDES,
     place="memorization, pictures, formula of the capacity",
     title="The capacity is d / (2 log d), about 0.14 d",
     wording="The capacity is C ≈ d / (2 log d) ≈ 0.14 d.",
@@ -161,7 +160,7 @@ def two_capacities(trial: Trial) -> Evidence:
 
 @claim(
     "M3",
-    source=SLIDES,
+    source=Source.SLIDES,
     place="memorization, weights matrix, energy, and the picture of recovered local minima",
     title="Local minima of −½ ξ^T W ξ are recovered, W = Σ x x^T",
     wording="With W = Σ_i x_i x_i^T the rule minimizes the energy, and its local minima are recovered.",
@@ -212,7 +211,7 @@ def diagonal_trap(trial: Trial) -> Evidence:
 
 @claim(
     "M4",
-    source=SLIDES,
+    source=Source.SLIDES,
     place="memorization, the asynchronous update rule of classical Hopfield networks",
     title="sgn(Wξ b) minimizes the energy with bias",
     wording=(
@@ -248,7 +247,7 @@ def lost_sign(trial: Trial) -> Evidence:
 
 @claim(
     "M6",
-    source=SLIDES,
+    source=Source.SLIDES,
     place="memorization, new energy function, interaction exp",
     title="With the exponential the capacity is 2^{d/2}",
     wording="With the interaction function F(z) = exp(z) the capacity is C ≈ 2^{d/2}.",
@@ -291,7 +290,7 @@ def vanishing_basins(trial: Trial) -> Evidence:
 
 @claim(
     "M9",
-    source=SLIDES,
+    source=Source.SLIDES,
     place="memorization, summary, item 2",
     title="Modern networks prevent interference",
     wording="Modern Hopfield networks prevent interference from correlated data.",

@@ -9,11 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
+from massieu.claims.claim import Curve, Evidence, Gap, Source, Trial
 from massieu.claims.experiment import TIGHT, apart, normals, one, widest
 from massieu.claims.memory.polar_memories import flipped, lost, signs
 from massieu.claims.registry import claim
-from massieu.claims.sources import AMIT, DEMIRCIGIL, MCELIECE, OURS, SLIDES
 from massieu.memory import (
     Classical,
     Continuous,
@@ -27,7 +26,7 @@ from massieu.memory.polar import Polar
 
 @claim(
     "P1",
-    source=AMIT,
+    source=Source.AMIT,
     place="abstract and the equations at zero temperature, from memory",
     title="Retrieval ends at 0.138 d patterns",
     wording="With a small share of wrong bits, retrieval is possible for fewer than 0.138 d patterns.",
@@ -39,7 +38,6 @@ from massieu.memory.polar import Polar
     ),
     reference="the equations of Amit et al. at zero temperature, solved on a grid",
     formula="m = erf(y), y (√(2α) + 2 e^{−y^2} / √π) = erf(y), α = N / d",
-    expected=Verdict.HOLDS,
 )
 def overlap_transition(trial: Trial) -> Evidence:
     """Overlaps after retrieval from the patterns themselves below and above; the control stores as many as above."""
@@ -81,7 +79,7 @@ def overlap_transition(trial: Trial) -> Evidence:
 
 @claim(
     "P2",
-    source=MCELIECE,
+    source=Source.MCELIECE,
     place="abstract",
     title="d / (4 ln d) are all fixed, d / (2 ln d) mostly",
     wording=(
@@ -96,7 +94,6 @@ def overlap_transition(trial: Trial) -> Evidence:
     ),
     reference="the two numbers written out, and the binomial law of the field of a bit, summed over integers",
     formula="P(a bit is unstable) = P(Bin(n, ½) < (n − d + 1) / 2), n = (N − 1)(d − 1)",
-    expected=Verdict.HOLDS,
 )
 def fixed_points(trial: Trial) -> Evidence:
     """How often each criterion fails, and bits against the binomial law; the control wants all where most are."""
@@ -138,7 +135,7 @@ def fixed_points(trial: Trial) -> Evidence:
 
 @claim(
     "P3",
-    source=SLIDES,
+    source=Source.SLIDES,
     place="memorization, new energy function, interaction z^a (Krotov and Hopfield 2016)",
     title="Powers store d^{a−1} / (2 (2a − 3)!! ln d)",
     wording="With the interaction function F(z) = z^a the capacity is C ≈ d^{a−1} / (2 (2a − 3)!! log d).",
@@ -153,7 +150,6 @@ def fixed_points(trial: Trial) -> Evidence:
         " transform"
     ),
     formula="C = d^{a−1} / (2 (2a − 3)!! ln d), P(fixed) ≥ 1 − d P(a bit is unstable)",
-    expected=Verdict.HOLDS,
 )
 def polynomial_capacity(trial: Trial) -> Evidence:
     """Shares of fixed patterns and of unstable bits at the capacity and at twice as many; the control is rectified."""
@@ -195,7 +191,7 @@ def polynomial_capacity(trial: Trial) -> Evidence:
 
 @claim(
     "P4",
-    source=DEMIRCIGIL,
+    source=Source.DEMIRCIGIL,
     place="theorem on recovery, as theorem A10 of Ramsauer et al. 2020",
     title="e^{α d} patterns come back, α < I(1 − 2ρ) / 2",
     wording=(
@@ -209,7 +205,6 @@ def polynomial_capacity(trial: Trial) -> Evidence:
     ),
     reference="the stored patterns, and Chebyshev's inequality with the exact variance of the field of a bit",
     formula="2 I(x) = (1 + x) ln(1 + x) + (1 − x) ln(1 − x)",
-    expected=Verdict.HOLDS,
 )
 def exponential_basins(trial: Trial) -> Evidence:
     """Draws that lose a pattern in one step of all coordinates; the control flips twice as many bits."""
@@ -236,7 +231,7 @@ def exponential_basins(trial: Trial) -> Evidence:
 
 @claim(
     "P9",
-    source=OURS,
+    source=Source.OURS,
     place="docs/memory.md, what to keep in mind; the update of Ramsauer et al. 2020 for two opposite patterns",
     title="Between x and −x a pitchfork at β ‖x‖^2 = 1",
     wording="Between x and −x the middle is the only fixed point up to β ‖x‖^2 = 1; beyond, two others branch off.",
@@ -246,7 +241,6 @@ def exponential_basins(trial: Trial) -> Evidence:
     ),
     reference="the root by bisection",
     formula="m = tanh(β ‖x‖^2 m)",
-    expected=Verdict.HOLDS,
 )
 def pitchfork(trial: Trial) -> Evidence:
     """Where retrieval from x ends against the root by bisection; the control is a fifth colder."""

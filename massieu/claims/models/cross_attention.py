@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from massieu.checks import MissingPackageError, pip_install
-from massieu.claims.claim import Evidence, Gap, Trial, Verdict
+from massieu.claims.claim import Evidence, Gap, Source, Trial, Verdict
 from massieu.claims.experiment import TIGHT, widest
 from massieu.claims.registry import claim
-from massieu.claims.sources import PAPER
 from massieu.memory import Continuous
 from massieu.taps import AttentionCall, tap
 
@@ -20,7 +19,7 @@ SIZES = {"layers": 2, "attention_heads": 4, "ffn_dim": 64}  # of encoder and dec
 
 @claim(
     "X17",
-    source=PAPER,
+    source=Source.PAPER,
     place="appendix B",
     title="Attention to an encoder has fixed patterns",
     wording=(

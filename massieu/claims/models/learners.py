@@ -8,10 +8,9 @@ from dataclasses import replace
 
 import torch
 
-from massieu.claims.claim import Evidence, Gap, Trial, Verdict
+from massieu.claims.claim import Evidence, Gap, Source, Trial
 from massieu.claims.experiment import widest
 from massieu.claims.registry import claim
-from massieu.claims.sources import SLIDES
 from massieu.context import (
     ContextLearning,
     DecisionTree,
@@ -42,7 +41,7 @@ TESTS = 8192  # tasks of a risk, none of them seen in training
 
 @claim(
     "I21",
-    source=SLIDES,
+    source=Source.SLIDES,
     place="in-context learning, definition, linear regression, and summary, point 1",
     title="A trained transformer learns linear functions in context",
     wording=(
@@ -57,8 +56,8 @@ TESTS = 8192  # tasks of a risk, none of them seen in training
     ),
     reference="the risk of ridge regression on the same distribution, and E f^2 in closed form",
     formula="E ℓ(M(P), f(x_query)) ≤ ε",
-    expected=Verdict.HOLDS,
     trials=1,
+    slow=True,
 )
 def linear_functions(trial: Trial) -> Evidence:
     """The upper end of the risk in units of ε; the control is the same transformer without training."""
@@ -81,7 +80,7 @@ def linear_functions(trial: Trial) -> Evidence:
 
 @claim(
     "I22",
-    source=SLIDES,
+    source=Source.SLIDES,
     place="in-context learning, non-linear regression",
     title="Trained transformers learn nonlinear functions in context",
     wording="Transformers learn classes of nonlinear functions in a context.",
@@ -94,8 +93,8 @@ def linear_functions(trial: Trial) -> Evidence:
     ),
     reference="E f^2 in closed form, and affine ridge regression with the best of nine penalties on 8,192 other tasks",
     formula="E ℓ(M(P), f(x_query)) ≤ ε < E ℓ(w^T x_query + b, f(x_query)), E f(x_query)^2",
-    expected=Verdict.HOLDS,
     trials=1,
+    slow=True,
 )
 def nonlinear_functions(trial: Trial) -> Evidence:
     """The upper end of each risk in units of its ε; the control has models without training."""
@@ -118,7 +117,7 @@ def nonlinear_functions(trial: Trial) -> Evidence:
 
 @claim(
     "I23",
-    source=SLIDES,
+    source=Source.SLIDES,
     place="in-context learning, hypothesis 2",
     title="A trained transformer identifies functions it never saw",
     wording=(
@@ -134,8 +133,8 @@ def nonlinear_functions(trial: Trial) -> Evidence:
     ),
     reference="ridge regression and the posterior mean over the 4 functions, both exact",
     formula="M ≈ s · ridge + (1 − s) · retrieval, s ≥ 3/4",
-    expected=Verdict.HOLDS,
     trials=1,
+    slow=True,
 )
 def novel_functions(trial: Trial) -> Evidence:
     """The share of retrieval, and the error between those of both hypotheses; the control only retrieves."""

@@ -8,10 +8,9 @@ import math
 import torch
 from torch import Tensor
 
-from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
+from massieu.claims.claim import Curve, Evidence, Gap, Source, Trial
 from massieu.claims.experiment import linspace, widest
 from massieu.claims.registry import claim
-from massieu.claims.sources import LUCIBELLO
 from massieu.statistics import row_statistics
 
 EULER = 0.5772156649015329
@@ -56,7 +55,7 @@ def mean_log_normalizer(beta: float, dim: int) -> float:
 
 @claim(
     "R6",
-    source=LUCIBELLO,
+    source=Source.LUCIBELLO,
     place="section on the random energy model (from memory; the abstract and the condensation transition were seen)",
     title="log Z of exponentially many keys freezes",
     wording=(
@@ -72,7 +71,6 @@ def mean_log_normalizer(beta: float, dim: int) -> float:
     reference="quadrature of the mean of log Z of independent normal scores, and the correction by a Poisson process",
     formula="log Z / d → α + β² / 2 for β < √(2α), β √(2α) − β log(4π α d) / (2 √(2α) d) + O(1 / d) beyond",
     correction="",
-    expected=Verdict.HOLDS,
 )
 def frozen(trial: Trial) -> Evidence:
     """Means of log Z: sampled against finite size, finite size against the limit; the control has the annealed form."""

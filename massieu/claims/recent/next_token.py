@@ -8,17 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from massieu.claims.claim import Evidence, Gap, Trial, Verdict
+from massieu.claims.claim import Evidence, Gap, Source, Trial
 from massieu.claims.experiment import widest
 from massieu.claims.registry import claim
-from massieu.claims.sources import THRAMPOULIDIS
 from massieu.margin import TokenSelection, descend, finite_component, misalignment
 from massieu.margin.program import scipy_module
 
 
 @claim(
     "R11",
-    source=THRAMPOULIDIS,
+    source=Source.THRAMPOULIDIS,
     place='"Implicit Optimization Bias of Next-token Prediction in Linear Models", abstract; the theorem from memory',
     title="Next-token prediction diverges along its own SVM",
     wording=(
@@ -36,7 +35,6 @@ from massieu.margin.program import scipy_module
     ),
     reference="the program by SLSQP and the log-odds equations by a pseudoinverse",
     formula="Π_F W_k → W^*, (W_k − Π_F W_k) / ‖·‖ → W^mm / ‖W^mm‖, (e_t − e_t′)^⊤ W^mm h = 0 in support, ≥ 1 beyond",
-    expected=Verdict.HOLDS,
 )
 def next_token_margin(trial: Trial) -> Evidence:
     """The part in the subspace and the direction in which the rest grows; the control takes the program of one-hot

@@ -8,11 +8,10 @@ import numpy
 import torch
 from torch import Tensor
 
-from massieu.claims.claim import Evidence, Gap, Trial, Verdict
+from massieu.claims.claim import Evidence, Gap, Source, Trial
 from massieu.claims.context.constructions import covariances
 from massieu.claims.experiment import apart, normals, widest
 from massieu.claims.registry import claim
-from massieu.claims.sources import AHN
 from massieu.context import gradient_step_layer, regression_tokens
 
 EXAMPLES = 2
@@ -21,7 +20,7 @@ STATIONARY = 1e-6  # of a gradient whose other entries are of order one; the min
 
 @claim(
     "R8",
-    source=AHN,
+    source=Source.AHN,
     place="Theorems 3 and 4 (from memory)",
     title="Deep linear attention may stop at preconditioned descent",
     wording=(
@@ -38,7 +37,6 @@ STATIONARY = 1e-6  # of a gradient whose other entries are of order one; the min
     ),
     reference="autograd through the expected loss, by Gauss-Hermite quadrature over contexts, exact for polynomials",
     formula="A_i = a_i Σ^{-1}, B_i = b_i I ⇒ ∇ E (ŷ − w^T x)^2 = 0 at the best a, b",
-    expected=Verdict.HOLDS,
 )
 def stationary_steps(trial: Trial) -> Evidence:
     """Derivatives in all matrices at the best multiples of a shape; the control has the identity in place of Σ^{-1}."""

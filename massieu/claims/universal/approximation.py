@@ -9,10 +9,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
+from massieu.claims.claim import Curve, Evidence, Gap, Source, Trial
 from massieu.claims.experiment import apart, normals, widest
 from massieu.claims.registry import claim
-from massieu.claims.sources import KAJITSUKA, OURS, SLIDES, YUN_2020
 from massieu.claims.universal.contextual_maps import COUNT
 from massieu.nn import FeedForward, MeasureAttention
 from massieu.patterns import dilated, star_ring
@@ -21,7 +20,7 @@ from massieu.universal import Realization, Stack, construct, construct_narrow, c
 
 @claim(
     "U29",
-    source=KAJITSUKA,
+    source=Source.KAJITSUKA,
     place="proposition on universality",
     title="One layer realizes a function on a grid",
     wording=(
@@ -34,7 +33,6 @@ from massieu.universal import Realization, Stack, construct, construct_narrow, c
     ),
     reference="the table of random values, read directly",
     formula="FF_2 ∘ (1 + Attn) ∘ FF_1 = f on {1, …, n}^{d × T}",
-    expected=Verdict.HOLDS,
 )
 def one_layer_realizes_a_function(trial: Trial) -> Evidence:
     """Largest error over all 729 sequences of three cells of a 3 × 3 grid, for a random function with two outputs,
@@ -70,7 +68,7 @@ def one_layer_realizes_a_function(trial: Trial) -> Evidence:
 
 @claim(
     "U30",
-    source=KAJITSUKA,
+    source=Source.KAJITSUKA,
     place="corollary on memorization",
     title="One head memorizes with about 2nNd parameters",
     wording="One head and a feed-forward net memorize N sequences of n tokens with 4(s + d) + d(2nN + d) parameters.",
@@ -81,7 +79,6 @@ def one_layer_realizes_a_function(trial: Trial) -> Evidence:
     ),
     reference="the classes, and the corollary's number written out",
     formula="s = 1: 4(1 + d) + d(2nN + d)",
-    expected=Verdict.HOLDS,
 )
 def memorisation(trial: Trial) -> Evidence:
     """Tokens of random sequences with a wrong class, and weights that are not zero over that number; the control has
@@ -113,7 +110,7 @@ def memorisation(trial: Trial) -> Evidence:
 
 @claim(
     "U32",
-    source=OURS,
+    source=Source.OURS,
     place="massieu.universal.construct",
     title="The error is of the order of a cell",
     wording=(
@@ -126,7 +123,6 @@ def memorisation(trial: Trial) -> Evidence:
     ),
     reference="the function itself",
     formula="‖h_n − f‖ = O(1/n)",
-    expected=Verdict.HOLDS,
 )
 def order_of_a_cell(trial: Trial) -> Evidence:
     """How far the exponents of root mean square and largest error are from −1, for a random smooth function of two
@@ -162,7 +158,7 @@ def order_of_a_cell(trial: Trial) -> Evidence:
 
 @claim(
     "U33",
-    source=OURS,
+    source=Source.OURS,
     place="massieu.universal.construct and docs/universal.md, on strips",
     title="The largest error of a construction lies in its strips",
     wording=(
@@ -177,7 +173,6 @@ def order_of_a_cell(trial: Trial) -> Evidence:
     ),
     reference="the function itself, and its value at the center of each cell",
     formula="max ‖h − f‖ within strips ≫ max ‖f(center) − f‖",
-    expected=Verdict.HOLDS,
 )
 def boundary_strips(trial: Trial) -> Evidence:
     """Largest error, over the largest that a piecewise constant function makes, off strips and within them; the control
@@ -205,7 +200,7 @@ def boundary_strips(trial: Trial) -> Evidence:
 
 @claim(
     "U34",
-    source=SLIDES,
+    source=Source.SLIDES,
     place="approximation, theorem 3 (Yun et al. 2019, with positional encodings)",
     title="With positions networks approximate what order decides",
     wording=(
@@ -219,7 +214,6 @@ def boundary_strips(trial: Trial) -> Evidence:
     ),
     reference="the random values themselves",
     formula="f : [0, 1]^{d×T} → R^{d×T}, equivariant or not",
-    expected=Verdict.HOLDS,
 )
 def positional_encodings(trial: Trial) -> Evidence:
     """Errors of networks whose tokens carry positions, for a random function of order and for its mean with its image
@@ -250,7 +244,7 @@ def positional_encodings(trial: Trial) -> Evidence:
 
 @claim(
     "U35",
-    source=SLIDES,
+    source=Source.SLIDES,
     place="approximation, theorem 2 (Yun et al. 2019)",
     title="A narrow deep softmax network approximates",
     wording=(
@@ -266,7 +260,6 @@ def positional_encodings(trial: Trial) -> Evidence:
     ),
     reference="the random tables read directly, the function itself, and a count of the widths",
     formula="T^{2,1,4}: d n + 1, then n^d + 1 attention layers, then T C(n^d, T) + 1 layers",
-    expected=Verdict.HOLDS,
 )
 def narrow_network(trial: Trial) -> Evidence:
     """Errors on grids and at random points, and layers that are wider than stated; the control has a softmax that is 80
@@ -305,7 +298,7 @@ def narrow_network(trial: Trial) -> Evidence:
 
 @claim(
     "U36",
-    source=YUN_2020,
+    source=Source.YUN_2020,
     place="theorem 1 (from memory), and the corollary on the slides",
     title="A sparse network approximates a function of order",
     wording=(
@@ -322,7 +315,6 @@ def narrow_network(trial: Trial) -> Evidence:
     ),
     reference="the table of random values, read directly, and the smooth function itself",
     formula="FF_2 ∘ (1 + Attn_A)² ∘ FF_1 = f on {1, …, n}^T, #A = 5T − 4",
-    expected=Verdict.HOLDS,
 )
 def sparse_network(trial: Trial) -> Evidence:
     """Errors over all sequences and on finer grids, and connections beyond 5T − 4; the control has a dilated window in

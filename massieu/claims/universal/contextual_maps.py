@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from massieu.claims.claim import Evidence, Gap, Trial, Verdict
+from massieu.claims.claim import Evidence, Gap, Source, Trial, Verdict
 from massieu.claims.experiment import apart, normals, widest
 from massieu.claims.registry import claim
-from massieu.claims.sources import KAJITSUKA, OURS, SLIDES, YUN_2019
 from massieu.universal import (
     BelowResolution,
     ContextualMap,
@@ -37,7 +36,7 @@ EPSILON = torch.finfo(torch.float64).eps
 
 @claim(
     "U21",
-    source=YUN_2019,
+    source=Source.YUN_2019,
     place="lemma on contextual mappings by selective shifts (from memory)",
     title="Selective shifts tell sequences of distinct tokens apart",
     wording=(
@@ -53,7 +52,6 @@ EPSILON = torch.finfo(torch.float64).eps
         " numbers"
     ),
     formula="l_j ← l_j + n^d (max l − min l) 1[l_j = b] for b = 0, …, n^d − 1, then l_j ← l_j + T n^{(T+1)d} max l",
-    expected=Verdict.HOLDS,
     trials=1,
 )
 def selective_shifts(trial: Trial) -> Evidence:
@@ -96,7 +94,7 @@ def _shifted(numbers: list[int], cells: int, factor: int) -> list[int]:
 
 @claim(
     "U22",
-    source=YUN_2019,
+    source=Source.YUN_2019,
     place="lemma on the value mapping by feed-forward layers (from memory)",
     title="Feed-forward layers of width four look values up",
     wording=(
@@ -109,7 +107,6 @@ def _shifted(numbers: list[int], cells: int, factor: int) -> list[int]:
     ),
     reference="the random values themselves",
     formula="x ← x + v_i φ(l − l_i), φ a trapezoid of four ReLUs",
-    expected=Verdict.HOLDS,
 )
 def value_mapping(trial: Trial) -> Evidence:
     """Layers of four ReLUs, one for each number of the shift stack, against random values; the control lacks the last
@@ -140,7 +137,7 @@ def value_mapping(trial: Trial) -> Evidence:
 
 @claim(
     "U23",
-    source=YUN_2019,
+    source=Source.YUN_2019,
     place="lemma on contextual mappings by selective shifts: distinct tokens (from memory)",
     title="Sequences with repeated tokens are few, and left out",
     wording=(
@@ -154,7 +151,6 @@ def value_mapping(trial: Trial) -> Evidence:
     ),
     reference="a count of all sequences, one by one",
     formula="#{L : l_i = l_j for some i ≠ j} / n^{dT} ≤ T (T − 1) / (2 n^d)",
-    expected=Verdict.HOLDS,
     trials=1,
 )
 def repeated_columns(trial: Trial) -> Evidence:
@@ -184,7 +180,7 @@ def repeated_columns(trial: Trial) -> Evidence:
 
 @claim(
     "U24",
-    source=KAJITSUKA,
+    source=Source.KAJITSUKA,
     place="definition and properties of the Boltzmann operator (from memory)",
     title="The Boltzmann operator is log Z less the entropy",
     wording="The Boltzmann operator is the log-sum-exp less the entropy of the softmax.",
@@ -194,7 +190,6 @@ def repeated_columns(trial: Trial) -> Evidence:
     ),
     reference="log-sum-exp and entropy written out, and autograd in the inverse temperature",
     formula="boltz(a) = Σ a_j softmax(a)_j = log Z − H = d/dβ log Z(βa) at β = 1",
-    expected=Verdict.HOLDS,
 )
 def boltzmann_operator(trial: Trial) -> Evidence:
     """The operator against log Z − H written out and against autograd; the control has another temperature."""
@@ -214,7 +209,7 @@ def boltzmann_operator(trial: Trial) -> Evidence:
 
 @claim(
     "U25",
-    source=KAJITSUKA,
+    source=Source.KAJITSUKA,
     place="lemma 1 on separation (constants from memory)",
     title="The Boltzmann operator separates spaced vectors",
     wording=(
@@ -227,7 +222,6 @@ def boltzmann_operator(trial: Trial) -> Evidence:
     ),
     reference="the operator in 200 decimal digits and the bound as printed",
     formula="|boltz(a) − boltz(b)| > (log n)² e^{−2 r_max}",
-    expected=Verdict.HOLDS,
 )
 def separation_lemma(trial: Trial) -> Evidence:
     """By how much the logarithm of the bound exceeds that of the difference, for pairs of random sets in 200 digits;
@@ -263,7 +257,7 @@ def separation_lemma(trial: Trial) -> Evidence:
 
 @claim(
     "U26",
-    source=KAJITSUKA,
+    source=Source.KAJITSUKA,
     place="theorem 1",
     title="One hardmax layer tells not all sequences apart",
     wording="One layer of hardmax attention is never a contextual mapping.",
@@ -274,7 +268,6 @@ def separation_lemma(trial: Trial) -> Evidence:
     ),
     reference="a count of different numbers over all multisets",
     formula="hardmax ⇒ ∃ v, m ≠ m′: id(v, m) = id(v, m′)",
-    expected=Verdict.HOLDS,
 )
 def hardmax_layer(trial: Trial) -> Evidence:
     """Share of random heads of full rank that give every context a number of its own; the control is softmax."""
@@ -309,7 +302,7 @@ def hardmax_layer(trial: Trial) -> Evidence:
 
 @claim(
     "U27",
-    source=KAJITSUKA,
+    source=Source.KAJITSUKA,
     place="theorem 2 (constants from memory)",
     title="A rank-one softmax head is a contextual mapping",
     wording=(
@@ -321,7 +314,6 @@ def hardmax_layer(trial: Trial) -> Evidence:
     ),
     reference="softmax averages in 200 decimal digits",
     formula="scores β p_q p_j with β min |p_i − p_j| min |p_q| > 2 log n + 3",
-    expected=Verdict.HOLDS,
     trials=1,
 )
 def rank_one_head(trial: Trial) -> Evidence:
@@ -351,7 +343,7 @@ def rank_one_head(trial: Trial) -> Evidence:
 
 @claim(
     "U28",
-    source=SLIDES,
+    source=Source.SLIDES,
     place="approximation, theorem of Kajitsuka and Sato 2023",
     title="One layer with a single head suffices, in float64",
     wording="One layer with single-head attention between two feed-forward nets suffices.",
@@ -397,7 +389,7 @@ def single_head_in_float64(trial: Trial) -> Evidence:
 
 @claim(
     "U31",
-    source=OURS,
+    source=Source.OURS,
     place="massieu.universal.contextual_map",
     title="Sidon codes tell all multisets apart",
     wording=(
@@ -410,7 +402,6 @@ def single_head_in_float64(trial: Trial) -> Evidence:
     ),
     reference="the sum over pairs of tokens written out",
     formula="a(m) = a(m′) ⟺ Σ_{u<w} (m_u m′_w − m_w m′_u)(p_u − p_w) e^{βq(p_u + p_w)} = 0",
-    expected=Verdict.HOLDS,
 )
 def sidon_codes(trial: Trial) -> Evidence:
     """Contexts closer than a thousand machine epsilons for a Golomb ruler at a random temperature, and differences

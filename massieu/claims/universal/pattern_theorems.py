@@ -8,11 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
+from massieu.claims.claim import Curve, Evidence, Gap, Source, Trial, Verdict
 from massieu.claims.experiment import normals
 from massieu.claims.registry import claim
-from massieu.claims.sources import SLIDES, ZAHEER
-from massieu.claims.universal.patterns import without_derivative
+from massieu.claims.universal.pattern_conditions import without_derivative
 from massieu.nn import Transformer
 from massieu.patterns import Pattern, check_universality, dilated, probability_condition, ring, star_ring
 from massieu.statistics import probabilities
@@ -20,7 +19,7 @@ from massieu.statistics import probabilities
 
 @claim(
     "U5",
-    source=ZAHEER,
+    source=Source.ZAHEER,
     place="theorem 1, for 1 < p < ∞, and lemma 1 of its proof (appendix A.2), for 1 ≤ p ≤ ∞",
     title="A quantizing construction is close in d_p for all p",
     wording=(
@@ -76,7 +75,7 @@ def largest_error(trial: Trial) -> Evidence:
 
 @claim(
     "U6",
-    source=SLIDES,
+    source=Source.SLIDES,
     place="approximation, informal theorem of Yun et al. 2020",
     title="Every map from scores to weights will do",
     wording=(
@@ -135,7 +134,7 @@ def probability_maps(trial: Trial) -> Evidence:
 
 @claim(
     "U8",
-    source=SLIDES,
+    source=Source.SLIDES,
     place="approximation, informal theorem of Yun et al. 2020",
     title="Sparse transformers do without positions",
     wording=(
