@@ -429,44 +429,44 @@ def two_softmax_heads(trial: Trial) -> Evidence:
 
 
 def problem(trial: Trial) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Inputs, targets, queries and a first matrix, all random."""
+    """Draw inputs, targets, queries and a first matrix."""
     normal = normals(trial)
     dim, outputs, examples = trial.size(5, 12), trial.size(3, 8), trial.size(12, 45)
     return normal(4, examples, dim), normal(4, examples, outputs), normal(4, 2, dim), normal(outputs, dim)
 
 
 def covariances(trial: Trial, dim: int) -> tuple[Tensor, Tensor]:
-    """Two random positive matrices."""
+    """Draw two positive matrices."""
     roots = normals(trial)(2, dim, dim)
     first, second = roots @ roots.mT / dim + 0.2 * torch.eye(dim).double()
     return first, second
 
 
 def normal_nodes() -> Tensor:
-    """Gauss-Hermite nodes and weights of a standard normal number, exact to the fifth power; ``(2, 3)``."""
+    """Return Gauss-Hermite nodes and weights of a standard normal number, exact to the fifth power; ``(2, 3)``."""
     return torch.tensor([[-math.sqrt(3), 0.0, math.sqrt(3)], [1 / 6, 2 / 3, 1 / 6]], dtype=torch.float64)
 
 
 def uniform_nodes() -> Tensor:
-    """The same of Gauss and Legendre for a number of variance one that is uniform around zero."""
+    """Return Gauss-Legendre nodes and weights of a centered uniform number of variance one."""
     return torch.tensor([[-math.sqrt(9 / 5), 0.0, math.sqrt(9 / 5)], [5 / 18, 4 / 9, 5 / 18]], dtype=torch.float64)
 
 
 def uniform_optimum(width: float, dim: int, examples: int, fourth: float) -> Optimum:
-    """The optimum for inputs within ± width in each coordinate, with a fourth moment that may be wrong."""
+    """Return the optimum for coordinates within ± width, with a fourth moment that may be wrong."""
     variance = torch.full((dim,), width**2 / 3, dtype=torch.float64)
     moment = independent_moment(variance, torch.full_like(variance, fourth))
     return optimal_linear_attention(torch.diag(variance), examples=examples, fourth_moment=moment)
 
 
 def by_quadrature(sigma: Tensor, psi: Tensor, noise: float, examples: int, nodes: Tensor) -> Tensor:
-    """The best matrix from the second moment by quadrature."""
+    """Return the best matrix, with the second moment by quadrature."""
     found: Tensor = torch.linalg.solve(quadrature_moment(sigma, psi, noise, examples, nodes), sigma @ psi)
     return found
 
 
 def quadrature_moment(sigma: Tensor, psi: Tensor, noise: float, examples: int, nodes: Tensor) -> Tensor:
-    """The second moment of (1/N) Σ y x, a sum over all contexts of nodes, exact for fourth powers; ``(dim, dim)``."""
+    """Return the second moment of (1/N) Σ y x over all contexts of nodes, exact for fourth powers; ``(dim, dim)``."""
     points, mass = nodes
     grid = torch.tensor(list(itertools.product(range(len(points)), repeat=len(sigma) * examples)))
     inputs = points[grid].unflatten(-1, (examples, len(sigma))) @ torch.linalg.cholesky(sigma).mT

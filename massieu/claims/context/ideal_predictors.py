@@ -128,7 +128,7 @@ def least_squares(trial: Trial) -> Evidence:
         "Our reading: for mixtures of five hidden Markov models, the posterior predictive after 8 examples is"
         " within 0.02 in total variation of that of the concept that made the prompt, on average over 60 prompts"
         " (full: 500). This is the behavior of the exact Bayesian predictor; no transformer is trained, and I23"
-        " asks a trained one."
+        " tests a trained one."
     ),
     reference="the predictive distribution of the true concept alone",
     formula="p(y | prompt) = Σ_θ p(θ | prompt) p(y | prompt, θ)",
@@ -140,7 +140,7 @@ def concept_inference(trial: Trial) -> Evidence:
     prompts = [draw_symbol_prompts(mixture, trial.size(60, 500), count, trial.generator) for count in counts]
 
     def distances(weighing: Literal["posterior", "uniform"]) -> list[float]:
-        """In total variation, on average, for each number of examples."""
+        """Return mean total variation distances for each number of examples."""
         guesses = [mixture.predictive(each.symbols, weighing) for each in prompts]
         pairs = zip(guesses, known, strict=True)
         return [float(0.5 * (guess - true).abs().sum(-1).mean()) for guess, true in pairs]
@@ -244,12 +244,12 @@ def noisy_least_squares(trial: Trial) -> Evidence:
     means = Gap(float(((mean - expected).abs() / error).max()), SURE)
     near = [dim - 1, dim, dim + 1, dim + 2]
     more = Linear(dim, noise=noise).draw(trial.size(30_000, 300_000), dim + 3, trial.generator, torch.float64)
-    # Least squares is linear in the targets: what is left without the clean ones is the part of the noise.
+    # Least squares is linear in the targets: the rest without the clean ones is the part of the noise.
     clean = Prompts.of(more.inputs, more.answers)
     parts = (LeastSquares()(more, near) - LeastSquares()(clean, near)).square() / noise**2
 
     def growth(length: int) -> tuple[float, float]:
-        """Of the cut mean for each factor e of the cut, over half of min(i, d); and its standard error."""
+        """Return the growth of the cut mean per factor e of the cut, over half of min(i, d), and its error."""
         unit = min(length, dim)
         errors = parts[:, near.index(length)] / unit
         rates = 2 * (errors.clamp(max=HIGH) - errors.clamp(max=LOW)) / math.log(HIGH / LOW)
@@ -350,7 +350,7 @@ def smoothed_transitions(trial: Trial) -> Evidence:
 
 
 def posterior_mean(prompts: Prompts, length: int, noise: float) -> Tensor:
-    """The mean of a linear function at the query after so many examples, as of a Gaussian process, ``(tasks,)``."""
+    """Return the mean of a Gaussian process at the query after ``length`` examples, ``(tasks,)``."""
     seen, query = prompts.inputs[:, :length], prompts.queries[:, length : length + 1]
     kernel = seen @ seen.mT + noise**2 * torch.eye(length).double()
     solved = torch.linalg.solve(kernel, prompts.targets[:, :length, None])
@@ -359,7 +359,7 @@ def posterior_mean(prompts: Prompts, length: int, noise: float) -> Tensor:
 
 
 def tree_posterior(prompts: Prompts, length: int, noise: float, evidence: float) -> tuple[Tensor, Tensor]:
-    """Mean and variance of the answer over all trees of depth two with normal leaves, ``(tasks,)`` each.
+    """Return mean and variance of the answer over all trees of depth two with normal leaves, ``(tasks,)`` each.
 
     Trees are weighed by their likelihood to the power ``evidence``.
     """
@@ -382,18 +382,18 @@ def tree_posterior(prompts: Prompts, length: int, noise: float, evidence: float)
 
 
 def tree_leaves(inputs: Tensor, tree: tuple[int, ...]) -> Tensor:
-    """Which of four leaves each input comes to, ``(tasks, inputs, 4)`` of zeros and ones."""
+    """Return the leaf of each input among four, ``(tasks, inputs, 4)`` of zeros and ones."""
     root, left, right = (inputs[..., coordinate] > 0 for coordinate in tree)
     leaf = torch.where(root, 2 + right.long(), left.long())
     return torch.nn.functional.one_hot(leaf, 4).to(inputs)
 
 
 def mean_error(found: Tensor, answers: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Mean squared errors over tasks divided by a scale, and their standard errors."""
+    """Return mean squared errors over tasks divided by a scale, and their standard errors."""
     errors = (found - answers).square() / scale
     return errors.mean(0), errors.std(0) / math.sqrt(len(errors))
 
 
 def trial_generator(trial: Trial) -> torch.Generator:
-    """A fresh generator, so that every measurement of a trial sees the same draws."""
+    """Return a fresh generator, so that every measurement of a trial has the same draws."""
     return torch.Generator().manual_seed(trial.seed)

@@ -152,7 +152,7 @@ def softmax_heads(trial: Trial) -> Evidence:
 def train(
     task: Linear, examples: int, steps: int, batch: int, generator: torch.Generator, swapped: bool = False
 ) -> LinearModel:
-    """Train a layer by Adam, each step on new tasks, with a rate that falls to zero.
+    """Train a layer by Adam on new tasks at each step, with a step size that falls to zero.
 
     With ``swapped``, values start with inputs alone and keys with targets, u_y = 0 and M_x = 0, and each task comes
     beside its negative, so that gradients in u_y and M_x cancel as they do in the expected loss.
@@ -179,6 +179,6 @@ def train(
 
 
 def loss_at_best_scale(found: Tensor, answers: Tensor) -> float:
-    """The mean squared error of predictions that are multiplied by the number that suits them best."""
+    """Return the mean squared error of predictions times their best factor."""
     scale = (found * answers).sum() / found.square().sum()
     return float((scale * found - answers).square().mean())

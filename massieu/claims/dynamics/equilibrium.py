@@ -1,4 +1,4 @@
-"""Theorem 1 of the paper and what becomes of it: Gaussian tokens under attention and a contraction."""
+"""Theorem 1 of the paper and its stability: Gaussian tokens under attention and a contraction."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from massieu.measures import Gaussian, Points, Sphere
 
 
 def covariance(normal: Callable[..., Tensor], dim: int) -> Tensor:
-    """A random covariance that is well conditioned."""
+    """Draw a covariance that is well conditioned."""
     root: Tensor = torch.eye(dim, dtype=torch.float64) + 0.4 * torch.tanh(normal(dim, dim)) / dim**0.5
     return root @ root.T
 
 
 def pushed(step: Callable[[Tensor], Tensor], location: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and covariance of a Gaussian after a map, by points on its axes, which is exact for affine maps."""
+    """Return mean and covariance of a Gaussian after a map, by points on its axes: exact for affine maps."""
     arms = len(location) ** 0.5 * torch.linalg.cholesky(spread).T
     moved = step(location + torch.cat([arms, -arms]))
     return moved.mean(0), torch.cov(moved.T, correction=0)
 
 
 def transported(step: Callable[[Tensor], Tensor], law: MultivariateNormal, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens after a map, and the log density of the law after it there, by a change of variables."""
+    """Return tokens after a map, and the log density of the law there, by a change of variables."""
     return step(tokens), law.log_prob(tokens) - torch.linalg.slogdet(jacobian(step, tokens)).logabsdet
 
 
@@ -183,10 +183,7 @@ def gaussian_expansion(trial: Trial) -> Evidence:
     expected=Verdict.CONDITIONAL,
 )
 def counterbalance(trial: Trial) -> Evidence:
-    """Normalized tokens after a block, keys at random and on a whole sphere; the control leaves the norm out.
-
-    The table holds the excess kurtosis of normalized Gaussian tokens, −6 / (n + 2) in n = D − 1 dimensions.
-    """
+    """Normalized tokens after a block, over random keys and over a sphere; the control leaves the norm out."""
     normal = normals(trial)
     dim = 8
     tokens, keys = layer_norm(normal(50, dim)), normal(40, dim)
@@ -327,7 +324,7 @@ def gaussian_layers(trial: Trial) -> Evidence:
     formula="K(η + m(η)) stays Gaussian for some K ≠ LN",
 )
 def other_contractions(trial: Trial) -> Evidence:
-    """As for layer normalization, for every named contraction and for the one that holds; the control swaps it."""
+    """Cumulants and clusters of every contraction and of the one that holds; the control exchanges them."""
     cloud, bands = gaussian_cloud(trial)
     named = {name: shrink for name, shrink in CONTRACTIONS.items() if name != "layer_norm"}
     found = {name: observed(after_blocks(trial, cloud, shrink)) for name, shrink in named.items()}
@@ -358,7 +355,7 @@ CUMULANTS = ("third_cumulant", "excess_kurtosis")
 
 
 def gaussian_cloud(trial: Trial) -> tuple[Tensor, dict[str, float]]:
-    """A cloud of normal tokens, and the largest cumulants of eight others of its size."""
+    """Draw a cloud of normal tokens, and the largest cumulants of eight others of its size."""
     normal = normals(trial)
     tokens, dim = trial.size(320, 600), 8
     samples = evolve(normal(8, tokens, dim), steps=0, observe=CUMULANTS).observables
@@ -366,17 +363,17 @@ def gaussian_cloud(trial: Trial) -> tuple[Tensor, dict[str, float]]:
 
 
 def after_blocks(trial: Trial, cloud: Tensor, shrink: Callable[[Tensor], Tensor], step: float = 1.0) -> Tensor:
-    """The cloud after many blocks of residual attention over itself and a contraction."""
+    """Return the cloud after many blocks of residual attention over itself and a contraction."""
     return evolve(cloud, step=step, steps=trial.size(30, 60), contraction=shrink, observe={}).cloud
 
 
 def observed(cloud: Tensor) -> dict[str, float]:
-    """Cumulants of a cloud, and clusters per token."""
+    """Return cumulants of a cloud, and clusters per token."""
     seen = evolve(cloud, steps=0, observe=[*CUMULANTS, "clusters"]).observables
     return {name: float(values) for name, values in seen.items()} | {"clusters": float(seen["clusters"]) / len(cloud)}
 
 
 def departure(seen: dict[str, float], bands: dict[str, float]) -> float:
-    """Distance of cumulants from zero, in units of Gaussian samples; nan, for a single point, is infinitely far."""
+    """Return the distance of cumulants from zero in units of Gaussian samples; infinite for nan, a single point."""
     share = max(abs(seen[name]) / bands[name] for name in CUMULANTS)
     return math.inf if math.isnan(share) else share

@@ -45,9 +45,7 @@ from massieu.statistics import attend
     expected=Verdict.CONDITIONAL,
 )
 def inverse_covariance(trial: Trial) -> Evidence:
-    """The Jacobian of attention at the origin against the key map, for heads of low and full rank; in the control, one
-    head is random.
-    """
+    """Jacobians of attention at the origin against the key map; in the control, one head is random."""
     normal = normals(trial)
     dim, rank = trial.size(8, 64), trial.size(2, 8)
     hidden = normal(4 * dim, dim) @ (torch.eye(dim, dtype=torch.float64) + 0.5 * normal(dim, dim) / dim**0.5)
@@ -118,7 +116,7 @@ def convolution(trial: Trial) -> Evidence:
     asymmetry = functools.partial(_asymmetry, measures, natural)
 
     def incoherent(read: Tensor, write: Tensor) -> Gap:
-        """Gap between the asymmetry and a hundredth, which it must reach."""
+        """Return the gap between the asymmetry and a hundredth, which it must reach."""
         return Gap(max(0.01 - asymmetry(read, write), 0.0), TIGHT)
 
     def gap(write: Tensor) -> Gap:
@@ -146,19 +144,19 @@ def convolution(trial: Trial) -> Evidence:
 
 
 def _summed(measures: Sequence[Points], read: Tensor, write: Tensor, eta: Tensor) -> Tensor:
-    """The sum of heads with maps by which they read and by which they write."""
+    """Return the sum of heads with maps to read and to write."""
     heads = [measure.mean(eta @ a) @ b.T for measure, a, b in zip(measures, read, write, strict=True)]
     return torch.stack(heads).sum(0)
 
 
 def _asymmetry(measures: Sequence[Points], natural: Tensor, read: Tensor, write: Tensor) -> float:
-    """Antisymmetric part of the Jacobian of the summed heads at some queries, relative to the Jacobian."""
+    """Return the relative antisymmetric part of the Jacobian of the summed heads at some queries."""
     slope = jacobian(lambda eta: _summed(measures, read, write, eta), natural)
     return float((slope - slope.mT).norm() / slope.norm())
 
 
 def _gradient_dimensions(measures: Sequence[Points], maps: Tensor, natural: Tensor) -> int:
-    """Number of independent families of output maps that make the Jacobian symmetric at all queries at once."""
+    """Count the independent families of output maps that make the Jacobian symmetric at all queries at once."""
     heads, dim, rank = maps.shape
     covariances = torch.stack([each.fisher(natural @ a) for each, a in zip(measures, maps, strict=True)])
     basis = torch.eye(heads * dim * rank, dtype=torch.float64).reshape(-1, heads, dim, rank)
@@ -195,10 +193,7 @@ def _gradient_dimensions(measures: Sequence[Points], maps: Tensor, natural: Tens
     expected=Verdict.CONDITIONAL,
 )
 def bound_of_heads(trial: Trial) -> Evidence:
-    """The gradient of the bound against that of log Z, and against heads with a softmax each or one for all.
-
-    Where responsibilities are the weights: at the origin, and along an axis on which all heads have the same law.
-    """
+    """Gradients of the bound against those of log Z, and of heads with a softmax each or one for all."""
     normal = normals(trial)
     mixture, drawn = _gaussian_heads(normal, trial.size(5000, 50000))
     queries = torch.nn.functional.normalize(normal(50, 4), dim=-1)
@@ -347,10 +342,7 @@ def context_walk(trial: Trial) -> Evidence:
     expected=Verdict.CONDITIONAL,
 )
 def denoiser(trial: Trial) -> Evidence:
-    """One head fitted to noisy points, on exact expectations, with and without the carrier; the control: other noise.
-
-    With the carrier it is also compared with Bayes' formula, from the densities of the noise.
-    """
+    """One head fitted to noisy points, with and without the carrier; the control has other noise."""
     normal = normals(trial)
     points = 1.5 * torch.tanh(normal(6, 2))
     noise, other = (0.5 * covariance(normal, 2) for _ in range(2))

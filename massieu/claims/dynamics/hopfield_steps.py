@@ -48,10 +48,7 @@ RADII = (0.5, 1.0, 2.0, 3.0)
     formula="diam(m(X)) ≤ (1 − e^{−2 R^2}) diam(X), conv m(X) ⊂ conv X",
 )
 def collapse(trial: Trial) -> Evidence:
-    """Diameters and extents under attention alone, keys moving along; the control keeps the residual connection.
-
-    With fixed keys several fixed points remain: the table counts them for radius 5.
-    """
+    """Diameters and extents under attention alone; the control keeps the residual connection."""
     normal = normals(trial)
     sphere, directions = (torch.nn.functional.normalize(normal(*size), dim=-1) for size in ((12, 3), (50, 3)))
     few, many = trial.size(30, 60), trial.size(60, 2000)
@@ -88,7 +85,7 @@ def collapse(trial: Trial) -> Evidence:
 
 
 def _attended(start: Tensor, directions: Tensor, steps: int, *, fixed: bool, residual: bool) -> dict[str, Tensor]:
-    """Diameter, extents in some directions and the cloud itself after each block, over moving or fixed keys."""
+    """Return diameter, extents in some directions and the cloud itself after each block, over moving or fixed keys."""
 
     def extent(cloud: Tensor, regime: Regime) -> Tensor:
         return (cloud @ directions.T).amax(0)
@@ -99,7 +96,7 @@ def _attended(start: Tensor, directions: Tensor, steps: int, *, fixed: bool, res
 
 
 def _contracted(radius: float, seen: dict[str, Tensor]) -> Gap:
-    """Excess of diameters over Dobrushin's bound, growth of extents, and the cloud after three blocks written out."""
+    """Return the excess over Dobrushin's bound, the growth of extents, and the error of three blocks written out."""
     cloud, diameter, extent = seen["cloud"][0], seen["diameter"], seen["extent"]
     for _ in range(3):
         cloud = torch.softmax(cloud @ cloud.T, -1) @ cloud

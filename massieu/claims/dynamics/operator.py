@@ -155,11 +155,7 @@ def simultaneous(trial: Trial) -> Evidence:
     formula="Σ_j x_j = 0: η·m(η) ≥ G(η) − G(0) ≥ 0, so ‖η + m‖ ≥ ‖η‖; ‖Δη'‖^2 ≥ ‖Δη‖^2 + ‖Δm‖^2",
 )
 def expansion(trial: Trial) -> Evidence:
-    """Lengths and distances of all tokens, after layer norm and recentered; the control mixes the values freely.
-
-    Centered keys suffice, as a skewed cloud shows. Pairs of tokens part, centered or not, if they see the same keys and
-    these are the values: not behind a causal mask. Layer normalization recenters each token, not their cloud.
-    """
+    """Lengths and distances of all tokens, after layer norm and recentered; the control mixes the values freely."""
     normal = normals(trial)
     tokens, dim = trial.size(64, 512), trial.size(8, 64)
     beta = dim**-0.5
@@ -232,7 +228,7 @@ def entropy_gain(trial: Trial) -> Evidence:
     weight = 0.01 * torch.exp(-0.5 * x[2:-2, 0] ** 2) / math.sqrt(2 * math.pi)
 
     def gain(step: float) -> Tensor:
-        """What the law N(0, 1) of the tokens gains, by differences of fourth order."""
+        """Return the gain of entropy of the law N(0, 1) of the tokens, by differences of fourth order."""
         moved = ascend(x, line.support, step=step)[:, 0]
         slope = (8 * (moved[3:-1] - moved[1:-3]) - (moved[4:] - moved[:-4])) / 0.12
         return (weight * slope.log()).sum()
@@ -325,10 +321,7 @@ def euler_steps(trial: Trial) -> Evidence:
     formula="η + s m(η) = y ⟺ η = prox_{sG}(y), 1-Lipschitz, log volume log det(I + sC)",
 )
 def monotone_inverse(trial: Trial) -> Evidence:
-    """Tokens recovered by prox after steps of 1, 10 and 100, distances and volumes; the control has free values.
-
-    The gradient of log Z is monotone. The plain iteration η ← y − s m(η) needs s ‖C‖ < 1: the table holds its error.
-    """
+    """Tokens recovered by prox after steps of 1, 10 and 100, distances, volumes; the control has free values."""
     normal = normals(trial)
     keys, query = normal(trial.size(12, 256), 4), normal(20, 4)
     free = normal(*keys.shape)

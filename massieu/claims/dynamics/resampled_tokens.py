@@ -1,4 +1,4 @@
-"""Sections 4 and 5 of the paper: tokens as samples of a law, and how many it takes."""
+"""Sections 4 and 5 of the paper: tokens as samples of a law, and the number that is enough."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def bootstrap(trial: Trial) -> Evidence:
     covariance = torch.einsum("qn,nd,ne->qde", weights, cloud, cloud) - mean[:, :, None] * mean[:, None]
 
     def errors(found: Tensor, expected: Tensor) -> Gap:
-        """Standard errors between a sample mean and what is expected; the largest of 144 seldom exceeds six."""
+        """Return standard errors between sample means and expectations; the largest of 144 seldom exceeds six."""
         return Gap(float(((found.mean(0) - expected).abs() / found.std(0)).max()) * count**0.5, 6.0)
 
     begin = trial.generator.get_state()
@@ -179,7 +179,7 @@ LAYERS = 6
 
 
 def _resampled(cloud: Tensor, generator: torch.Generator, beta: float, residual: bool) -> list[Tensor]:
-    """Clouds over layers whose tokens are drawn by their attention weights, added to the old ones and halved or not."""
+    """Draw clouds over layers by their attention weights, added to the old ones and halved or not."""
     clouds = [cloud]
     for _ in range(LAYERS):
         new = resample(clouds[-1], generator=generator, beta=beta)
@@ -203,7 +203,7 @@ def _variance(cloud: Tensor, regime: Regime | None = None) -> Tensor:
 
 
 def _differences(clouds: list[Tensor]) -> Gap:
-    """Drawn tokens less attention at each layer, in the standard errors that the covariance of attention gives them.
+    """Return standard errors by which drawn tokens are off attention: their slopes and spread at each layer.
 
     The means over each cloud must have such errors of one in root mean square, within a fifth: 288 of them leave 0.04.
     The slope on the queries over all clouds, one for each layer, must be within six.
@@ -249,7 +249,7 @@ def token_number(trial: Trial) -> Evidence:
         found += errors.square().sum(-1).mean(0).sqrt().tolist()
 
     def law(tilt: Tensor) -> list[float]:
-        """Expected root mean square errors of queries; those of length zero weigh all tokens alike."""
+        """Return expected root mean square errors of queries; those of length zero weigh all tokens alike."""
         return [rmse for count in counts for rmse in token_limit(measure, tilt, count).rmse.tolist()]
 
     def gap(tilt: Tensor) -> Gap:
@@ -272,6 +272,6 @@ def token_number(trial: Trial) -> Evidence:
 
 
 def _errors(normal: Callable[..., Tensor], measure: Gaussian, query: Tensor, count: int) -> Tensor:
-    """Attention less the mean of the law, for 250 draws of so many tokens."""
+    """Return attention less the mean of the law, for 250 draws of a number of tokens."""
     keys = normal(250, count, query.shape[-1]) @ measure.covariance.sqrt()  # diagonal
     return attend(query.expand(250, -1, -1), keys, keys, scale=1.0).output - measure.mean(query)

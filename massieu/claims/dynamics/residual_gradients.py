@@ -72,7 +72,7 @@ def kept_gradients(trial: Trial) -> Evidence:
 
 
 def gradient_log_norm(seed: int, depth: int, gain: float, residual: bool, norm: bool) -> float:
-    """Mean logarithm of the norm of a gradient in the input of random stacks, over its norm behind the last block."""
+    """Return the mean log norm of a gradient in the input of random stacks, over that behind the last block."""
     copies, tokens, dim = 16, 8, 16
     normal = normals(Trial(seed))
     start = normal(copies, tokens, dim).requires_grad_()

@@ -1,4 +1,4 @@
-"""The slides on attention as an SVM, point by point: what holds, what needs a condition, and what is true instead."""
+"""The slides on attention as a support vector machine, point by point."""
 
 from __future__ import annotations
 
@@ -55,8 +55,7 @@ RATE = 0.15  # of an exponent that is read off two decades
     expected=Verdict.HOLDS_CORRECTED,
 )
 def norm_divergence(trial: Trial) -> Evidence:
-    """Loss above the optimum at norms up to 1000: weights that grow apart from the constraints, and along a separating
-    direction; the control separates all sequences but one."""
+    """Loss above the optimum at norm 1000 in two directions; the control separates all sequences but one."""
     problem = random_problem(6, 5, 12, generator=trial.generator)
     best = problem.selection()
     found = max_margin(problem).weights
@@ -106,8 +105,7 @@ def norm_divergence(trial: Trial) -> Evidence:
     expected=Verdict.HOLDS_CORRECTED,
 )
 def logits_of_a_sequence(trial: Trial) -> Evidence:
-    """The output with either logits, for as many tokens as dimensions, against attention with W z as its query; the
-    control transposes W."""
+    """The output with either logits against attention with the query W z; the control transposes W."""
     normal = normals(trial)
     tokens, weights, query = normal(6, 6), normal(6, 6), normal(6)
     expected = attend((weights @ query)[None], tokens, tokens, scale=1.0).output[0]
@@ -189,8 +187,7 @@ def indices_of_attention(trial: Trial) -> Evidence:
     expected=Verdict.CONDITIONAL,
 )
 def path_direction(trial: Trial) -> Evidence:
-    """One minus the correlation of minimizers on a large sphere, for ℓ flat at the best score of the sequence that
-    matters most and for ℓ flat beyond all scores; the control has a small sphere."""
+    """One minus the correlation of minimizers on a large sphere, for two losses; the control has a small one."""
     problem = random_problem(6, 6, 10, generator=trial.generator)
     solution = max_margin(problem)
     best = problem.scores.gather(1, problem.selection()[:, None])
@@ -239,8 +236,7 @@ def path_direction(trial: Trial) -> Evidence:
     expected=Verdict.CONDITIONAL,
 )
 def several_best_tokens(trial: Trial) -> Evidence:
-    """One minus the correlation with the equality program, for tied scores and for shared targets; the control takes
-    the program that picks for shared targets."""
+    """One minus the correlation with the equality program; the control takes the program that picks."""
     steps = trial.size(500, 5000)
     tied = random_problem(5, 5, 10, kind="tied", generator=trial.generator)
     soft = random_problem(5, 5, 10, kind="soft", generator=trial.generator)
@@ -287,8 +283,7 @@ def several_best_tokens(trial: Trial) -> Evidence:
     expected=Verdict.HOLDS_CORRECTED,
 )
 def finite_part(trial: Trial) -> Evidence:
-    """The residual over the finite part; the projection, the growth of C_k over a decade and the equations of W^fin;
-    the control exchanges the targets of each sequence's two tokens."""
+    """The residual, the projection and the growth of C_k; the control exchanges the targets of a sequence."""
     problem = random_problem(5, 6, 12, kind="soft", generator=trial.generator)
     steps = trial.size(1000, 10000)
     run = descend(problem, "gd", step=10.0, steps=steps, record=[steps // 10])
@@ -344,8 +339,7 @@ def finite_part(trial: Trial) -> Evidence:
     expected=Verdict.HOLDS_CORRECTED,
 )
 def local_selection(trial: Trial) -> Evidence:
-    """One minus the correlation with the direction of the best and of the selected tokens, for normalized descent that
-    settled elsewhere; the control looks at where it started."""
+    """One minus the correlation with the directions of best and selected tokens; the control is the start."""
     steps = trial.size(1000, 3000)
     problem, run, tried = stuck(trial, steps)
     local = locally_optimal(problem, run.selection)
@@ -382,8 +376,7 @@ def local_selection(trial: Trial) -> Evidence:
     formula="W_k / ‖W_k‖ → W^mm / ‖W^mm‖ for normalized descent and Polyak steps, faster than for gradient descent",
 )
 def practical_optimizers(trial: Trial) -> Evidence:
-    """One minus the correlation at the end of normalized descent and Polyak steps, in itself and over that of gradient
-    descent; the control takes the signs of the gradient."""
+    """One minus the correlation at the end of each method; the control takes the signs of the gradient."""
     problem = random_problem(4, 4, 16, kind="equal", generator=trial.generator)
     steps = trial.size(500, 2000)
     runs = {
@@ -426,8 +419,7 @@ def practical_optimizers(trial: Trial) -> Evidence:
     formula="⟨W_k / ‖W_k‖, W^mm / ‖W^mm‖⟩ ≥ 1 − C log^2 k / k",
 )
 def fast_rate(trial: Trial) -> Evidence:
-    """How much slower than log^2 k / k one minus the correlation falls over two decades, as an exponent; the control
-    is gradient descent."""
+    """Excess of the exponents over that of log^2 k / k over two decades; the control is gradient descent."""
     generator, steps = trial.generator, trial.size(1000, 3000)
     noise = torch.randn(12, 24, generator=generator, dtype=torch.float64)
     rows = torch.linalg.qr(noise.mT).Q.mT + 2e-3 * noise
@@ -457,13 +449,13 @@ def fast_rate(trial: Trial) -> Evidence:
 
 
 def rate(run: Trajectory, column: str, decades: int = 2) -> float:
-    """Exponent of a column of a run's history over the last decades of steps."""
+    """Return the exponent of a column of a run's history over the last decades of steps."""
     history = run.history.iloc[1:]
     return exponent(history.step, history[column], decades)
 
 
 def exponent(steps: Any, values: Any, decades: int = 2) -> float:
-    """Slope of the logarithms of values over the last decades of steps, by least squares.
+    """Return the slope of the logarithms of values over the last decades of steps, by least squares.
 
     Example:
         >>> round(exponent(np.array([1, 10, 100, 1000]), np.array([5.0, 1e-2, 1e-4, 1e-6])), 9)
@@ -475,14 +467,14 @@ def exponent(steps: Any, values: Any, decades: int = 2) -> float:
 
 
 def along(series: dict[str, Any], run: Trajectory) -> Curve:
-    """One minus the correlation against the measured steps of a run."""
+    """Return the curve of one minus the correlation over the measured steps of a run."""
     values: dict[str, Sequence[float]] = {name: [float(value) for value in each] for name, each in series.items()}
     return Curve(run.history.step.tolist()[1:], values, "step", "1 − corr", log_x=True, log_y=True)
 
 
 def stuck(trial: Trial, steps: int) -> tuple[TokenSelection, Trajectory, int]:
-    """The first random problem whose normalized descent from a large start settles within 100 steps, and on tokens that
-    are not best; the run; and how many were tried."""
+    """Draw problems until normalized descent settles within 100 steps on tokens that are not best; also return the
+    run and the number of draws."""
     for tried in range(1, 51):
         problem = random_problem(6, 8, 10, generator=trial.generator)
         start = 3 * torch.randn(*problem.shape, generator=trial.generator, dtype=torch.float64)
@@ -496,7 +488,7 @@ def stuck(trial: Trial, steps: int) -> tuple[TokenSelection, Trajectory, int]:
 
 
 def outside(problem: TokenSelection, drawn: Tensor) -> Tensor:
-    """The part of a matrix that is orthogonal to every constraint, so that no difference of logits sees it."""
+    """Return the part of a matrix orthogonal to every constraint, which changes no difference of logits."""
     edges = problem.differences(problem.selection())
     rows = torch.einsum("ntd,ne->ntde", edges, problem.queries).reshape(-1, drawn.numel())
     _, sizes, basis = torch.linalg.svd(rows, full_matrices=False)
@@ -506,7 +498,7 @@ def outside(problem: TokenSelection, drawn: Tensor) -> Tensor:
 
 
 def least_cubic_loss(problem: TokenSelection, center: Tensor, radius: float, starts: list[Tensor]) -> Tensor:
-    """Weights of a given norm and least loss −(x − center)^3, in logarithms; the best end of several starts."""
+    """Return weights of a given norm and least loss −(x − center)^3, in logarithms: the best end of several starts."""
     best = problem.scores.gather(1, problem.selection()[:, None])
     log_lead = (best - problem.scores).masked_fill(problem.best, 0.0).log()
     height = best[:, 0] - center
@@ -536,7 +528,7 @@ def least_cubic_loss(problem: TokenSelection, center: Tensor, radius: float, sta
 
 
 def entrywise_margin(problem: TokenSelection, solution: MaxMargin) -> float:
-    """The largest margin of weights whose entries are at most one, by linear programming."""
+    """Return the largest margin of weights whose entries are at most one, by linear programming."""
     rivals = solution.rivals.nonzero()
     edges = problem.differences(solution.selection)[rivals[:, 0], rivals[:, 1]]
     rows = torch.einsum("cd,ce->cde", edges, problem.queries[rivals[:, 0]]).flatten(1).numpy()

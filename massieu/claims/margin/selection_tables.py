@@ -1,4 +1,4 @@
-"""How training approaches the max-margin direction, measured: rates, selections, finite parts and factors."""
+"""Approach of training to the max-margin direction: rates, selections, finite parts and factors."""
 
 from __future__ import annotations
 
@@ -49,8 +49,7 @@ from massieu.margin import (
     formula="1 − corr(W_k, W^mm) ~ k^−2",
 )
 def equal_scores(trial: Trial) -> Evidence:
-    """Distance of the exponent from −2 over the last decade of steps, and of the selection from the best tokens; the
-    control is gradient descent."""
+    """Distance of the exponent from −2, and of the selection from the best; the control is gradient descent."""
     size, step, steps = ((20, 10, 64), 10.0, 10000) if trial.full else ((4, 4, 64), 3.0, 500)
     problem = random_problem(*size, kind="equal", generator=trial.generator)
     while not trial.full and not evenly_held(problem):
@@ -98,8 +97,7 @@ def equal_scores(trial: Trial) -> Evidence:
     formula="1 − corr(W_k, W^mm_α) ~ k^−2 for the tokens α that are selected",
 )
 def random_scores(trial: Trial) -> Evidence:
-    """Distance of the exponent from −2 over the last decade of a run that settled elsewhere; the control is the
-    direction of the best tokens."""
+    """Distance of the exponent from −2 in a run that settled elsewhere; the control is the best direction."""
     _, run, _ = stuck(trial, trial.size(3000, 10000))
 
     def gap(tokens: str) -> Gap:
@@ -135,8 +133,7 @@ def random_scores(trial: Trial) -> Evidence:
     formula="1 − corr(W_R, W^mm) ≤ ‖W^mm‖ / R · log(2 n (T − 1) b Δ_max / (a Δ_min)), and ~ R^−2",
 )
 def path_rate(trial: Trial) -> Evidence:
-    """Distance of the exponent from −2 over a decade of large radii, and the excess over the bound; the control has
-    small radii, where not even the best tokens are selected."""
+    """Distance of the exponent from −2 at large radii, and excess over the bound; the control has small radii."""
     problem = random_problem(6, 8, 10, generator=trial.generator)
     starts, draws = trial.size(1, 7), 1000 * trial.seed
 
@@ -184,8 +181,7 @@ def path_rate(trial: Trial) -> Evidence:
     formula="support tokens of α have γ_t < γ_α",
 )
 def initialization(trial: Trial) -> Evidence:
-    """Share of random starts that do not end saturated, locally optimal and along their own direction, and share that
-    ends on the best tokens; the control judges the selections that the same starts make before training."""
+    """Share of starts without a local optimum, and share on the best tokens; the control precedes training."""
     count = trial.size(8, 10)
     for drawn in range(1, 21):  # noqa: B007 (counted for the table)
         problem = random_problem(6, 8, 10, generator=trial.generator)
@@ -238,8 +234,7 @@ def initialization(trial: Trial) -> Evidence:
     formula="‖Π W_k − W^fin‖ ~ 1 / k, C_k = log k + const",
 )
 def finite_rates(trial: Trial) -> Evidence:
-    """Distances of the exponent from −1 and of the growth over a decade from log 10, for random targets, at
-    full size for next-token data too; the control normalizes the steps, which makes the finite part swing."""
+    """Distances of the exponent from −1 and of the growth from log 10; the control normalizes the steps."""
     steps = trial.size(1000, 10000)
     soft = random_problem(5, 6, 12, kind="soft", generator=trial.generator)
     cases = {"targets": (soft, finite_component(soft))} | ({"graph": next_tokens(trial)} if trial.full else {})
@@ -279,7 +274,7 @@ def finite_rates(trial: Trial) -> Evidence:
     formula="corr(W_k, W^fin + C W^mm) ≈ 1",
 )
 def relu_head(trial: Trial) -> Evidence:
-    """Mean of one minus the correlation over all instances; the control compares each with the solution of another."""
+    """Mean of one minus the correlation over all instances; the control compares with other solutions."""
     dims, drawn = ((4, 6, 8), 150) if trial.full else ((6,), 40)
     found = [relu_experiment(dim, drawn, trial.size(600, 2000), trial.generator) for dim in dims]
 
@@ -327,8 +322,7 @@ def relu_head(trial: Trial) -> Evidence:
     formula="K_k Q_k^⊤ / ‖K_k Q_k^⊤‖ → W^nuc / ‖W^nuc‖",
 )
 def factors(trial: Trial) -> Evidence:
-    """One minus the correlation with the nuclear solution of the selected tokens, over that between the nuclear and the
-    Frobenius solution; the control takes the latter."""
+    """One minus the correlation with the nuclear solution over that of the Frobenius one, which is the control."""
     scale = 0.03 ** float(torch.rand((), generator=trial.generator))
     for _ in range(20):
         problem = random_problem(6, 8, 10, generator=trial.generator)
@@ -357,14 +351,14 @@ def factors(trial: Trial) -> Evidence:
 
 
 def evenly_held(problem: TokenSelection) -> bool:
-    """Whether no support token has a multiplier below a twentieth of the largest one."""
+    """Return True if no support token has a multiplier below a twentieth of the largest one."""
     solution = max_margin(problem)
     multipliers = solution.dual[solution.support]
     return bool(multipliers.min() > 0.05 * multipliers.max())
 
 
 def singular_gap(problem: TokenSelection, solution: MaxMargin) -> float:
-    """How far the dual's singular values in directions that a nuclear solution lacks are below the others."""
+    """Return the gap of the dual's singular values in directions that a nuclear solution lacks."""
     matrix = torch.einsum("nt,ntd,ne->de", solution.dual, problem.differences(solution.selection), problem.queries)
     sizes, own = torch.linalg.svdvals(matrix), torch.linalg.svdvals(solution.weights)
     rank = int((own > 1e-3 * own[0]).sum())
@@ -372,7 +366,7 @@ def singular_gap(problem: TokenSelection, solution: MaxMargin) -> float:
 
 
 def growing_factors(problem: TokenSelection, scale: float, steps: int, generator: torch.Generator) -> Tensor:
-    """Weights K Q^⊤ after descent in the factors, along the normalized gradient.
+    """Return weights K Q^⊤ after descent in the factors, along the normalized gradient.
 
     Steps of constant length add a part 1 / k of the norm, and a singular direction that the solution lacks fades like
     k^-(1 - s), with s the singular value of the dual there, whose largest is one. Steps in proportion to the norm make
@@ -390,13 +384,13 @@ def growing_factors(problem: TokenSelection, scale: float, steps: int, generator
 
 
 def effective_rank(weights: Tensor) -> float:
-    """Square of the nuclear over the Frobenius norm: the rank, if all singular values are equal."""
+    """Return the squared ratio of nuclear and Frobenius norm: the rank, if all singular values are equal."""
     sizes = torch.linalg.svdvals(weights)
     return float((sizes.sum() / sizes.norm()) ** 2)
 
 
 def next_tokens(trial: Trial) -> tuple[TokenSelection, FiniteComponent]:
-    """Random next-token data over a small vocabulary, and its finite component within strongly connected components."""
+    """Draw next-token data over a small vocabulary; also return its finite component within connected components."""
     generator, size, dim, count, length = trial.generator, 6, 8, 20, 4
     embeddings = torch.randn(size, dim, generator=generator, dtype=torch.float64)
     embeddings = embeddings / embeddings.norm(dim=-1, keepdim=True)

@@ -46,8 +46,7 @@ RISE = 0.005  # of the mean: half of what the first runs showed
     trials=2,
 )
 def sparse_while_learning(trial: Trial) -> Evidence:
-    """Effective share of the visible tokens, mean over heads, after a run, and its lowest value in the run; the control
-    trains by the unstable recipe, whose heads do get sparse."""
+    """Effective share of the visible tokens after a run and at its lowest; the control trains unstably."""
     run = watched("stable", trial.seed, trial.size(120, 480))
     shares = heads_of(run, "effective_atoms") / ATOMS
 
@@ -77,7 +76,7 @@ def sparse_while_learning(trial: Trial) -> Evidence:
     wording="While a small transformer learns, its attention maps first get more diffuse, and sparser from then on.",
     reading=(
         "In 20 steps of training a transformer of three layers on text the mean over its heads of 1 / Σ p² rises by at"
-        " least half a percent, while the model learns how often words occur; from then to the end of 120 steps (full:"
+        " least half a percent, while the model learns the frequencies of words; from then to the end of 120 steps (full:"
         " 480) it rises in at most a quarter of the heads. The control reads the run backwards. The slides say that"
         " maps get sparser as training evolves, which S2 tests with longer training."
     ),
@@ -86,8 +85,7 @@ def sparse_while_learning(trial: Trial) -> Evidence:
     trials=2,
 )
 def sparser_while_learning(trial: Trial) -> Evidence:
-    """Rise of the mean of effective tokens in 20 steps, and share of heads in which they rise from there to the end;
-    the control reads the run backwards."""
+    """Rise of effective tokens in 20 steps, share of heads that rise later; the control is the run backwards."""
     run = watched("stable", trial.seed, trial.size(120, 480))
     atoms = heads_of(run, "effective_atoms")
     order = torch.arange(len(atoms))
@@ -155,17 +153,17 @@ def growing_while_learning(trial: Trial) -> Evidence:
 
 @functools.lru_cache(maxsize=16)
 def watched(kind: Kind, seed: int, steps: int) -> Run:
-    """A run that is read at its last step too, trained once in a process."""
+    """Train once in a process, with a reading at the last step too."""
     return training_run(kind, seed, every=EVERY, steps=steps + 1)
 
 
 def heads_of(run: Run, quantity: str) -> Tensor:
-    """A quantity of every head at every reading, ``(readings, heads of all layers)``."""
+    """Return a quantity of every head at every reading, ``(readings, heads of all layers)``."""
     return torch.stack([reading.heads[quantity].flatten() for reading in run.readings])
 
 
 def _share_above(values: Tensor) -> float:
-    """Share of the heads that end above their start."""
+    """Return the share of the heads that end above their start."""
     return float((values[-1] > values[0]).double().mean())
 
 

@@ -70,9 +70,7 @@ class Sequences(NamedTuple):
     formula="p(j | η) ∝ (Σ_x p(x | η_j) e^{η·x/n})^n → e^{η·∇G(η_j)}, ∇G(η + δ) = ∇G(η) + ∇^2 G(η) δ + O(‖δ‖^2)",
 )
 def activated_keys(trial: Trial) -> Evidence:
-    """Errors on fresh sequences of layers with and without an activation, trained on posterior means by sums; the
-    control has the layer without in place of the one with it.
-    """
+    """Errors on fresh sequences of trained layers with and without an activation; the control is the latter."""
     normal, dim = normals(trial), trial.size(3, 5)
     families = _families(trial, dim)
     errors: dict[tuple[str, str, int], float] = {}
@@ -118,14 +116,14 @@ def _families(trial: Trial, dim: int) -> dict[str, Family]:
 
 
 def _posterior(family: Family, tokens: Tensor, queries: Tensor, draws: int) -> Sequences:
-    """Posterior means of the natural parameter of the member whose draws were reported, by Bayes' rule."""
+    """Return posterior means of the parameter of the member that made the draws, by Bayes' rule."""
     before = family.log_sum(tokens)[:, None]
     evidence = draws * (family.log_sum(tokens[:, None] + queries[:, :, None] / draws) - before)
     return Sequences(tokens, queries, torch.softmax(evidence, -1) @ tokens)
 
 
 def _trained(activation: Measure | None, seen: Sequences) -> MeasureAttention:
-    """One head that starts with identity matrices, with all weights and biases trained by L-BFGS."""
+    """Train all weights and biases of one head by L-BFGS, from identity matrices."""
     dim = seen.tokens.shape[-1]
     layer = MeasureAttention(dim, 1, scale=1.0, activation=activation, dtype=torch.float64)
     with torch.no_grad():
@@ -147,13 +145,13 @@ def _trained(activation: Measure | None, seen: Sequences) -> MeasureAttention:
 
 @torch.no_grad()
 def _error(layer: MeasureAttention, fresh: Sequences) -> float:
-    """Root mean square error of outputs over the deviation of the answers."""
+    """Return the root mean square error of outputs over the deviation of the answers."""
     off = layer(fresh.queries, context=fresh.tokens) - fresh.answers
     return float(off.square().mean().sqrt() / fresh.answers.std())
 
 
 def _exact(family: Family, natural: Tensor, direction: Tensor, curved: bool) -> list[Gap]:
-    """Gaps of the activation to expected statistics, and of the Fisher matrix to its order, or to the mean map."""
+    """Return gaps of the activation to expected statistics, and of the Fisher matrix to its order or the mean map."""
     layer = MeasureAttention(natural.shape[-1], 1, activation=family.measure, dtype=torch.float64)
     same = apart(layer.activate(natural), family.mean(natural))
 

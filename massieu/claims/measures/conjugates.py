@@ -33,9 +33,7 @@ from massieu.measures.measure import gradient
     expected=Verdict.FAILS,
 )
 def bregman_order(trial: Trial) -> Evidence:
-    """Both orders of the divergence, from the probabilities themselves, for log Z and for its conjugate; the control
-    takes log Z of the same points with weights, which these probabilities lack.
-    """
+    """Both orders of the divergence, for log Z and its conjugate; the control has weights on the points."""
     normal = normals(trial)
     measure = Points(normal(9, 4))
     first, second = 1.5 * normal(2, 1, 4)
@@ -81,10 +79,7 @@ def bregman_order(trial: Trial) -> Evidence:
     formula="G*(ū) = sup_η (η·ū − G(η)), ū = ∇log Z(η)",
 )
 def conjugate_attained(trial: Trial) -> Evidence:
-    """η found from its mean, the value there, and 1280 other values, none larger; the control pairs η with other means.
-
-    It is attained for means inside the hull of the support, which every mean of the family is; outside it is infinite.
-    """
+    """η found from its mean, and the value there against 1280 others; the control pairs η with other means."""
     normal = normals(trial)
     support, log_weight, natural = normal(12, 4), 0.5 * normal(12), normal(5, 4)
     measure = Points(support, log_weight)
@@ -206,8 +201,9 @@ def maximum_entropy(trial: Trial) -> Evidence:
 
 
 def most_entropic(fixed: Tensor, log_weight: Tensor, start: Tensor) -> Tensor:
-    """The positive p of largest Σ p (1 + log h − log p) with the same ``fixed @ p`` as ``start``, by damped Newton
-    steps among these; with a row of ones among the fixed, that of largest H(p) + E_p[log h].
+    """Return the positive p of largest Σ p (1 + log h − log p) with the same ``fixed @ p`` as ``start``.
+
+    Damped Newton steps; with a row of ones among the fixed, it is that of largest H(p) + E_p[log h].
     """
     free = torch.linalg.svd(fixed).Vh[len(fixed) :]
     p = start

@@ -109,10 +109,7 @@ def gaussian_mean(trial: Trial) -> Evidence:
     formula="∇log Z(η) = Σ η + Σ_n softmax(log π + μ·η)_n μ_n",
 )
 def equal_covariances(trial: Trial) -> Evidence:
-    """Integrals of a mixture against the formula; the control gives the components covariances of their own.
-
-    Equation 4, the last step of the printed proof, has a gradient and a logarithm too many; the table has its error.
-    """
+    """Integrals of a mixture against the formula; the control gives the components covariances of their own."""
     normal = normals(trial)
     locations, log_weight = normal(4, 1).abs() + 0.5, normal(4)  # positive: equation 4 takes a logarithm of their mean
     natural = linspace(-1.0, 1.0, 9)[:, None]
@@ -167,7 +164,7 @@ def equal_covariances(trial: Trial) -> Evidence:
     expected=Verdict.CONDITIONAL,
 )
 def jensen_bound(trial: Trial) -> Evidence:
-    """How far the bound exceeds an integrated log Z, for weights of sum 1, 1.8, 0.54; the control is the largest g."""
+    """Excess of the bound over an integrated log Z, for weights of sum 1, 1.8, 0.54; the control is the largest g."""
     normal = normals(trial)
     locations, log_weight = normal(3, 1), torch.log_softmax(normal(3), -1)
     variances = torch.tensor([0.3, 1.0, 2.0], dtype=torch.float64)
@@ -275,7 +272,7 @@ def bound_gradient(trial: Trial) -> Evidence:
     log_density = torch.distributions.MultivariateNormal(locations, mixture.covariances).log_prob(plane[:, None]).T
 
     def potentials(eta: Tensor) -> Tensor:
-        """Log normalizers of the components, up to the area of a cell, one column for each."""
+        """Return log normalizers of the components, up to the area of a cell, one column for each."""
         return torch.logsumexp(log_density + (eta @ plane.T)[:, None], -1)
 
     bound = gradient(lambda eta: potentials(eta) @ log_weight.exp(), natural)

@@ -66,10 +66,7 @@ def minimized(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
     formula="w_i = e^{−t_i F(x_i)}",
 )
 def boosting(trial: Trial) -> Evidence:
-    """Weights after rounds of boosting against the model they built, and E[u] = 0; the control turns its sign.
-
-    Boosting goes down the log normalizer of the weights, attention goes up.
-    """
+    """Weights after rounds of boosting against the model they built, and E[u] = 0; the control turns its sign."""
     normal = normals(trial)
     label = normal(trial.size(40, 2000)).sign()
     learners = [normal(len(label)).sign(), normal(len(label)) + 0.3 * label, (normal(len(label)) + label).sign()]
@@ -166,10 +163,7 @@ def neighbors(trial: Trial) -> Evidence:
     formula="∇_c (−log p(w | c)) = Σ_j p_j u_j − u_w",
 )
 def words(trial: Trial) -> Evidence:
-    """The slope of the softmax loss by autograd against attention; the control is negative sampling.
-
-    The optimum of the latter is another one, mutual information less log k, as the table shows.
-    """
+    """The slope of the softmax loss by autograd against attention; the control is negative sampling."""
     normal = normals(trial)
     count, dim = trial.size(30, 1000), trial.size(6, 64)
     vectors, context = normal(count, dim), normal(8, dim)
@@ -223,10 +217,7 @@ def words(trial: Trial) -> Evidence:
     formula="argmin L: f(x, c) = log p(x | c) / p(x) + const(c)",
 )
 def several_examples(trial: Trial) -> Evidence:
-    """Slope of the expected loss, which is convex, at those scores, by enumeration; the control has other negatives.
-
-    The law of the negatives is the intrinsic measure: tilted by the scores it is the conditional law.
-    """
+    """Slope of the expected loss at those scores, by enumeration; the control has other negatives."""
     normal = normals(trial)
     joint = torch.softmax(normal(trial.size(20, 96)), -1).reshape(4, -1)
     conditional, marginal = joint / joint.sum(1, keepdim=True), joint.sum(0)
@@ -280,7 +271,7 @@ def several_examples(trial: Trial) -> Evidence:
     formula="log p = η·u(x) − c: at the minimum c = log Z(η)",
 )
 def noise_contrast(trial: Trial) -> Evidence:
-    """A model and its free constant against counts of data; the control is told a wrong density of the noise."""
+    """A model and its free constant against counts of data; the control has a wrong density of the noise."""
     normal = normals(trial)
     counts, noise = (torch.randint(5, 60, (5,), generator=trial.generator) for _ in range(2))
     support = normal(5, 4)  # with the constant, as many parameters as states: the minimum is exact
@@ -364,7 +355,7 @@ def scaling(trial: Trial) -> Evidence:
 
 
 def least_stress(distances: Tensor, start: Tensor) -> Tensor:
-    """Points whose distances come close to the given ones, by 300 steps of majorization from a start."""
+    """Return points of nearly the given distances, by 300 steps of majorization from a start."""
     found = start
     for _ in range(300):
         between = torch.cdist(found, found, compute_mode="donot_use_mm_for_euclid_dist").fill_diagonal_(1.0)
@@ -374,7 +365,7 @@ def least_stress(distances: Tensor, start: Tensor) -> Tensor:
 
 
 class Candidates(NamedTuple):
-    """Every outcome of drawing a context with its partner and two negatives, with its probability."""
+    """Every draw of a context with its partner and two negatives, with its probability."""
 
     query: Tensor
     positive: Tensor
@@ -384,7 +375,7 @@ class Candidates(NamedTuple):
 
 
 def candidates(joint: Tensor, noise: Tensor | None = None) -> Candidates:
-    """All outcomes for a law ``(contexts, words)`` of pairs, and negatives from the noise, the words' law if None."""
+    """Return all outcomes for a law ``(contexts, words)`` and negatives of the noise; None for the law of words."""
     contexts, words = joint.shape
     noise = joint.sum(0) if noise is None else noise
     c, x, first, second = torch.cartesian_prod(*(torch.arange(each) for each in (contexts, words, words, words))).T

@@ -163,15 +163,13 @@ def attention_weights(trial: Trial) -> Evidence:
     expected=Verdict.CONDITIONAL,
 )
 def one_to_one(trial: Trial) -> Evidence:
-    """How far the mean moves when η moves by 3: along a null direction of 8 keys, and with keys that span; the control
-    has as many of these, in a plane across the motion.
-    """
+    """Motion of the mean when η moves along a null direction, or with keys that span; the control is flat."""
     normal = normals(trial)
     few, many, natural = normal(8, 16), normal(64, 16), normal(1, 16)
     null = torch.linalg.svd(few[1:] - few[:1]).Vh[-1:]
 
     def still(keys: Tensor) -> Gap:
-        """What must at least be seen of a motion, in units of what is seen."""
+        """Return the gap to the least motion that must be seen."""
         moved = Points(keys).mean(natural + 3 * null) - Points(keys).mean(natural)
         return Gap(1e-6 / max(float(moved.norm()), 1e-18), 1.0)
 

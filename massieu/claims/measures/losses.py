@@ -1,4 +1,4 @@
-"""Sections 2.2 and 2.4 of the paper: the dual of the loss of boosting, and how fast contrastive losses learn."""
+"""Sections 2.2 and 2.4 of the paper: the dual of the loss of boosting, and the speed of contrastive losses."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def boosting_dual(trial: Trial) -> Evidence:
 
 
 def boosted_in_turn(margins: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Weights e^{−t F(x)}, their sum and the rounds of boosting until no learner has an edge, or 300."""
+    """Return weights e^{−t F(x)}, their sum and the rounds of boosting until no learner has an edge, or 300."""
     log_loss = margins.new_tensor(margins.shape[-1]).log()
     log_weight = -log_loss.expand(margins.shape[-1])
     for rounds in range(300):
@@ -109,14 +109,12 @@ def boosted_in_turn(margins: Tensor) -> tuple[Tensor, Tensor, int]:
     trials=2,
 )
 def speed_of_contrast(trial: Trial) -> Evidence:
-    """Steps to the accuracy that another loss ends with, for each pair of losses; the control races the triplet
-    loss against itself, which would be won early if its accuracy had settled long before the end.
-    """
+    """Steps to the accuracy that another loss ends with; the control races the triplet loss against itself."""
     task = drawn_task(trial)
     curves = {name: learned(loss, is_distance, task) for name, (loss, is_distance) in LOSSES.items()}
 
     def share(fast: str, slow: str) -> float:
-        """Steps after which one loss stays above the last accuracy of another, of all its steps; 1.05 if never."""
+        """Return the share of steps until one loss stays above the last accuracy of another; 1.05 if never."""
         below = (curves[fast] < curves[slow][-3:].mean()).nonzero()
         return (float(below[-1]) + 2 if len(below) else 1.0) / len(curves[slow])
 
@@ -149,17 +147,17 @@ RATES = (0.05, 0.1, 0.2, 0.4)
 
 
 def other(keys: Tensor) -> Tensor:
-    """The negative of each anchor where there is only one: the partner of the next anchor."""
+    """Return the partner of the next anchor as the only negative of each anchor."""
     return keys.roll(1, -2)
 
 
 def apart_squared(anchor: Tensor, keys: Tensor) -> Tensor:
-    """Squared distances of anchors from keys, pair by pair."""
+    """Return squared distances of anchors from keys, pair by pair."""
     return (anchor - keys).square().sum(-1)
 
 
 def n_pair_of_distances(anchor: Tensor, keys: Tensor) -> Tensor:
-    """The N-pair loss with minus squared distances as scores; those of an anchor have its own square in common."""
+    """N-pair loss with minus squared distances as scores; those of an anchor share its own square."""
     scores = 2 * anchor @ keys.mT - keys.square().sum(-1)[..., None, :]
     return scores.logsumexp(-1) - scores.diagonal(dim1=-1, dim2=-2)
 
@@ -185,7 +183,7 @@ class Task(NamedTuple):
 
 
 def drawn_task(trial: Trial) -> Task:
-    """Classes with centers in half of 24 coordinates and noise in the others, mixed by a rotation."""
+    """Draw classes with centers in half of 24 coordinates and noise in the others, mixed by a rotation."""
     normal = normals(trial)
     sets, classes, pairs = 8, trial.size(100, 200), trial.size(24, 48)
     centers, mixing = normal(sets, classes, 12), torch.linalg.qr(normal(sets, 24, 24)).Q
@@ -201,7 +199,7 @@ def drawn_task(trial: Trial) -> Task:
 
 
 def learned(loss: Loss, is_distance: bool, task: Task) -> Tensor:
-    """Mean accuracy of retrieval in training on four data sets, at the step size that is best on four others."""
+    """Return mean accuracies of retrieval in training on four data sets, at the best step size of four others."""
     rates = torch.tensor(RATES, dtype=torch.float64)[:, None, None, None]
     weights = task.start.expand(len(RATES), *task.start.shape)
     right, accuracies = torch.arange(task.keys.shape[1]), []

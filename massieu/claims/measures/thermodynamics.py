@@ -67,7 +67,7 @@ def free_energy(trial: Trial) -> Evidence:
 
 
 def log_occupation(beta: Tensor, levels: Tensor, bias: float) -> Tensor:
-    """Logarithms of Boltzmann's law for bias 1; all levels alike for 0."""
+    """Return logarithms of Boltzmann's law for bias 1; all levels alike for 0."""
     return torch.log_softmax(-bias * beta * levels, -1)
 
 
@@ -138,7 +138,7 @@ def evidence_bound(trial: Trial) -> Evidence:
 
 
 def mean_field(field: Tensor, coupling: Tensor, states: Tensor) -> Tensor:
-    """Log probabilities of states under the independent spins of the mean-field equations, by damped iteration."""
+    """Return log probabilities of states under independent spins in the mean field, by damped iteration."""
     natural, spins = field, Hypercube(states.shape[-1])
     for _ in range(300):
         natural = 0.5 * natural + 0.5 * (field + spins.mean(natural) @ coupling)
@@ -208,9 +208,7 @@ def ising(trial: Trial) -> Evidence:
 
 
 def _gaussian_units(overlap: Tensor) -> Tensor:
-    """log of the integral over two standard normal hidden units y of e^{y·overlap}, as a sum over a grid: the energy
-    of the original Hopfield network with two patterns.
-    """
+    """Return log of the integral over two normal hidden units y of e^{y·overlap}, by a sum over a grid."""
     line = linspace(-20.0, 20.0, 121)
     hidden = torch.cartesian_prod(line, line)
     log_density = torch.distributions.Normal(0.0, 1.0).log_prob(hidden).sum(-1)

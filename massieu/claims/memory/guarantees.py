@@ -1,4 +1,4 @@
-"""What is guaranteed before anything is retrieved: storage, radii, bounds of one update and of many, written out."""
+"""Guarantees before retrieval: storage, radii, bounds of one update and of many, written out."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def one_update(trial: Trial) -> Evidence:
     formula="ξ^{t+1} = X^T softmax(β X ξ^t), X fixed",
 )
 def fixed_patterns(trial: Trial) -> Evidence:
-    """Where certified patterns end against the certified bound; in the control the patterns change with the states."""
+    """Ends of certified patterns against the certified bound; in the control the patterns change with the states."""
     normal = normals(trial)
     dim = trial.size(16, 64)
     patterns = 5 * torch.nn.functional.normalize(normal(6, dim), dim=-1)
@@ -257,12 +257,12 @@ def certified_radius(trial: Trial) -> Evidence:
 
 
 class ByHand(NamedTuple):
-    """A certificate written out: conditions, radii and bounds, each of shape ``(atoms,)``.
+    """Certificate written out: conditions, radii and bounds, each of shape ``(atoms,)``.
 
     Attributes:
         certified: κ_i < 1/e.
         radius: r_i; zero where there is none.
-        bound: distance of the fixed point; of no meaning where the condition fails.
+        bound: distance of the fixed point; meaningless where the condition fails.
         theirs: condition of Ramsauer et al. 2020.
         their_radius: 1 / (β N M).
     """
@@ -275,18 +275,18 @@ class ByHand(NamedTuple):
 
 
 def separations(patterns: Tensor) -> Tensor:
-    """Δ_i, the square of a pattern minus its largest inner product with another."""
+    """Return Δ_i, the square of a pattern minus its largest inner product with another."""
     inner = patterns @ patterns.T
     return inner.diagonal() - inner.clone().fill_diagonal_(-torch.inf).amax(-1)
 
 
 def farthest(patterns: Tensor) -> Tensor:
-    """D_i, the distance of a pattern from the farthest other one."""
+    """Return D_i, the distance of a pattern from the farthest other one."""
     return torch.stack([(patterns - each).square().sum(-1).sqrt().max() for each in patterns])
 
 
 def certified_by_hand(patterns: Tensor, beta: float) -> ByHand:
-    """The certificates of docs/memory.md and of Ramsauer et al. 2020 for patterns without weights."""
+    """Return the certificates of docs/memory.md and of Ramsauer et al. 2020 for patterns without weights."""
     atoms, separation, reach = len(patterns), separations(patterns), farthest(patterns)
     kappa = beta * reach.square() * (atoms - 1) * (-beta * separation).exp()
     # The bound is u / (β D) with the lesser root of u e^{−u} = κ, which lies below one.
@@ -307,7 +307,7 @@ def certified_by_hand(patterns: Tensor, beta: float) -> ByHand:
 
 
 def as_by_hand(found: Certificate, own: ByHand) -> Gap:
-    """The largest relative difference of a certificate from that written out, for patterns that are certified."""
+    """Return the largest relative difference of a certificate from that written out, for certified patterns."""
     kept = own.certified
     return widest(
         Gap(float((found.certified != kept).sum() + (found.ramsauer_certified != own.theirs).sum()), 0.5),
@@ -318,12 +318,12 @@ def as_by_hand(found: Certificate, own: ByHand) -> Gap:
 
 
 def relative(found: Tensor, expected: Tensor) -> Gap:
-    """The largest difference in units of what is expected."""
+    """Return the largest relative difference."""
     return apart(found / expected, torch.ones_like(expected))
 
 
 class Theorem(NamedTuple):
-    """Theorem 3 of Ramsauer et al. 2020: c, the number of patterns, and where c must be at least."""
+    """Numbers of Theorem 3 of Ramsauer et al. 2020: c, the number of patterns, and the least c."""
 
     constant: float
     patterns: float
@@ -331,7 +331,7 @@ class Theorem(NamedTuple):
 
 
 def theorem_3(dim: int, radius: float, beta: float, failure: float = 0.001) -> Theorem:
-    """Theorem 3 written out, with the root w = b / c of w + ln w = a + ln b by bisection of ln w."""
+    """Write Theorem 3 out, with the root w = b / c of w + ln w = a + ln b by bisection of ln w."""
     a = 2 / (dim - 1) * (1 + math.log(2 * beta * radius**2 * failure * (dim - 1)))
     b = 0.4 * radius**2 * beta
     low, high = -100.0, 100.0

@@ -1,4 +1,4 @@
-"""The slides on memories of states 1 and −1: what is stored, how many, and what comes back."""
+"""The slides on memories of states 1 and −1: storage, capacity and retrieval."""
 
 from __future__ import annotations
 
@@ -17,44 +17,44 @@ from massieu.memory.polar import Polar
 
 
 def signs(trial: Trial, *shape: int) -> Tensor:
-    """Random states of 1 and −1, in float64, drawn one after the other from the seed of a trial."""
+    """Return a function that draws states of 1 and −1 in float64, one after the other."""
     return 2.0 * torch.randint(0, 2, shape, generator=trial.generator, dtype=torch.float64) - 1
 
 
 def flipped(trial: Trial, states: Tensor, count: int) -> Tensor:
-    """The states with so many coordinates flipped, other ones in each."""
+    """Flip a number of random coordinates of each state."""
     order = torch.rand(states.shape, generator=trial.generator, dtype=torch.float64).argsort(-1)
     return torch.where(order < count, -states, states)
 
 
 def moved(memory: Polar, states: Tensor) -> float:
-    """The share of states that are no fixed points."""
+    """Return the share of states that are no fixed points."""
     return float((memory.update(states) != states).any(-1).double().mean())
 
 
 def hebbian(patterns: Tensor, diagonal: bool) -> Tensor:
-    """The matrix W of Hebb's rule, written out."""
+    """Write out the matrix W of Hebb's rule."""
     matrix = patterns.T @ patterns
     return matrix if diagonal else matrix - torch.diag(matrix.diagonal())
 
 
 def quadratic(matrix: Tensor, states: Tensor) -> Tensor:
-    """The energy −½ ξ^T W ξ of each state, written out."""
+    """Write out the energy −½ ξ^T W ξ of each state."""
     return -0.5 * torch.einsum("ni,ij,nj->n", states, matrix, states)
 
 
 def unstable(patterns: Tensor, states: Tensor, diagonal: bool) -> float:
-    """The share of states of which W ξ changes a sign, by the matrix."""
+    """Return the share of states of which W ξ changes a sign."""
     return float((states * (states @ hebbian(patterns, diagonal)) < 0).any(-1).double().mean())
 
 
 def lost(memory: Polar, cues: Tensor, patterns: Tensor) -> float:
-    """The share of patterns that do not come back exactly from their cues."""
+    """Return the share of patterns that retrieval from their cues does not return exactly."""
     return float((memory.retrieve(cues).state != patterns).any(-1).double().mean())
 
 
 def digits() -> Tensor:
-    """The 1797 handwritten digits of scikit-learn, 8 by 8 pixels from 0 to 1, shape ``(1797, 64)``."""
+    """Return the 1797 handwritten digits of scikit-learn, 8 by 8 pixels from 0 to 1, shape ``(1797, 64)``."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
@@ -129,7 +129,7 @@ def stored_patterns(trial: Trial) -> Evidence:
     expected=Verdict.HOLDS_CORRECTED,
 )
 def two_capacities(trial: Trial) -> Evidence:
-    """How often each criterion fails below and above its own capacity; the control takes the other for the first."""
+    """Failures of each criterion below and above its own capacity; the control takes the other for the first."""
     dim = trial.size(512, 1024)
     most, errors = dim / (2 * math.log(dim)), 0.138 * dim
 

@@ -96,7 +96,7 @@ def overlap_transition(trial: Trial) -> Evidence:
     formula="P(a bit is unstable) = P(Bin(n, ½) < (n − d + 1) / 2), n = (N − 1)(d − 1)",
 )
 def fixed_points(trial: Trial) -> Evidence:
-    """How often each criterion fails, and bits against the binomial law; the control wants all where most are."""
+    """Failures of each criterion, and bits against the binomial law; the control wants all where most are."""
     dim, draws = trial.size(256, 1024), 400
     numbers = {"all_fixed": dim / (4 * math.log(dim)), "most_fixed": dim / (2 * math.log(dim))}
 
@@ -243,7 +243,7 @@ def exponential_basins(trial: Trial) -> Evidence:
     formula="m = tanh(β ‖x‖^2 m)",
 )
 def pitchfork(trial: Trial) -> Evidence:
-    """Where retrieval from x ends against the root by bisection; the control is a fifth colder."""
+    """End of retrieval from x against the root by bisection; the control is a fifth colder."""
     x = torch.nn.functional.normalize(normals(trial)(1, 5), dim=-1)
     products = (0.5, 0.7, 0.9, 1.1, 1.21, 2.0, 4.0)
 
@@ -269,14 +269,14 @@ def pitchfork(trial: Trial) -> Evidence:
 
 
 def at_once(memory: Polar, cues: Tensor, patterns: Tensor) -> float:
-    """The share of patterns that are back when each coordinate of a cue has made its choice, all at the same time."""
+    """Return the share of patterns that are back when all coordinates of a cue choose at the same time."""
     found = torch.where(memory.flip_cost(cues) < 0, -cues, cues)
     return float((found == patterns).all(-1).double().mean())
 
 
 @functools.cache
 def mean_field_overlap(share: float) -> float:
-    """The overlap m = erf(y) at zero temperature, with the largest root y of the equations; 0 if there is none."""
+    """Return the overlap m = erf(y) at zero temperature, with the largest root y of the equations; 0 if none."""
     y = np.linspace(0.05, 5, 200_001)
     error = torch.special.erf(torch.from_numpy(y)).numpy()
     excess = error - y * (math.sqrt(2 * share) + 2 / math.sqrt(math.pi) * np.exp(-np.square(y)))
@@ -286,13 +286,13 @@ def mean_field_overlap(share: float) -> float:
 
 @functools.cache
 def unstable_bits(power: int, number: int, dim: int) -> float:
-    """The probability that a flip lowers −Σ z^power at a random pattern, by the exact law of a sum of integers."""
+    """Return the probability that a flip lowers −Σ z^power at a random pattern, by the law of a sum of integers."""
     fields = [dim - 1 - 2 * count for count in range(dim)]
     chances = [math.comb(dim - 1, count) / 2 ** (dim - 1) for count in range(dim)]
     pulls, own = [(each + 1) ** power - (each - 1) ** power for each in fields], dim**power - (dim - 2) ** power
     unit = math.gcd(own, *pulls)
     variance = (number - 1) * sum(chance * (pull // unit) ** 2 for chance, pull in zip(chances, pulls, strict=True))
-    # Twelve standard deviations to each side: what is beyond wraps around and is below the rounding.
+    # Twelve standard deviations to each side: the tails wrap around and are below the rounding.
     size = 1 << math.ceil(math.log2(24 * math.sqrt(variance) + 4 * max(pulls) // unit))
     law = np.zeros(size)
     for chance, pull in zip(chances, pulls, strict=True):
@@ -304,7 +304,7 @@ def unstable_bits(power: int, number: int, dim: int) -> float:
 
 
 def _unstable(number: int, dim: int) -> float:
-    """The probability that a bit of a random pattern is unstable, by the binomial law of its field."""
+    """Return the probability that a bit of a random pattern is unstable, by the binomial law of its field."""
     signs_in_field = (number - 1) * (dim - 1)
     most = math.ceil((signs_in_field - dim + 1) / 2) - 1
     logs = [
@@ -315,8 +315,8 @@ def _unstable(number: int, dim: int) -> float:
 
 
 def patterns_in_the_limit(every: bool) -> float:
-    """Patterns with a quarter of an unstable bit in one of them, or in all, at d = 10^300, by the normal limit of the
-    law of a bit; in units of d / (2 ln d), or of d / (4 ln d)."""
+    """Return patterns with a quarter of an unstable bit in one of them, or in all, in units of d / (2 ln d) or
+    d / (4 ln d), at d = 10^300 by the normal limit."""
     log_dim, low, high = 300 * math.log(10), 1.0, 100.0  # of the field of a bit in standard deviations, √(d / N)
     for _ in range(100):
         middle = (low + high) / 2
@@ -327,7 +327,7 @@ def patterns_in_the_limit(every: bool) -> float:
 
 
 def _root(product: float) -> float:
-    """The largest m with m = tanh(product m), by bisection."""
+    """Return the largest m with m = tanh(product m), by bisection."""
     low, high = (1e-9, 1.0) if product > 1 else (0.0, 0.0)
     while high - low > 1e-15:
         middle = (low + high) / 2

@@ -277,12 +277,12 @@ def two_layers(trial: Trial) -> Evidence:
 
 
 def log_sum_exp_energy(patterns: Tensor, beta: float, state: Tensor) -> Tensor:
-    """The energy ½ ‖ξ‖^2 − lse(β, X ξ) without its constant, written out."""
+    """Write out the energy ½ ‖ξ‖^2 − lse(β, X ξ) without its constant."""
     return 0.5 * state.square().sum(-1) - torch.logsumexp(beta * state @ patterns.T, -1) / beta
 
 
 def mixture(patterns: Tensor, beta: float, excess: float) -> torch.distributions.MixtureSameFamily:
-    """Gaussians of variance 1 / β around the patterns, of weights e^{excess β ‖x‖^2 / 2}."""
+    """Return Gaussians of variance 1 / β around the patterns, of weights e^{excess β ‖x‖^2 / 2}."""
     weights = torch.distributions.Categorical(logits=excess * beta / 2 * patterns.square().sum(-1))
     around = torch.distributions.Normal(patterns, beta**-0.5)
     return torch.distributions.MixtureSameFamily(weights, torch.distributions.Independent(around, 1))

@@ -17,12 +17,12 @@ from massieu.memory.polar import Polar
 
 
 def pictures() -> Tensor:
-    """The drawings as states, shape ``(10, 64)``."""
+    """Return the drawings as states, shape ``(10, 64)``."""
     return torch.stack(list(drawings().values()))
 
 
 def painted_over(images: Tensor, rows: int) -> Tensor:
-    """The pictures with so many of their 8 lower rows white."""
+    """Return the pictures with some of their 8 lower rows white."""
     return torch.where(torch.arange(64) < 64 - 8 * rows, images, -1.0)
 
 
@@ -87,7 +87,7 @@ def flip_rule(trial: Trial) -> Evidence:
     stored = patterns.numpy().astype(np.int64)
 
     def below(power: int, first: Tensor, second: Tensor) -> Tensor:
-        """Whether the energy of the first is less; sums of exponentials that differ in their last digits are ties."""
+        """Return True where the energy of the first is less; a difference in the last digits is a tie."""
         overlaps = [each.numpy().astype(np.int64) @ stored.T for each in (first, second)]
         terms = [each**power if power else np.exp(each.astype(np.longdouble)) for each in overlaps]
         less, more = (each.sum(-1) for each in terms[::-1])
@@ -299,7 +299,7 @@ def black_and_white(trial: Trial) -> Evidence:
 
 
 def strictly_nearest(cues: Tensor, images: Tensor, order: int) -> float:
-    """The share of cues that are closer to their own image than to all others; a soft minimum shares out ties."""
+    """Return the share of cues closer to their own image than to all others; ties of a soft minimum are shared."""
     distance = torch.cdist(cues, images, p=order)
     own = distance.diagonal().clone()
     return float((own < distance.fill_diagonal_(torch.inf).amin(-1) - 1e-6).double().mean())

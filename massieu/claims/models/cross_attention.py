@@ -43,8 +43,7 @@ SIZES = {"layers": 2, "attention_heads": 4, "ffn_dim": 64}  # of encoder and dec
     expected=Verdict.CONDITIONAL,
 )
 def fixed_patterns(trial: Trial) -> Evidence:
-    """Relative changes of keys: from layer to layer; under other decoder tokens, fewer steps and tied projections; and
-    the residual of updates on them. The control looks at the self-attention of the decoder."""
+    """Relative changes of keys, and residuals of updates on them; the control is the decoder's self-attention."""
     model = encoder_decoder(trial.size(3, 6), trial.generator)
     source, target, other = torch.randint(50, (3, 1, 16), generator=trial.generator)
     usual, changed = observed(model, source, target), observed(model, source, other)
@@ -81,7 +80,7 @@ class Observed(NamedTuple):
         cross: keys of the attention to the encoder, ``(layers, heads, atoms, dim)``.
         own: keys of the self-attention of the decoder, ``(layers, heads, tokens, dim)``.
         queries: of the first attention to the encoder, ``(heads, tokens, dim)``.
-        scale: of the scores.
+        scale: factor of the scores.
     """
 
     cross: Tensor
@@ -91,7 +90,7 @@ class Observed(NamedTuple):
 
 
 def encoder_decoder(layers: int, generator: torch.Generator) -> Any:
-    """A random BART of 32 features and four heads in float64."""
+    """Return a random BART of 32 features and four heads in float64."""
     try:
         from transformers import BartConfig, BartModel
     except ModuleNotFoundError:
@@ -110,7 +109,7 @@ def encoder_decoder(layers: int, generator: torch.Generator) -> Any:
 
 @torch.no_grad()
 def observed(model: nn.Module, source: Tensor, target: Tensor) -> Observed:
-    """Keys and queries of one pass."""
+    """Return keys and queries of one pass."""
     calls: list[AttentionCall] = []
     with tap(model, calls.append, this_thread=True):
         model(input_ids=source, decoder_input_ids=target, use_cache=False)

@@ -31,7 +31,7 @@ FEW, MANY = 2, 64
         " share of ridge in the mixture of both nearest to it is at most and at least one half, where both are equally"
         " far in mean square. In full the latter also errs less than the posterior mean over its pool, which shorter"
         " training does not reach, and a pool of 8 is shown. No threshold is located, and no alignment closer than that"
-        " is asked for."
+        " is required."
     ),
     reference="ridge regression and the posterior mean over the pool, both exact",
     formula="M ≈ s · ridge + (1 − s) · dMMSE, s(2) ≤ 1/2 ≤ s(64)",

@@ -111,7 +111,7 @@ def identity_mlp(trial: Trial) -> Evidence:
 
 
 def exceeds(left: float) -> Gap:
-    """The gap of a statement that a map leaves more of a variance than counts as close."""
+    """Return the gap of the statement that a map leaves more of a variance than counts as close."""
     return Gap(LEFT / max(left, 1e-9), 1.0)
 
 
@@ -167,7 +167,7 @@ def hopfield_layer(trial: Trial) -> Evidence:
 
 
 def fully_connected(model: torch.nn.Module, tokens: Tensor, generator: torch.Generator) -> list[FieldTest]:
-    """Tests of the Jacobians of every fully connected layer that reads a norm, from that norm's output."""
+    """Return tests of the Jacobians of every fully connected layer that reads a norm, in that norm's output."""
     places = []
     for block in read_anatomy(model, {"input_ids": tokens[:1]}).blocks:
         attention, mlp = block.find("attention"), block.find("mlp")
@@ -182,7 +182,7 @@ def fully_connected(model: torch.nn.Module, tokens: Tensor, generator: torch.Gen
 
 
 def symmetry(start: Tensor, update: Tensor, generator: torch.Generator) -> FieldTest:
-    """Symmetry of the Jacobians of an update that was computed from each row of ``start`` alone."""
+    """Return the symmetry of the Jacobians of an update that was computed from each row of ``start`` alone."""
     zero = torch.zeros_like(update, requires_grad=True)
     (pulled,) = torch.autograd.grad(update, start, zero, create_graph=True)
 

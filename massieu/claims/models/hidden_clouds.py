@@ -1,4 +1,4 @@
-"""The hidden states of a trained model: where layer normalization leaves them, and what becomes of a Gaussian cloud."""
+"""Hidden states of a trained model: their means after layer normalization, and the fate of a Gaussian cloud."""
 
 from __future__ import annotations
 
@@ -47,8 +47,7 @@ OFF_CENTER = 0.05  # twice the length of the mean of as many independent tokens 
     on_model=True,
 )
 def recentering(trial: Trial) -> Evidence:
-    """Length of a mean over the root mean square, after the norm: of the tokens, and of the features of a token; the
-    control leaves out the norm."""
+    """Relative length of a mean after the norm, of tokens and of features; the control leaves out the norm."""
     states = hidden_states(*reader(trial.model))
 
     def norm(x: Tensor) -> Tensor:
@@ -110,7 +109,7 @@ def injected_cloud(trial: Trial) -> Evidence:
 
 
 def reader(name: str | None) -> tuple[nn.Module, Tensor]:
-    """A model and passages of the embedded text as its tokens, without special ones."""
+    """Return a model and passages of the embedded text as its tokens, without special ones."""
     loaded = load(name or str(assets.MODEL))
     if loaded.tokenizer is None:
         raise UserError(f"{name} has no tokenizer, so it cannot read the text; choose a model of text")
@@ -121,7 +120,7 @@ def reader(name: str | None) -> tuple[nn.Module, Tensor]:
 
 @torch.no_grad()
 def hidden_states(model: nn.Module, tokens: Tensor, first: Tensor | None = None) -> list[Tensor]:
-    """The states between the layers, each ``(tokens, dim)``; with ``first`` in the place of what the first one gets."""
+    """Return the states between the layers, each ``(tokens, dim)``; ``first`` replaces the input of the first layer."""
     block = dict(model.named_modules())[read_anatomy(model, {"input_ids": tokens[:1]}).blocks[0].name]
 
     def replace(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -139,7 +138,7 @@ def hidden_states(model: nn.Module, tokens: Tensor, first: Tensor | None = None)
 
 
 def through(model: nn.Module, tokens: Tensor, paths: Iterable[str]) -> dict[str, tuple[Tensor, Tensor]]:
-    """What went into modules and what came out of them in one pass, by their paths; of several calls the last."""
+    """Return inputs and outputs of modules in one pass, by their paths; of several calls the last."""
     modules, found = dict(model.named_modules()), dict[str, tuple[Tensor, Tensor]]()
     hooks = []
     for path in paths:

@@ -47,8 +47,7 @@ MOST = 0.5  # of the heads
     on_model=True,
 )
 def mixtures_of_keys(trial: Trial) -> Evidence:
-    """Gain of the median head and share of heads without one; samples of a Gaussian must not gain, those of a mixture
-    must."""
+    """Gain of the median head and share of heads without one; the control samples one Gaussian, or a mixture."""
     keys, generator, steps = keys_of_heads(trial.model), trial.generator, trial.size(20, 60)
     train, test = (
         half.flatten(1, 2) for half in keys[:, torch.randperm(keys.shape[1], generator=generator)].chunk(2, 1)
@@ -97,7 +96,7 @@ class KeyMixture(NamedTuple):
     root: Tensor
 
     def log_joint(self, x: Tensor) -> Tensor:
-        """Log densities of the components times their weights, ``(heads, rows, components)``."""
+        """Return log densities of the components times their weights, ``(heads, rows, components)``."""
         white, center = (torch.linalg.solve_triangular(self.root, y.mT, upper=False).mT for y in (x, self.location))
         square = white.square().sum(-1)[..., None] + center.square().sum(-1)[:, None] - 2 * white @ center.mT
         volume = self.root.diagonal(dim1=-2, dim2=-1).log().sum(-1) + 0.5 * x.shape[-1] * math.log(2 * math.pi)
@@ -105,19 +104,19 @@ class KeyMixture(NamedTuple):
         return joint
 
     def log_density(self, x: Tensor) -> Tensor:
-        """Shape ``(heads, rows)`` for rows ``(heads, rows, dim)``."""
+        """Return log densities ``(heads, rows)`` of rows ``(heads, rows, dim)``."""
         density: Tensor = self.log_joint(x).logsumexp(-1)
         return density
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
-        """Independent samples, ``(heads, count, dim)``."""
+        """Draw independent samples, ``(heads, count, dim)``."""
         chosen = torch.multinomial(self.log_weight.softmax(-1), count, replacement=True, generator=generator)
         noise = torch.randn(len(chosen), count, self.root.shape[-1], generator=generator, dtype=torch.float64)
         return self.location.take_along_dim(chosen[..., None], 1) + noise @ self.root.mT
 
 
 def fit(x: Tensor, components: int, steps: int, generator: torch.Generator) -> KeyMixture:
-    """Likeliest mixtures of rows ``(heads, rows, dim)``, by expectation maximization from random ones."""
+    """Fit mixtures to rows ``(heads, rows, dim)`` by expectation maximization from random ones."""
     rows, dim = x.shape[1:]
     mean = x.mean(1, keepdim=True)
     spread = (x - mean).mT @ (x - mean) / rows
@@ -135,13 +134,13 @@ def fit(x: Tensor, components: int, steps: int, generator: torch.Generator) -> K
 
 
 def lacking(law: KeyMixture, x: Tensor, generator: torch.Generator) -> float:
-    """Log likelihood that rows lack beside samples of a law, mean over rows, in the median head."""
+    """Return the log likelihood that rows lack beside samples of a law: mean over rows, in the median head."""
     own = law.sample(x.shape[1], generator)
     return float((law.log_density(own).mean(-1) - law.log_density(x).mean(-1)).median())
 
 
 def keys_of_heads(name: str | None) -> Tensor:
-    """The keys of every head of a model on passages of the embedded text, ``(heads, passages, tokens, dim)``."""
+    """Return the keys of every head on passages of the embedded text, ``(heads, passages, tokens, dim)``."""
     model, tokens = reader(name)
     calls: list[AttentionCall] = []
     with torch.no_grad(), tap(model, calls.append, this_thread=True):

@@ -1,4 +1,4 @@
-"""Transformers trained inside the experiment: which classes of functions they learn in a context, and how."""
+"""Transformers trained inside the experiment to learn classes of functions in a context."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def novel_functions(trial: Trial) -> Evidence:
 
 @functools.lru_cache(maxsize=32)
 def trained(task: Task, examples: int, steps: int, width: int, seed: int, size: int | None = None) -> SoftmaxModel:
-    """Train a transformer of two blocks on tasks drawn anew, or on a pool of a given size; rates fall to zero."""
+    """Train a transformer of two blocks on new tasks, or on a pool of a given size; step sizes fall to zero."""
     pool = None if size is None else pool_of(task, size, seed)
     generator = torch.Generator().manual_seed(seed)
     model = SoftmaxModel(task.dim, width=width, layers=2, heads=2, generator=generator)
@@ -180,19 +180,19 @@ def trained(task: Task, examples: int, steps: int, width: int, seed: int, size: 
 
 
 def pool_of(task: Task, size: int, seed: int) -> Pool:
-    """The functions of a pool, by the seed of a trial."""
+    """Draw the functions of a pool by the seed of a trial."""
     return draw_pool(task, size, torch.Generator().manual_seed(seed + 1))
 
 
 def risk(model: object, task: Task, examples: int, trial: Trial, epsilon: float) -> ContextLearning:
-    """The risk on tasks that training did not draw."""
+    """Return the risk on tasks that training did not draw."""
     generator = torch.Generator().manual_seed(trial.seed + 2**40)
     options = {"examples": examples, "tasks": TESTS, "generator": generator}
     return learns_in_context(model, task, epsilon, **options)  # type: ignore[arg-type]
 
 
 def affine_risk(task: Task, examples: int, trial: Trial) -> float:
-    """The least error of ridge regression with an intercept, over nine penalties."""
+    """Return the least error of ridge regression with an intercept, over nine penalties."""
     prompts = task.draw(TESTS, examples + 1, torch.Generator().manual_seed(trial.seed + 2**40 + 1))
     inputs = torch.nn.functional.pad(prompts.inputs, (0, 1), value=1.0)
     prompts = replace(prompts, inputs=inputs, queries=inputs)

@@ -50,8 +50,7 @@ SINGLE = 1e-6  # of norms that transformers computes in float32 whatever the pre
     on_model=True,
 )
 def order_and_positions(trial: Trial) -> Evidence:
-    """Largest change of the last token's states under permutations of the others: as the model is, in its first block
-    and without its mask; the control keeps the positions."""
+    """Largest change of the last states under permutations of the others; the control keeps the positions."""
     model, tokens = reader(trial.model)
     if "position_ids" not in inspect.signature(model.forward).parameters:
         raise UserError("the model takes no position_ids, so its positions cannot be made equal; choose another model")
@@ -64,7 +63,7 @@ def order_and_positions(trial: Trial) -> Evidence:
 
     @torch.no_grad()
     def changes(positions: Tensor, mask: Tensor | None) -> Tensor:
-        """Relative changes of the state behind every block."""
+        """Return relative changes of the state behind every block."""
         options = {"position_ids": positions, "attention_mask": mask, "output_hidden_states": True}
         states = (model(input_ids=each, **options).hidden_states for each in (tokens, tokens[:, order]))
         pairs = zip(*([state[:, -1] for state in each] for each in states), strict=True)
@@ -178,12 +177,12 @@ def scaled_gradients(trial: Trial) -> Evidence:
 
 
 def jacobian_norms(scores: Tensor, dim: int) -> tuple[float, float]:
-    """Mean Frobenius norms of the Jacobians of softmax rows, without and with scale."""
+    """Return mean Frobenius norms of the Jacobians of softmax rows, without and with scale."""
     return float(norms_of(scores).mean()), float(norms_of(scores / dim**0.5).mean())
 
 
 def norms_of(scores: Tensor) -> Tensor:
-    r"""Frobenius norms of :math:`\mathrm{diag}(p) - p p^\top` of every row, without the matrix."""
+    r"""Return Frobenius norms of :math:`\mathrm{diag}(p) - p p^\top` of every row, without the matrix."""
     square = scores.softmax(-1).square()
     total = square.sum(-1)
     norm: Tensor = (total - 2 * (square * square.sqrt()).sum(-1) + total.square()).clamp_min(0).sqrt()
@@ -191,7 +190,7 @@ def norms_of(scores: Tensor) -> Tensor:
 
 
 def two_largest(count: int, dim: int) -> float:
-    """Mean norm of the Jacobian if all but the two largest of many normal scores of variance ``dim`` have no weight."""
+    """Return the mean norm of the Jacobian if only the two largest of many normal scores have weight."""
 
     def density(x: Tensor) -> Tensor:
         value: Tensor = torch.exp(-0.5 * x.square()) / (2 * math.pi) ** 0.5
@@ -204,11 +203,11 @@ def two_largest(count: int, dim: int) -> float:
 
 
 class ResidualSum(NamedTuple):
-    """What attention adds to the stream of one block.
+    """Sum that attention adds to the stream of one block.
 
     Attributes:
         added: the stream behind attention minus the stream before it, ``(batch, tokens, dim)``.
-        heads: what each head writes, ``(heads, batch, tokens, dim)``.
+        heads: the outputs of each head in the stream, ``(heads, batch, tokens, dim)``.
         norm: largest difference of the next norm's output from that norm written out, over the largest entry; None for
             a norm of another kind than layer and root mean square.
     """
@@ -220,7 +219,7 @@ class ResidualSum(NamedTuple):
 
 @torch.no_grad()
 def residual_sums(model: nn.Module, tokens: Tensor) -> Iterator[ResidualSum]:
-    """Streams and heads of every block in which a norm reads the stream behind attention."""
+    """Yield the sums of every block in which a norm reads the stream behind attention."""
     norms = {}
     for block in read_anatomy(model, {"input_ids": tokens[:1]}).blocks:
         attention, feed_forward = block.find("attention"), block.find("mlp")
@@ -241,7 +240,7 @@ def residual_sums(model: nn.Module, tokens: Tensor) -> Iterator[ResidualSum]:
 
 
 def written(call: AttentionCall, output: Tensor) -> Tensor:
-    """The outputs of the heads of a call in the stream, ``(heads, batch, tokens, dim)``, by a softmax written out."""
+    """Return the outputs of the heads of a call, ``(heads, batch, tokens, dim)``, by a softmax written out."""
     assert call.value is not None
     batch, heads, queries, _ = call.shape
     scores = scores_at(call, torch.arange(queries).expand(batch, -1))
@@ -254,7 +253,7 @@ def written(call: AttentionCall, output: Tensor) -> Tensor:
 
 @torch.no_grad()
 def norm_gap(norm: nn.Module, x: Tensor, found: Tensor) -> Gap | None:
-    """Largest difference of what a norm returned from the norm written out, over its largest entry."""
+    """Return the largest difference of a norm's output from the norm written out, over its largest entry."""
     expected = _normalized(norm, x)
     if expected is None:
         return None
@@ -263,7 +262,7 @@ def norm_gap(norm: nn.Module, x: Tensor, found: Tensor) -> Gap | None:
 
 
 def _normalized(norm: nn.Module, x: Tensor) -> Tensor | None:
-    """A layer norm or a root mean square norm written out; None for other kinds."""
+    """Write out a layer norm or a root mean square norm; None for other kinds."""
     if isinstance(norm, nn.LayerNorm):
         centered = x - x.mean(-1, keepdim=True)
         y = centered / (centered.square().mean(-1, keepdim=True) + norm.eps).sqrt()

@@ -41,8 +41,7 @@ FUSED = "qkv"  # order of the projections in its fused matrix
     trials=2,
 )
 def random_weights(trial: Trial) -> Evidence:
-    """Share of queries and keys in what both cost; the control turns the values of every head instead of drawing them
-    anew, and their outputs back."""
+    """Share of queries and keys in the cost of both; the control turns the values of every head and back."""
     model, tokens = embedded()
     tokens = tokens[torch.randperm(len(tokens), generator=trial.generator)[: trial.size(8, 24)]]
     usual, layers = loss_of(model, tokens), range(len(model.h))
@@ -76,8 +75,11 @@ def random_weights(trial: Trial) -> Evidence:
 
 @contextlib.contextmanager
 def redrawn(block: Any, parts: str, generator: torch.Generator) -> Iterator[None]:
-    """Some weights of a block as random ones of the same mean square: "q", "k", "v", "o", and "f" for both matrices of
-    the fully connected layer; with "t" the values of every head are turned, and its outputs back."""
+    """Replace some weights of a block by random ones of the same mean square, for a while.
+
+    They are "q", "k", "v", "o", and "f" for both matrices of the fully connected layer; with "t" the values of every
+    head are turned, and its outputs back.
+    """
     attention, mlp = block.attn, block.mlp
     usual = copy.deepcopy(block.state_dict())
     with torch.no_grad():
@@ -96,7 +98,7 @@ def redrawn(block: Any, parts: str, generator: torch.Generator) -> Iterator[None
 
 
 def turn_heads(value: Tensor, bias: Tensor, output: Tensor, heads: int, generator: torch.Generator) -> None:
-    """Turn the values of every head by a random rotation, and the rows of the output matrix that read them back."""
+    """Turn the values of every head by a random rotation, and the rows of the output matrix back."""
     dim = WIDTH // heads
     turns = torch.linalg.qr(torch.randn(heads, dim, dim, generator=generator)).Q
     for turn, start in zip(turns, range(0, WIDTH, dim), strict=True):
@@ -106,13 +108,13 @@ def turn_heads(value: Tensor, bias: Tensor, output: Tensor, heads: int, generato
 
 @torch.no_grad()
 def loss_of(model: Any, tokens: Tensor) -> float:
-    """Nats per predicted token; the embedding reads out what it has read in."""
+    """Return nats per predicted token; the embedding is the readout."""
     logits = model(input_ids=tokens).last_hidden_state[:, :-1] @ model.wte.weight.T
     return float(nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()))
 
 
 @functools.lru_cache(maxsize=1)
 def embedded() -> tuple[Any, Tensor]:
-    """A copy of the embedded model that may be changed, and passages."""
+    """Return a copy of the embedded model that may be changed, and passages."""
     model, tokens = reader(str(assets.MODEL))
     return copy.deepcopy(model), tokens

@@ -52,7 +52,7 @@ LINEAR = ("halve",)
 
 
 class Contraction(nn.Module):
-    """One of the contractions as a module."""
+    """Contraction by its name, as a module."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -72,21 +72,21 @@ class Trained(NamedTuple):
 
 
 def similarity(first: Tensor, second: Tensor) -> float:
-    """Linear centered kernel alignment of two clouds of the same tokens: one up to rotation, shift and scale."""
+    """Return the linear centered kernel alignment of two clouds: one up to rotation, shift and scale."""
     first, second = (each - each.mean(0) for each in (first, second))
     return float((first.T @ second).square().sum() / ((first.T @ first).norm() * (second.T @ second).norm()))
 
 
 @functools.lru_cache(maxsize=1)
 def text() -> tuple[Tensor, Tensor]:
-    """Bytes of the embedded documents: to train on, and held out, ``(passages, 32)``."""
+    """Return bytes of the embedded documents, to train on and held out, ``(passages, 32)``."""
     found = torch.tensor(list("\n".join(assets.documents()).encode("ascii", "ignore")))
     return found[4096:], found[:4096].reshape(-1, 32)
 
 
 @functools.lru_cache(maxsize=16)
 def train(name: str, seed: int, full: bool) -> Trained:
-    """A transformer with this contraction after every residual sum, by Muon for matrices and AdamW for the rest."""
+    """Train a transformer with a contraction after every residual sum, by Muon for matrices and AdamW for the rest."""
     generator = torch.Generator().manual_seed(seed)
     width, layers, steps = (64, 3, 300) if full else (32, 2, 150)
     model = Transformer(
@@ -123,7 +123,7 @@ def train(name: str, seed: int, full: bool) -> Trained:
 
 
 def nats(model: nn.Module, rows: Tensor) -> Tensor:
-    """Mean loss of the next byte."""
+    """Return the mean loss of the next byte."""
     return functional.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
 
 
@@ -158,9 +158,7 @@ def nats(model: nn.Module, rows: Tensor) -> Tensor:
     slow=True,
 )
 def contractions(trial: Trial) -> Evidence:
-    """Largest dissimilarity of three seeds of layer norm over the smallest of a contraction to them, of all and of
-    halving; the control is a fourth seed of layer norm.
-    """
+    """Dissimilarity of seeds of layer norm over that of other contractions; the control is a fourth seed."""
     start, last = 10 * trial.seed, 10 * trial.seed + 3
     usual = [train("layer_norm", seed, trial.full) for seed in range(start, last)]
     fourth = train("layer_norm", last, trial.full)
@@ -168,7 +166,7 @@ def contractions(trial: Trial) -> Evidence:
     spread = max(1 - similarity(one.states, two.states) for one, two in itertools.combinations(usual, 2))
 
     def far(states: Tensor) -> float:
-        """How much farther it is from layer norm than seeds of layer norm are from each other."""
+        """Return the distance from layer norm in units of the distance between its seeds."""
         return min(1 - similarity(states, each.states) for each in usual) / spread
 
     def gap(*models: Trained) -> Gap:

@@ -29,13 +29,13 @@ DIFFUSE = 0.85  # of the largest entropy, on average over the heads of a layer
 
 @functools.lru_cache(maxsize=2)
 def inspection(model: str | None) -> Inspection:
-    """The model on the embedded text; all experiments of one process share it."""
+    """Inspect the model on the embedded text, once in a process."""
     return inspect_model(model, max_length=128 if model is not None else None, progress=False)
 
 
 @functools.lru_cache(maxsize=8)
 def synthetic(seed: int, attention: Literal["tied", "free"]) -> Inspection:
-    """A random transformer; if its heads are tied they write what they read, and the theory has to hold in it."""
+    """Inspect a random transformer; tied heads write what they read, and the theory must hold in it."""
     generator = torch.Generator().manual_seed(seed)
     options: dict[str, Any] = {"attention": attention, "causal": False, "positions": None, "norm": None}
     model = Transformer(32, 3, 2, vocabulary=64, **options, generator=generator)
@@ -44,14 +44,14 @@ def synthetic(seed: int, attention: Literal["tied", "free"]) -> Inspection:
 
 
 def profile(found: Inspection, *columns: str) -> Curve:
-    """Columns of the layers table over the depth."""
+    """Return columns of the layers table over the depth."""
     layers = found.layers
     series = {name: layers[name].tolist() for name in columns}
     return Curve(list(range(len(layers))), series, x_label="layer", y_label=columns[0])
 
 
 def median(found: Inspection, column: str, table: str = "layers") -> float:
-    """Median of a column over the layers or heads that have it."""
+    """Return the median of a column over the layers or heads that have it."""
     return float(numpy.nanmedian(getattr(found, table)[column].to_numpy(dtype=float)))
 
 
@@ -125,7 +125,7 @@ def whitened_heads(trial: Trial) -> Evidence:
         raise UserError("no head of the model scores by one matrix, as with rotary positions; choose another model")
 
     def shares(kind: str, column: str) -> dict[str, float]:
-        """Medians over the heads, by quantity."""
+        """Return medians over the heads, by quantity."""
         rows = table[(table["experiment"] == kind) & table["quantity"].isin(["whitened_trace", "whitened_cosine"])]
         medians = (rows[column] / rows["predicted"]).groupby(rows["quantity"]).median()
         return {str(name): float(value) for name, value in medians.items()}
@@ -223,12 +223,12 @@ def gaussian_states(trial: Trial) -> Evidence:
 
 
 def out_of_band(*bands: float) -> Gap:
-    """The gap of a statement that each of these is more than the band of Gaussian samples allows."""
+    """Return the gap of the statement that each value exceeds the band of Gaussian samples."""
     return Gap(BAND / min(bands), 1.0)
 
 
 def over_band(x: Tensor) -> float:
-    """Kurtosis of random projections in units of the band in which a Gaussian sample of this size stays."""
+    """Return the kurtosis of random projections in units of the band of Gaussian samples of this size."""
     x = x.double()
     kurtosis = projection_kurtosis(x, x.mean(0), torch.cov(x.T, correction=0))
     return abs(kurtosis) / gaussian_band(len(x), len(x), x.shape[-1])

@@ -20,7 +20,7 @@ Array = NDArray[numpy.float64]
 
 
 def velocity(points: Array, beta: float) -> Array:
-    """The vector field of the flow, written out in numpy."""
+    """Write out the vector field of the flow in numpy."""
     kernel = numpy.exp(beta * (points @ points.T))
     pull = kernel @ points / kernel.sum(1, keepdims=True)
     moved: Array = pull - (pull * points).sum(1, keepdims=True) * points
@@ -28,7 +28,7 @@ def velocity(points: Array, beta: float) -> Array:
 
 
 def solved(points: Tensor, beta: float, time: float) -> Tensor:
-    """The flow at a time, by an adaptive method of order eight."""
+    """Return the flow at a time, by an adaptive method of order eight."""
     try:
         from scipy.integrate import solve_ivp
     except ModuleNotFoundError:
@@ -159,7 +159,7 @@ def metastable(trial: Trial) -> Evidence:
 
 
 def life(angle: float, counts: list[int], beta: float, steps: int) -> tuple[float, float]:
-    """The time in which two clusters halve their angle: of the flow, and by quadrature."""
+    """Return the time in which two clusters halve their angle: of the flow, and by quadrature."""
     phi = linspace(angle / 2, angle, 2001)
     near, far = math.exp(beta), torch.exp(beta * torch.cos(phi))
     first, second = counts

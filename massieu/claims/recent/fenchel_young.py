@@ -139,7 +139,7 @@ def difference_of_losses(trial: Trial) -> Evidence:
 def loss_difference(
     patterns: Tensor, states: Tensor, beta: float, alpha: float | None, radius: float | None = None
 ) -> Tensor:
-    """The second Fenchel-Young loss less the first over beta; of half a squared length, or of the ball of a radius."""
+    """Return the second loss, of half a squared length or of a ball, less the first over beta."""
     scores, even = beta * states @ patterns.T, torch.full_like(patterns[:, 0], 1 / len(patterns))
     middle = even @ patterns
     weight = by_bisection(scores, alpha)
@@ -155,7 +155,7 @@ def loss_difference(
 
 
 def _entropy(weight: Tensor, alpha: float | None) -> Tensor:
-    """The entropy of Tsallis, or that of the 2-norm, 1 − ‖y‖."""
+    """Return the entropy of Tsallis, or that of the 2-norm, 1 − ‖y‖."""
     if alpha is None:
         found: Tensor = 1 - weight.norm(dim=-1)
     else:
@@ -166,7 +166,7 @@ def _entropy(weight: Tensor, alpha: float | None) -> Tensor:
 def _rise(
     patterns: Tensor, states: Tensor, beta: float, alpha: float | None, used: float | None, radius: float | None
 ) -> Gap:
-    """The excess over the promised change of the difference of losses, in any of five updates."""
+    """Return the excess over the promised change of the difference of losses, in any of five updates."""
     states, excess = states if radius is None else radius * states / states.norm(dim=-1, keepdim=True), []
     for _ in range(5):
         found = updated(patterns, states, beta, used)
@@ -180,21 +180,22 @@ def _rise(
 
 
 def objective(weight: Tensor, scores: Tensor) -> Tensor:
-    """Expected score less the length of the weights, which the weights of the 2-norm entropy maximize."""
+    """Return expected score less length of the weights; the weights of the 2-norm entropy maximize it."""
     gain: Tensor = (weight * scores).sum(-1) - weight.norm(dim=-1)
     return gain
 
 
 def updated(patterns: Tensor, states: Tensor, beta: float, alpha: float | None) -> Tensor:
-    """One update with α-entmax, or with the weights of the 2-norm entropy."""
+    """Update once with α-entmax, or with the weights of the 2-norm entropy."""
     if alpha is None:
         return by_bisection(beta * states @ patterns.T, alpha) @ patterns
     return Sparse(patterns, beta, alpha=alpha).update(states)
 
 
 def by_bisection(scores: Tensor, alpha: float | None) -> Tensor:
-    """Weights of α-entmax, which is softmax at 1, or of the 2-norm entropy: y = [z − τ]_+ / Σ [z − τ]_+ with a τ for
-    which Σ [z − τ]_+² = 1.
+    """Return weights of α-entmax, which is softmax at 1, or of the 2-norm entropy for None.
+
+    The latter are y = [z − τ]_+ / Σ [z − τ]_+ with Σ [z − τ]_+² = 1.
     """
     z = scores.numpy().astype(np.longdouble)
     if alpha == 1:

@@ -19,12 +19,12 @@ CRITICAL = math.sqrt(2 * LOAD)  # of the query's norm over √d, where the entro
 
 
 def limit(beta: float) -> float:
-    """The limit of log Z / d: annealed, the logarithm of a mean, below the critical norm, and frozen beyond it."""
+    """Return the limit of log Z / d: annealed below the critical norm, and frozen beyond it."""
     return LOAD + beta**2 / 2 if beta < CRITICAL else beta * CRITICAL
 
 
 def correction(beta: float, dim: int) -> float:
-    """The next terms of the mean of log Z in the frozen phase, from the largest scores, a Poisson process."""
+    """Return the next terms of the mean of log Z in the frozen phase, by the largest scores, a Poisson process."""
     ratio = beta / CRITICAL
     heavy = ratio * math.lgamma(1 - 1 / ratio) + EULER * (ratio - 1)
     return heavy - 0.5 * ratio * math.log(4 * math.pi * LOAD * dim)
@@ -32,7 +32,7 @@ def correction(beta: float, dim: int) -> float:
 
 @functools.lru_cache
 def mean_log_normalizer(beta: float, dim: int) -> float:
-    r"""The mean of log Z of e^{α d} independent normal scores of variance β² d, by two integrals.
+    """Return the mean of log Z of e^{α d} independent normal scores of variance β² d, by two integrals.
 
     E log Z = c + ∫ (e^{−e^t} − (1 − g(t − c))^N) dt for any c, with g(u) = E[1 − exp(−e^{u + s})] for a single score s.
     """
@@ -114,7 +114,7 @@ def frozen(trial: Trial) -> Evidence:
 
 
 def sampled_logs(trial: Trial, dim: int, betas: tuple[float, ...]) -> dict[float, Tensor]:
-    """log Z / d at orthogonal queries of several norms, for 8 draws of the keys (4 with full sizes)."""
+    """Return log Z / d at orthogonal queries of several norms, for 8 draws of the keys (4 with full sizes)."""
     directions = torch.linalg.qr(torch.randn(dim, dim, generator=trial.generator, dtype=torch.float64))[0]
     found: dict[float, list[Tensor]] = {beta: [] for beta in betas}
     for _ in range(trial.size(8, 4)):

@@ -14,7 +14,7 @@ from massieu.statistics import attend
 
 
 def energy(tokens: Tensor, matrix: Tensor, rounds: int) -> Tensor:
-    """The energy F of all tokens, by Sinkhorn's algorithm for symmetric scores, u ← (u − log Σ e^{C + u}) / 2."""
+    """Return the energy F of all tokens by Sinkhorn's algorithm for symmetric scores, u ← (u − log Σ e^{C + u}) / 2."""
     scores = tokens @ matrix @ tokens.T
     potential = torch.zeros_like(scores[0])
     for _ in range(rounds):
@@ -58,7 +58,7 @@ def gradient_flow(trial: Trial) -> Evidence:
         return -attend(x @ matrix, x, x @ matrix, found.log_weight, scale=1.0).output
 
     def asymmetry(updates: int) -> float:
-        """Of the Jacobian as a form on the directions, relative to the form."""
+        """Return the asymmetry of the Jacobian as a form on the directions, relative to the form."""
         x = tokens.clone().requires_grad_()
         moved = field(x, updates)
         rows = [torch.autograd.grad(moved, x, each, retain_graph=True)[0] for each in directions]

@@ -76,7 +76,7 @@ def dispersion(trial: Trial) -> Evidence:
 
 
 def _sharpened(query: Tensor, keys: Tensor, name: str) -> Tensor:
-    """Queries times the factor of their scores: a polynomial of their entropy, or ln n."""
+    """Return queries times the factor of their scores: a polynomial of their entropy, or ln n."""
     if name == SHARPER:
         return math.log(len(keys)) * query
     if name == PLAIN:
@@ -88,7 +88,7 @@ def _sharpened(query: Tensor, keys: Tensor, name: str) -> Tensor:
 
 
 def _extremes(query: Tensor, keys: Tensor, name: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Log coefficients of the keys that any query weighs most or least, entropies, and δ before sharpening."""
+    """Return log coefficients of the extreme keys of any query, entropies, and δ before sharpening."""
     scores = query @ keys.T
     chosen = torch.cat([scores.argmax(-1), scores.argmin(-1)])
     one_hot = torch.zeros(len(keys), len(chosen), dtype=torch.float64)
@@ -99,7 +99,7 @@ def _extremes(query: Tensor, keys: Tensor, name: str) -> tuple[Tensor, Tensor, T
 
 
 def _beyond(query: Tensor, keys: Tensor, name: str) -> Gap:
-    """How far coefficients and entropies are beyond their bounds; each query's extreme keys are among those chosen."""
+    """Return the excess of coefficients and entropies over their bounds; extreme keys are among those chosen."""
     log_share, entropy, delta = _extremes(query, keys, name)
     even, delta = math.log(len(keys)), delta * (STEEPEST if name == ADAPTIVE else 1.0)
     low = above(even - delta, entropy)
@@ -134,7 +134,7 @@ def lipschitz(trial: Trial) -> Evidence:
 
     @functools.cache
     def norm(number: int, radius: float) -> float:
-        """With one token at the border and all others halfway to it: these attend the first."""
+        """Return the norm for one token at the border and all others halfway to it, which attend the first."""
         return spectral(radius * torch.tensor([[1.0]] + [[0.5]] * (number - 1)).double() @ axes[:1])
 
     def gap(radius: float) -> Gap:
@@ -166,22 +166,22 @@ def lipschitz(trial: Trial) -> Evidence:
 
 
 def exceeding(found: float, bound: float) -> Gap:
-    """How far a number exceeds its bound."""
+    """Return the excess of a number over its bound."""
     return Gap(max(found - bound, 0.0), 1e-9)
 
 
 def general_bound(number: int, radius: float) -> float:
-    """The bound on the Lipschitz constant, as printed, for identity weights."""
+    """Return the bound on the Lipschitz constant, as printed, for identity weights."""
     return math.sqrt(3 * (radius**4 * (4 * number + 1) + number))
 
 
 def self_attention(cloud: Tensor) -> Tensor:
-    """Self-attention with identity matrices and scores x_i·x_j."""
+    """Return self-attention with identity matrices and scores x_i·x_j."""
     return attend(cloud, cloud, cloud, scale=1.0, statistics=None).output
 
 
 def written_out(cloud: Tensor) -> Tensor:
-    """The Jacobian of :func:`self_attention` as a matrix, term by term."""
+    """Return the Jacobian of :func:`self_attention` as a matrix, term by term."""
     share = torch.softmax(cloud @ cloud.T, -1)
     away = cloud - (share @ cloud)[:, None]
     covariance = torch.einsum("ij,ija,ijb->iab", share, away, away)
@@ -192,24 +192,24 @@ def written_out(cloud: Tensor) -> Tensor:
 
 
 def spectral(cloud: Tensor) -> float:
-    """The spectral norm of the Jacobian at a cloud."""
+    """Return the spectral norm of the Jacobian at a cloud."""
     return float(torch.linalg.matrix_norm(written_out(cloud), 2))
 
 
 def clouds(noise: Tensor, axes: Tensor, radius: float) -> list[Tensor]:
-    """Random clouds in a ball, and tokens at two opposite poles of the ball and of one of a tenth of its radius."""
+    """Draw clouds in a ball, and tokens at two opposite poles of the ball and of one of a tenth of its radius."""
     poles = radius * axes[:1] * torch.where(torch.arange(len(noise)) % 2 == 0, 1.0, -1.0).double()[:, None]
     return [clipped(radius * noise, radius), clipped(0.3 * noise, radius), 0.1 * poles, poles]
 
 
 def clipped(cloud: Tensor, radius: float) -> Tensor:
-    """The cloud with tokens outside of a ball pulled to its border."""
+    """Return the cloud with tokens outside of a ball pulled to its border."""
     share: Tensor = (radius / cloud.norm(dim=-1, keepdim=True)).clamp(max=1.0)
     return cloud * share
 
 
 def ascended(start: Tensor, radius: float, steps: int) -> float:
-    """The largest norm of the Jacobian in a ball along an ascent from a cloud, by steps of length 1."""
+    """Return the largest norm of the Jacobian in a ball along an ascent from a cloud, by steps of length 1."""
     cloud, best = start, 0.0
     for _ in range(steps):
         leaf = clipped(cloud, radius).requires_grad_()
@@ -221,7 +221,7 @@ def ascended(start: Tensor, radius: float, steps: int) -> float:
 
 
 def slope(logs: list[float], numbers: list[int]) -> float:
-    """The slope of logarithms against the logarithms of numbers, by least squares."""
+    """Return the slope of logarithms against the logarithms of numbers, by least squares."""
     x = torch.tensor(numbers, dtype=torch.float64).log()
     y = torch.tensor(logs, dtype=torch.float64)
     x = x - x.mean()

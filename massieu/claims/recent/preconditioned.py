@@ -67,17 +67,17 @@ def stationary_steps(trial: Trial) -> Evidence:
 
 
 def expected_loss(steps: Tensor, moves: Tensor, contexts: Tensor, mass: Tensor, sigma: Tensor) -> Tensor:
-    """The in-context loss of layers with matrices A_i and B_i, shapes ``(layers, dim, dim)``.
+    """Return the in-context loss of layers with matrices A_i and B_i, shapes ``(layers, dim, dim)``.
 
-    Targets are kept as linear functions of the task, and the query and its slot as linear maps of the query, so that
-    the mean over tasks and queries is a trace.
+    Targets are linear functions of the task, and the query and its slot linear maps of the query, so that the mean over
+    tasks and queries is a trace.
     """
     left = residual_map(steps, moves, contexts)
     return mass @ torch.einsum("nij,jk,nlk,li->n", left, torch.linalg.inv(sigma), left, sigma)
 
 
 def residual_map(steps: Tensor, moves: Tensor, inputs: Tensor) -> Tensor:
-    """R of each context, ``(contexts, dim, dim)``, so that x^T R w is the error at a query x for a task w."""
+    """Return R of each context, ``(contexts, dim, dim)``: x^T R w is the error at a query x for a task w."""
     eye = torch.eye(inputs.shape[2]).to(inputs)
     targets, query, slot = inputs, eye.expand(len(inputs), *eye.shape), torch.zeros_like(eye)
     for step, move in zip(steps, moves, strict=True):
@@ -89,7 +89,7 @@ def residual_map(steps: Tensor, moves: Tensor, inputs: Tensor) -> Tensor:
 
 
 def all_contexts(sigma: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
-    """Inputs ``(contexts, examples, dim)`` at all combinations of Gauss-Hermite nodes, and their masses."""
+    """Return inputs ``(contexts, examples, dim)`` at all combinations of Gauss-Hermite nodes, and their masses."""
     points, weights = (torch.from_numpy(each) for each in numpy.polynomial.hermite_e.hermegauss(nodes))
     grid = torch.tensor(list(itertools.product(range(nodes), repeat=EXAMPLES * len(sigma))))
     inputs = points[grid].unflatten(-1, (EXAMPLES, len(sigma))) @ torch.linalg.cholesky(sigma).mT
@@ -97,7 +97,7 @@ def all_contexts(sigma: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
 
 
 def best_multiples(shape: Tensor, layers: int, contexts: tuple[Tensor, Tensor], sigma: Tensor, moving: bool) -> Tensor:
-    """The multiples a_i and b_i, shape ``(layers, 2)``, of least loss."""
+    """Return the multiples a_i and b_i of least loss, shape ``(layers, 2)``."""
     eye, scale = torch.eye(len(shape)).to(shape), len(shape) / (shape @ sigma).trace()
     found = torch.stack([0.3 * scale.expand(layers), torch.full((layers,), 0.1 if moving else 0.0).to(shape)], 1)
     found.requires_grad_()
@@ -117,7 +117,7 @@ def best_multiples(shape: Tensor, layers: int, contexts: tuple[Tensor, Tensor], 
 
 
 def by_layers(trial: Trial, inverse: Tensor) -> Gap:
-    """Two layers of attention with A = Σ^{-1} / 2 and Σ^{-1} / 4 against the matrices in the expected loss."""
+    """Return the gap of two layers with A = Σ^{-1} / 2 and Σ^{-1} / 4 to the matrices in the expected loss."""
     normal = normals(trial)
     inputs, query, task = normal(6, EXAMPLES, 2), normal(6, 1, 2), normal(6, 2, 1)
     tokens, steps = regression_tokens(inputs, inputs @ task, query), torch.stack([inverse / 2, inverse / 4])

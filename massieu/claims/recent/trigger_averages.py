@@ -45,8 +45,7 @@ class Head(NamedTuple):
     formula="‖o‖ = ‖Σ_j p_j v_j‖ ≥ s ‖p_content‖₂ ≥ s m / √k",
 )
 def necessary_sink(trial: Trial) -> Evidence:
-    """Errors, mass on the start and the bound on mass off it; the control asks a head of ReLUs, which solves the task
-    too, for mass on the start."""
+    """Errors, mass on the start and the bound on mass off it; the control is a head of ReLUs."""
     inputs, targets = _sequences(trial, 200)
     trained = _train(trial, inputs, targets)
     unseen, expected = _sequences(trial, 500)
@@ -73,7 +72,7 @@ def necessary_sink(trial: Trial) -> Evidence:
 
 
 def _sequences(trial: Trial, count: int) -> tuple[Tensor, Tensor]:
-    """Tokens (start, trigger, one, content) and what a head must return: the mean of the contents before a trigger."""
+    """Draw tokens (start, trigger, one, content) and targets: the mean of the contents before a trigger."""
     content = 2 * torch.nn.functional.normalize(normals(trial)(count, TOKENS, CONTENT), dim=-1)
     place = torch.randint(2, TOKENS, (count,), generator=trial.generator)
     trigger = torch.nn.functional.one_hot(place, TOKENS).double()[..., None]
@@ -92,7 +91,7 @@ def _softmax_head(x: Tensor, score: Tensor, value: Tensor) -> Head:
 
 
 def _relu_head(x: Tensor) -> Head:
-    """Scores of one for contents under a trigger and of zero elsewhere, over the place of the trigger."""
+    """Return scores of one for contents under a trigger and of zero elsewhere, over the place of the trigger."""
     score = torch.zeros(x.shape[-1], x.shape[-1], dtype=torch.float64)
     score[1, 2], score[1, 0], score[1, 1] = 1.0, -1.0, -1.0
     place = (torch.arange(TOKENS)[:, None] - 1).clamp(min=1)
@@ -102,7 +101,7 @@ def _relu_head(x: Tensor) -> Head:
 
 
 def _train(trial: Trial, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Score and value maps by L-BFGS from small random ones; from new ones where it ends in a local minimum."""
+    """Fit score and value maps by L-BFGS from small random ones, again where it ends in a local minimum."""
     normal, size, found = normals(trial), x.shape[-1], []
     for _ in range(6):
         score, value = (0.1 * normal(size, size)).requires_grad_(), (0.1 * normal(size, CONTENT)).requires_grad_()
@@ -122,7 +121,7 @@ def _train(trial: Trial, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _allowed(x: Tensor, head: Head) -> Tensor:
-    """For every row, the most mass that may lie off the start if its output is what it is."""
+    """Return the most mass of every row that may lie off the start, given its output."""
     values = x @ head.value
     start = values[:, :1]
     away = values - (values @ start.mT) * start / start.square().sum(-1, keepdim=True).clamp(min=1e-300)

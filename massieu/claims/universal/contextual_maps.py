@@ -1,4 +1,4 @@
-"""Numbers that tell a token's context: what proofs say of stacks of shifts and of one head, and what float64 says."""
+"""Contextual maps, numbers that identify a token's context: stacks of shifts and single heads, in proofs and in float64."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ EPSILON = torch.finfo(torch.float64).eps
     "U21",
     source=Source.YUN_2019,
     place="lemma on contextual mappings by selective shifts (from memory)",
-    title="Selective shifts tell sequences of distinct tokens apart",
+    title="Selective shifts distinguish sequences of distinct tokens",
     wording=(
         "δ^{-d} + 1 attention layers with hardmax and heads of size one map the sequences of distinct tokens of a "
         "grid so that every token of every sequence gets a number of its own, up to order."
@@ -55,8 +55,7 @@ EPSILON = torch.finfo(torch.float64).eps
     trials=1,
 )
 def selective_shifts(trial: Trial) -> Evidence:
-    """Contexts that share a number, in exact integers, over all sequences of four grids; the control shifts by the
-    range itself instead of n^d times it."""
+    """Contexts that share a number, over all sequences of four grids; the control shifts by too little."""
     grids = [(3, 1, 2), (4, 1, 3), (3, 2, 2), (3, 2, 3)]
 
     def gap(factor: int | None) -> Gap:
@@ -84,7 +83,7 @@ def selective_shifts(trial: Trial) -> Evidence:
 
 
 def _shifted(numbers: list[int], cells: int, factor: int) -> list[int]:
-    """The numbers of one sequence after the stack, written out."""
+    """Write out the numbers of one sequence after the stack."""
     for level in range(cells):
         reach = max(numbers) - min(numbers)
         numbers = [each + factor * reach if each == level else each for each in numbers]
@@ -109,8 +108,7 @@ def _shifted(numbers: list[int], cells: int, factor: int) -> list[int]:
     formula="x ← x + v_i φ(l − l_i), φ a trapezoid of four ReLUs",
 )
 def value_mapping(trial: Trial) -> Evidence:
-    """Layers of four ReLUs, one for each number of the shift stack, against random values; the control lacks the last
-    layer. The table has the depth of the whole network, which grows exponentially with dT."""
+    """Layers of four ReLUs, one for each number, against random values; the control lacks the last layer."""
     numbers = shift_stack(4, 1, 3).identifiers.flatten().double()
     targets = normals(trial)(len(numbers))
     bends = torch.tensor([1.0, 0.5, -0.5, -1.0], dtype=torch.float64)
@@ -154,8 +152,7 @@ def value_mapping(trial: Trial) -> Evidence:
     trials=1,
 )
 def repeated_columns(trial: Trial) -> Evidence:
-    """Contexts of sets without a number of their own, and the share of sequences with repeats; the control passes
-    sequences with repeats through the same layers."""
+    """Contexts of sets without a number of their own, and share of repeats; the control has sequences with repeats."""
     grids = [(4, 1, 3), (3, 2, 3)]
 
     def gap(duplicates: bool) -> Gap:
@@ -224,8 +221,7 @@ def boltzmann_operator(trial: Trial) -> Evidence:
     formula="|boltz(a) − boltz(b)| > (log n)² e^{−2 r_max}",
 )
 def separation_lemma(trial: Trial) -> Evidence:
-    """By how much the logarithm of the bound exceeds that of the difference, for pairs of random sets in 200 digits;
-    the control has entries a tenth apart."""
+    """Excess of the logarithm of the bound for pairs of random sets; the control has entries a tenth apart."""
     drawn = torch.rand(10, 6, generator=trial.generator, dtype=torch.float64)
     sizes = torch.randint(2, 5, (10,), generator=trial.generator).tolist()
 
@@ -259,7 +255,7 @@ def separation_lemma(trial: Trial) -> Evidence:
     "U26",
     source=Source.KAJITSUKA,
     place="theorem 1",
-    title="One hardmax layer tells not all sequences apart",
+    title="One hardmax layer does not distinguish all sequences",
     wording="One layer of hardmax attention is never a contextual mapping.",
     reading=(
         "Our reading: of 50 random hardmax heads (500 in full) of full rank, none gives every multiset of three "
@@ -362,8 +358,7 @@ def rank_one_head(trial: Trial) -> Evidence:
     expected=Verdict.HOLDS_CORRECTED,
 )
 def single_head_in_float64(trial: Trial) -> Evidence:
-    """Contexts of nine tokens in sequences of three closer than a thousand machine epsilons; the control multiplies the
-    scores of the codes that were found by a million."""
+    """Contexts closer than a thousand machine epsilons; the control multiplies the scores by a million."""
     searched, theorem = contextual_map(9, 3, rounds=30, generator=trial.seed), _at_the_theorem(9, 3)
 
     def gap(numbers: Tensor) -> Gap:
@@ -391,7 +386,7 @@ def single_head_in_float64(trial: Trial) -> Evidence:
     "U31",
     source=Source.OURS,
     place="massieu.universal.contextual_map",
-    title="Sidon codes tell all multisets apart",
+    title="Sidon codes distinguish all multisets",
     wording=(
         "If pairwise sums of positive codes differ, a rank-one softmax head tells all multisets apart for all but "
         "countably many temperatures, whatever the distances of the codes."
@@ -404,8 +399,7 @@ def single_head_in_float64(trial: Trial) -> Evidence:
     formula="a(m) = a(m′) ⟺ Σ_{u<w} (m_u m′_w − m_w m′_u)(p_u − p_w) e^{βq(p_u + p_w)} = 0",
 )
 def sidon_codes(trial: Trial) -> Evidence:
-    """Contexts closer than a thousand machine epsilons for a Golomb ruler at a random temperature, and differences
-    of contexts against the sum over pairs; the control attends to all tokens alike."""
+    """Contexts closer than a thousand machine epsilons for a Golomb ruler; the control attends to all alike."""
     codes = torch.tensor([1.0, 2.0, 5.0, 10.0, 12.0], dtype=torch.float64) / 12
     drawn = 1 + float(torch.rand((), generator=trial.generator, dtype=torch.float64))
     rest = torch.nn.functional.one_hot(multisets(5, 3), 5).sum(1).double()
@@ -429,12 +423,12 @@ def sidon_codes(trial: Trial) -> Evidence:
 
 
 def _hardmax(scores: Tensor) -> Tensor:
-    """All weight on the first of the largest scores."""
+    """Return weights that are all on the first of the largest scores."""
     return torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).double()
 
 
 def _at_the_theorem(vocabulary: int, length: int) -> ContextualMap:
-    """The map at the scale of the proof, resolved or not."""
+    """Return the map at the scale of the proof, resolved or not."""
     try:
         return contextual_map(vocabulary, length, scale="theorem")
     except BelowResolution as refusal:
@@ -444,7 +438,7 @@ def _at_the_theorem(vocabulary: int, length: int) -> ContextualMap:
 
 
 def _exact_boltz(values: Sequence[float], beta: float = 1.0) -> decimal.Decimal:
-    """The mean of values under weights e^{β value}, in 200 digits."""
+    """Return the mean of values under weights e^{β value}, in 200 digits."""
     with decimal.localcontext(prec=200):
         exact = [decimal.Decimal(value) for value in values]
         weights = [(decimal.Decimal(beta) * (value - max(exact))).exp() for value in exact]

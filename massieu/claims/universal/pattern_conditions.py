@@ -1,4 +1,4 @@
-"""Sparse attention as a universal approximator: which patterns meet the conditions on them, and how these are meant."""
+"""Conditions of universal approximation on sparse patterns, and the patterns that meet them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from massieu.patterns import (
 )
 from massieu.patterns.pattern import as_schedule
 
-NONE = 0.5  # of what is counted, none may be left
+NONE = 0.5  # bound on a count that must be zero
 
 
 @claim(
@@ -56,8 +56,7 @@ NONE = 0.5  # of what is counted, none may be left
     expected=Verdict.CONDITIONAL,
 )
 def conditions_of_families(trial: Trial) -> Evidence:
-    """Self-loops, links of the path and pairs that are missing, by dense products, over eight families, for a length
-    that the stride divides and one that it does not; the control has a dilated window in the place of a window."""
+    """Self-loops, links and pairs that eight families lack, for two lengths; the control has a dilated window."""
     stride = int(torch.randint(6, 10, (), generator=trial.generator))
     rest = int(torch.randint(1, stride, (), generator=trial.generator))
     families: list[Pattern | Schedule] = [
@@ -109,8 +108,7 @@ def conditions_of_families(trial: Trial) -> Evidence:
     formula="Σ_k #A_k = O(T)",
 )
 def linear_connections(trial: Trial) -> Evidence:
-    """How far the exponent of connections in the length exceeds one, and what the conditions miss, for a star with a
-    ring, a window with global tokens, and BigBird; the control is the strided schedule."""
+    """Excess of the exponent of connections, and missed conditions; the control is the strided schedule."""
     short, long = trial.size(256, 1024), trial.size(1024, 4096)
     linear: list[Pattern | Schedule] = [star_ring(), bigbird(1, 2, 3, seed=trial.seed)]
 
@@ -160,8 +158,7 @@ def linear_connections(trial: Trial) -> Evidence:
     expected=Verdict.CONDITIONAL,
 )
 def star_alone(trial: Trial) -> Evidence:
-    """How many tokens the longest path leaves out, over all paths, in a star and in a star with a ring; the control has
-    a star whose other tokens are paired."""
+    """Tokens outside the longest path, in a star and in a star with a ring; the control has pairs for the ring."""
     length = int(torch.randint(7, 9, (), generator=trial.generator))
     pairs = [(i, i + 1) for i in range(1, length - 1, 2)]
     paired = star() | from_edges([*pairs, *((b, a) for a, b in pairs)], length)
@@ -198,11 +195,10 @@ def star_alone(trial: Trial) -> Evidence:
     expected=Verdict.HOLDS_CORRECTED,
 )
 def causal_pictures(trial: Trial) -> Evidence:
-    """Share of pairs without a derivative in a transformer of three layers, for both schedules, causal and not; the
-    control leaves out the first pattern of each."""
+    """Share of pairs without a derivative for both schedules; the control leaves out the first pattern of each."""
 
     def gap(*schedules: Pattern | Schedule) -> Gap:
-        return Gap(max(unheard(trial, schedule, 9, 3) for schedule in schedules), 1e-9)
+        return Gap(max(ignored(trial, schedule, 9, 3) for schedule in schedules), 1e-9)
 
     both: list[Pattern | Schedule] = [strided(3), fixed(3)]
     seconds: list[Pattern | Schedule] = [strided(3)[1], fixed(3)[1]]
@@ -224,7 +220,7 @@ def causal_pictures(trial: Trial) -> Evidence:
     title="Patterns in turn reach all tokens, single ones do not",
     wording="With enough layers every token can attend to all other tokens.",
     reading=(
-        "Our reading: asked of each of the two strided patterns alone (stride three, nine tokens), used in all of "
+        "Our reading: required of each of the two strided patterns alone (stride three, nine tokens), used in all of "
         "three layers of a random transformer, no derivative of an output in an input token is exactly zero; "
         "corrected, the two patterns in turn."
     ),
@@ -238,11 +234,10 @@ def causal_pictures(trial: Trial) -> Evidence:
     expected=Verdict.HOLDS_CORRECTED,
 )
 def patterns_in_turn(trial: Trial) -> Evidence:
-    """Share of pairs without a derivative in a transformer of three layers that use each strided pattern alone, and in
-    turn; the control has for the first pattern one that keeps to multiples too."""
+    """Share of pairs without a derivative, patterns alone and in turn; the control keeps to multiples too."""
 
     def gap(*schedules: Pattern | Schedule) -> Gap:
-        return Gap(max(unheard(trial, schedule, 9, 3) for schedule in schedules), 1e-9)
+        return Gap(max(ignored(trial, schedule, 9, 3) for schedule in schedules), 1e-9)
 
     near, far = strided(3)
     alone = [check_universality(each, 9).theorem for each in (near, far, *fixed(3))]
@@ -255,25 +250,25 @@ def patterns_in_turn(trial: Trial) -> Evidence:
 
 
 def missing(schedule: Pattern | Schedule, length: int) -> int:
-    """Self-loops, links of the path, and pairs out of reach that a schedule lacks, by dense products."""
+    """Count self-loops, links of the path, and pairs out of reach that a schedule lacks, by dense products."""
     masks = [pattern.mask(length).double() for pattern in as_schedule(schedule)]
     loops = sum(int((mask.diagonal() == 0).sum()) for mask in masks)
     union = torch.stack(masks).amax(0)
     order = check_universality(schedule, length).certificate
     links = length - 1 if order is None else int((union[list(order[1:]), list(order[:-1])] == 0).sum())
-    heard = torch.eye(length, dtype=torch.float64)
+    reached = torch.eye(length, dtype=torch.float64)
     for layer in range(length * len(masks)):
-        heard = (masks[layer % len(masks)] @ heard).clamp(max=1)
-    return loops + links + int((heard == 0).sum())
+        reached = (masks[layer % len(masks)] @ reached).clamp(max=1)
+    return loops + links + int((reached == 0).sum())
 
 
 def miscounted(schedule: Pattern | Schedule, length: int) -> int:
-    """Difference between the connections that patterns name and the entries of their dense masks."""
+    """Return the difference between the connections that patterns name and the entries of their dense masks."""
     return sum(abs(int(each.mask(length).sum()) - each.connections(length)) for each in as_schedule(schedule))
 
 
 def longest_path(mask: np.ndarray) -> int:
-    """Number of tokens on the longest path in which each is seen by the next and none comes twice, over all paths."""
+    """Count the tokens on the longest path without repeats in which each attends to the one before, over all paths."""
 
     def longest(last: int, left: frozenset[int]) -> int:
         return 1 + max((longest(step, left - {step}) for step in left if mask[step, last]), default=0)
@@ -282,8 +277,8 @@ def longest_path(mask: np.ndarray) -> int:
     return max(longest(start, tokens - {start}) for start in tokens)
 
 
-def unheard(trial: Trial, schedule: Pattern | Schedule, length: int, layers: int) -> float:
-    """Share of pairs of tokens of which the first, in a random transformer with the pattern, ignores the second."""
+def ignored(trial: Trial, schedule: Pattern | Schedule, length: int, layers: int) -> float:
+    """Return the share of pairs of tokens of which the first, in a random transformer, ignores the second."""
     generator = torch.Generator().manual_seed(trial.seed)
     model = Transformer(8, layers, 2, causal=False, pattern=schedule, dtype=torch.float64, generator=generator)
     x = torch.randn(1, length, 8, generator=generator, dtype=torch.float64)
@@ -291,6 +286,6 @@ def unheard(trial: Trial, schedule: Pattern | Schedule, length: int, layers: int
 
 
 def without_derivative(layers: Callable[[Tensor], Tensor], x: Tensor) -> float:
-    """Share of pairs of tokens for which the derivative of the output of the one in the other is exactly zero."""
+    """Return the share of pairs of tokens whose derivative, of one output in the other, is exactly zero."""
     slopes = torch.autograd.functional.jacobian(lambda tokens: layers(tokens)[:, 0], x)
     return float((slopes.abs().sum(-1) == 0).double().mean())

@@ -1,4 +1,4 @@
-"""What theorems on sparse attention ask besides their conditions on the pattern."""
+"""Conditions of theorems on sparse attention besides those on the pattern."""
 
 from __future__ import annotations
 
@@ -42,8 +42,7 @@ from massieu.statistics import probabilities
     expected=Verdict.CONDITIONAL,
 )
 def largest_error(trial: Trial) -> Evidence:
-    """Largest and mean square error of quantization, identifier and table for two tokens and a random smooth function;
-    the control has ramps between cells as wide as a cell."""
+    """Largest and mean square error of the construction for two tokens; the control has ramps as wide as a cell."""
     coefficients = normals(trial)(2, 3).numpy()
 
     def errors(cells: int, ramp: float) -> tuple[float, float]:
@@ -98,14 +97,13 @@ def largest_error(trial: Trial) -> Evidence:
     expected=Verdict.CONDITIONAL,
 )
 def probability_maps(trial: Trial) -> Evidence:
-    """Share of pairs without a derivative in three layers of attention within a star and a ring, for weights that are
-    all on the first token of a list and for softmax; the control has softmax within a dilated window."""
+    """Share of pairs without a derivative, for two maps to weights; the control has a dilated window."""
     normal = normals(trial)
     # With larger weights softmax or tanh may saturate, and a derivative underflow to zero.
     weights, x = normal(3, 3, 5, 5) / 5, normal(12, 5)
 
     def first(scores: Tensor) -> Tensor:
-        """All weight on the diagonal, each token being the first of its own list."""
+        """Put all weight on the diagonal: each token is the first of its own list."""
         return torch.eye(len(scores), dtype=scores.dtype)
 
     def gap(weigh: Callable[[Tensor], Tensor], pattern: Pattern) -> Gap:
@@ -155,8 +153,7 @@ def probability_maps(trial: Trial) -> Evidence:
     expected=Verdict.CONDITIONAL,
 )
 def positions_needed(trial: Trial) -> Evidence:
-    """Share of a random function of the position that no linear readout of a transformer on a ring explains, for equal
-    tokens, without positions and with them; the control has the same vector at every position."""
+    """Share of a function that no readout explains; the control has the same vector at every position."""
     length = 10
     token = normals(trial)(1, 1, 16)
     target = normals(trial)(length)
@@ -191,7 +188,7 @@ def positions_needed(trial: Trial) -> Evidence:
 
 
 def smooth(points: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
-    """A function of two tokens by a few waves, of root mean square one."""
+    """Evaluate a function of two tokens by a few waves, of root mean square one."""
     scale = np.sqrt(0.5 * (coefficients**2).sum())
     waves = np.sin(np.pi * points[:, :, None] * np.arange(1, 4) * 2 + np.array([0.0, 1.0])[None, :, None])
     found: np.ndarray = (waves * coefficients).sum((1, 2)) / scale
