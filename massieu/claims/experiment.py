@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from massieu.claims.claim import Gap, Trial
 from massieu.measures.measure import gradient
 
-__all__ = ["TIGHT", "above", "apart", "jacobian", "linspace", "normals", "one", "widest"]
+__all__ = ["TIGHT", "above", "apart", "fit", "jacobian", "linspace", "minimized", "normals", "one", "widest"]
 
 TIGHT = 1e-9  # of closed forms against each other in float64
 
@@ -53,3 +54,23 @@ def jacobian(field: Callable[[Tensor], Tensor], point: Tensor) -> Tensor:
 def one(number: float) -> Tensor:
     """Return a single natural parameter of a family in one dimension."""
     return torch.full((1, 1), number, dtype=torch.float64)
+
+
+def fit(loss: Callable[[], Tensor], parameters: Iterable[Tensor], **options: Any) -> None:
+    """Minimize a smooth function of parameters in place, by L-BFGS."""
+    solver = torch.optim.LBFGS(parameters, line_search_fn="strong_wolfe", **options)
+
+    def closure() -> Tensor:
+        solver.zero_grad()
+        value = loss()
+        value.backward()
+        return value
+
+    solver.step(closure)
+
+
+def minimized(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
+    """Return the minimizer of a smooth function, by L-BFGS from a start."""
+    point = start.clone().requires_grad_()
+    fit(lambda: loss(point), [point], max_iter=500, tolerance_grad=1e-12, tolerance_change=1e-15)
+    return point.detach()

@@ -20,12 +20,15 @@ _CLAIMS: dict[str, Claim] = {}
 def claim(
     key: str, *, correction: str = "", expected: Verdict = Verdict.HOLDS, **fields: Any
 ) -> Callable[[Callable[[Trial], Evidence]], Callable[[Trial], Evidence]]:
-    """Register an experiment with the fields of its :class:`Claim`."""
+    """Register an experiment with the fields of its :class:`Claim`; one on a model runs in a single trial."""
+    trials = 1 if fields.get("on_model") else 3
 
     def register(run: Callable[[Trial], Evidence]) -> Callable[[Trial], Evidence]:
         if key in _CLAIMS:
             raise UserError(f"the claim {key} is registered twice")
-        _CLAIMS[key] = Claim(key, run=run, correction=correction, expected=expected, **fields)
+        _CLAIMS[key] = Claim(
+            key, run=run, **{"trials": trials, "correction": correction, "expected": expected, **fields}
+        )
         return run
 
     return register

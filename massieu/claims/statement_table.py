@@ -54,7 +54,12 @@ def statements() -> list[Statement]:
     with FILE.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     return [
-        Statement(**{**row, "claims": tuple(row["claims"].split()), "objects": tuple(row["objects"].split())})
+        Statement(
+            *(row[name] for name in ("source", "place", "statement")),
+            claims=tuple(row["claims"].split()),
+            objects=tuple(row["objects"].split()),
+            not_testable=row["not_testable"],
+        )
         for row in rows
     ]
 

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from massieu.claims.claim import Curve, Evidence, Gap, Source, Trial, Verdict
 from massieu.claims.dynamics.equilibrium import covariance
-from massieu.claims.experiment import TIGHT, above, apart, jacobian, linspace, normals, widest
-from massieu.claims.measures.contrastive import minimized
+from massieu.claims.experiment import TIGHT, above, apart, jacobian, linspace, minimized, normals, widest
 from massieu.claims.registry import claim
 from massieu.geometry import LowRank, floored_spectrum, whitened_head
 from massieu.measures import Convolution, GaussianMixture, Points

@@ -58,7 +58,6 @@ SETBACK = 0.1  # of the whole change of a quantity that should only rise or only
         " larger one. Most of it comes from being the matrix that selects."
     ),
     expected=Verdict.FAILS,
-    trials=1,
     on_model=True,
 )
 def max_margin_heads(trial: Trial) -> Evidence:

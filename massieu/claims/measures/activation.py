@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from massieu.claims.claim import Evidence, Gap, Source, Trial
-from massieu.claims.experiment import above, apart, normals, widest
+from massieu.claims.experiment import above, apart, fit, normals, widest
 from massieu.claims.registry import claim
 from massieu.measures import Gaussian, Hypercube, Measure, Poisson
 from massieu.nn import MeasureAttention
@@ -129,17 +129,12 @@ def _trained(activation: Measure | None, seen: Sequences) -> MeasureAttention:
     with torch.no_grad():
         for name, each in layer.named_parameters():
             each.copy_(torch.eye(dim) if name.endswith("weight") else torch.zeros(dim))
-    solver = torch.optim.LBFGS(
-        layer.parameters(), max_iter=300, tolerance_grad=1e-9, tolerance_change=1e-14, line_search_fn="strong_wolfe"
-    )
 
     def loss() -> Tensor:
-        solver.zero_grad()
-        found: Tensor = (layer(seen.queries, context=seen.tokens) - seen.answers).square().mean()
-        found.backward()
-        return found
+        error: Tensor = (layer(seen.queries, context=seen.tokens) - seen.answers).square().mean()
+        return error
 
-    solver.step(loss)
+    fit(loss, layer.parameters(), max_iter=300, tolerance_grad=1e-9, tolerance_change=1e-14)
     return layer
 
 

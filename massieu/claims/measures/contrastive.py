@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from massieu.claims.claim import Evidence, Gap, Source, Trial, Verdict
-from massieu.claims.experiment import apart, normals, widest
+from massieu.claims.experiment import apart, minimized, normals, widest
 from massieu.claims.registry import claim
 from massieu.contrast import (
     adaboost_step,
@@ -29,23 +29,6 @@ from massieu.measures.measure import gradient
 from massieu.statistics import attend
 
 FITTED = 1e-5  # of parameters that a search in float64 found at a smooth minimum
-
-
-def minimized(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
-    """Minimizer of a smooth function, by L-BFGS."""
-    point = start.clone().requires_grad_()
-    search = torch.optim.LBFGS(
-        [point], max_iter=500, tolerance_grad=1e-12, tolerance_change=1e-15, line_search_fn="strong_wolfe"
-    )
-
-    def closure() -> Tensor:
-        search.zero_grad()
-        value = loss(point)
-        value.backward()
-        return value
-
-    search.step(closure)
-    return point.detach()
 
 
 @claim(

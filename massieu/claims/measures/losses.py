@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from massieu.claims.claim import Curve, Evidence, Gap, Source, Trial, Verdict
-from massieu.claims.experiment import apart, normals, widest
+from massieu.claims.experiment import apart, minimized, normals, widest
 from massieu.claims.measures.conjugates import most_entropic
-from massieu.claims.measures.contrastive import minimized
 from massieu.claims.registry import claim
 from massieu.contrast import adaboost_step, n_pair
 

@@ -37,7 +37,6 @@ LEFT = 0.1  # of a variance: a map that leaves less is close
     ),
     reference="a linear map of Gaussian inputs, of which the same regression leaves nothing",
     formula="m ≠ W x + b, R² < 0.9",
-    trials=1,
     on_model=True,
 )
 def linear_mlp(trial: Trial) -> Evidence:
@@ -79,7 +78,6 @@ def linear_mlp(trial: Trial) -> Evidence:
     ),
     reference="clouds of tokens that move by a fifth of their length, 0.04 / 1.04 of the variance",
     formula="E|m|² > 0.1 tr Cov(x + m)",
-    trials=1,
     on_model=True,
 )
 def identity_mlp(trial: Trial) -> Evidence:
@@ -135,7 +133,6 @@ def exceeds(left: float) -> Gap:
         " Jacobians is symmetric as of independent matrices."
     ),
     expected=Verdict.CONDITIONAL,
-    trials=1,
     on_model=True,
 )
 def hopfield_layer(trial: Trial) -> Evidence:

@@ -43,7 +43,6 @@ OFF_CENTER = 0.05  # twice the length of the mean of as many independent tokens 
         " of the length of a token, hardly less or more than before."
     ),
     expected=Verdict.FAILS,
-    trials=1,
     on_model=True,
 )
 def recentering(trial: Trial) -> Evidence:
@@ -88,7 +87,6 @@ def recentering(trial: Trial) -> Evidence:
     ),
     reference="the band of Gaussian samples in closed form; the same tokens with random lengths are out of it too",
     formula="excess kurtosis of whitened projections ≠ 0",
-    trials=1,
     on_model=True,
 )
 def injected_cloud(trial: Trial) -> Evidence:

@@ -43,7 +43,6 @@ MOST = 0.5  # of the heads
         " a mixture is their law is not shown."
     ),
     expected=Verdict.HOLDS_CORRECTED,
-    trials=1,
     on_model=True,
 )
 def mixtures_of_keys(trial: Trial) -> Evidence:

@@ -46,7 +46,6 @@ SINGLE = 1e-6  # of norms that transformers computes in float32 whatever the pre
         " positions."
     ),
     expected=Verdict.CONDITIONAL,
-    trials=1,
     on_model=True,
 )
 def order_and_positions(trial: Trial) -> Evidence:
@@ -100,7 +99,6 @@ def order_and_positions(trial: Trial) -> Evidence:
         " model with norms in front of its sublayers the heads read LN(x), and x̃, not x̂, goes on as the stream."
     ),
     expected=Verdict.HOLDS_CORRECTED,
-    trials=1,
     on_model=True,
 )
 def heads_add_up(trial: Trial) -> Evidence:

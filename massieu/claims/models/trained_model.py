@@ -78,7 +78,6 @@ def median(found: Inspection, column: str, table: str = "layers") -> float:
         " random weights."
     ),
     expected=Verdict.CONDITIONAL,
-    trials=1,
     on_model=True,
 )
 def gradient_field(trial: Trial) -> Evidence:
@@ -115,7 +114,6 @@ def gradient_field(trial: Trial) -> Evidence:
     ),
     reference="the trace d_k and the cosine √(d_k / D) of a projector in D dimensions, in closed form",
     formula="tr Λ^{1/2} A_h Λ^{1/2}, cos(Λ^{1/2} A_h Λ^{1/2}, I) ≤ ½ of those of a projector of rank d_k",
-    trials=1,
     on_model=True,
 )
 def whitened_heads(trial: Trial) -> Evidence:
@@ -161,7 +159,6 @@ def whitened_heads(trial: Trial) -> Evidence:
         " In most layers of the embedded model, three of five, more pairs are pushed together."
     ),
     expected=Verdict.CONDITIONAL,
-    trials=1,
     on_model=True,
 )
 def expansion(trial: Trial) -> Evidence:
@@ -200,7 +197,6 @@ def expansion(trial: Trial) -> Evidence:
     ),
     reference="the band of Gaussian samples in closed form",
     formula="excess kurtosis of whitened projections ≠ 0",
-    trials=1,
     on_model=True,
 )
 def gaussian_states(trial: Trial) -> Evidence:
@@ -256,7 +252,6 @@ def over_band(x: Tensor) -> float:
         " the embedded model three go across the slope and the first two rather against it."
     ),
     expected=Verdict.CONDITIONAL,
-    trials=1,
     on_model=True,
 )
 def ascent(trial: Trial) -> Evidence:
@@ -297,7 +292,6 @@ def ascent(trial: Trial) -> Evidence:
     ),
     reference="the outputs of the model's own attention",
     formula="o ≈ v̄ + Cov(v, k) q / √d_k",
-    trials=1,
     on_model=True,
 )
 def linear_response(trial: Trial) -> Evidence:

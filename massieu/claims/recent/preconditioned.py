@@ -10,7 +10,7 @@ from torch import Tensor
 
 from massieu.claims.claim import Evidence, Gap, Source, Trial
 from massieu.claims.context.constructions import covariances
-from massieu.claims.experiment import apart, normals, widest
+from massieu.claims.experiment import apart, fit, normals, widest
 from massieu.claims.registry import claim
 from massieu.context import gradient_step_layer, regression_tokens
 
@@ -101,18 +101,12 @@ def best_multiples(shape: Tensor, layers: int, contexts: tuple[Tensor, Tensor], 
     eye, scale = torch.eye(len(shape)).to(shape), len(shape) / (shape @ sigma).trace()
     found = torch.stack([0.3 * scale.expand(layers), torch.full((layers,), 0.1 if moving else 0.0).to(shape)], 1)
     found.requires_grad_()
-    optimizer = torch.optim.LBFGS(
-        [found], max_iter=300, tolerance_grad=1e-10, tolerance_change=0.0, line_search_fn="strong_wolfe"
-    )
 
-    def evaluate() -> Tensor:
-        optimizer.zero_grad()
+    def loss() -> Tensor:
         moves = found[:, 1, None, None] * eye if moving else torch.zeros(layers, 2, 2).to(shape)
-        loss = expected_loss(found[:, 0, None, None] * shape, moves, *contexts, sigma)
-        loss.backward()
-        return loss
+        return expected_loss(found[:, 0, None, None] * shape, moves, *contexts, sigma)
 
-    optimizer.step(evaluate)
+    fit(loss, [found], max_iter=300, tolerance_grad=1e-10, tolerance_change=0.0)
     return found.detach()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from massieu.claims.claim import Evidence, Gap, Source, Trial
-from massieu.claims.experiment import apart, normals, widest
+from massieu.claims.experiment import apart, fit, normals, widest
 from massieu.claims.registry import claim
 
 CONTENT, TOKENS = 4, 5  # coordinates of the content; tokens of a sequence, the start among them
@@ -103,18 +104,14 @@ def _relu_head(x: Tensor) -> Head:
 def _train(trial: Trial, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Fit score and value maps by L-BFGS from small random ones, again where it ends in a local minimum."""
     normal, size, found = normals(trial), x.shape[-1], []
+
+    def loss(score: Tensor, value: Tensor) -> Tensor:
+        return (_softmax_head(x, score, value).output - targets)[:, 1:].square().mean()
+
     for _ in range(6):
         score, value = (0.1 * normal(size, size)).requires_grad_(), (0.1 * normal(size, CONTENT)).requires_grad_()
-        solver = torch.optim.LBFGS([score, value], max_iter=trial.size(150, 600), line_search_fn="strong_wolfe")
-
-        def loss(solver: torch.optim.Optimizer = solver, score: Tensor = score, value: Tensor = value) -> Tensor:
-            solver.zero_grad()
-            error = (_softmax_head(x, score, value).output - targets)[:, 1:].square().mean()
-            error.backward()
-            return error
-
-        solver.step(loss)
-        found.append((float(loss().detach()), score.detach(), value.detach()))
+        fit(functools.partial(loss, score, value), [score, value], max_iter=trial.size(150, 600))
+        found.append((float(loss(score, value).detach()), score.detach(), value.detach()))
         if found[-1][0] < 2e-4:
             break
     return min(found, key=lambda each: each[0])[1:]

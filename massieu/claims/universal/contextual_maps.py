@@ -1,4 +1,4 @@
-"""Contextual maps, numbers that identify a token's context: stacks of shifts and single heads, in proofs and in float64."""
+"""Numbers that identify a token's context, by single attention heads: statements of proofs, and float64."""
 
 from __future__ import annotations
 
