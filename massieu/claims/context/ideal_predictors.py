@@ -125,10 +125,9 @@ def least_squares(trial: Trial) -> Evidence:
         " that the model already has."
     ),
     reading=(
-        "Our reading: for mixtures of five hidden Markov models, the posterior predictive after 8 examples is"
-        " within 0.02 in total variation of that of the concept that made the prompt, on average over 60 prompts"
-        " (full: 500). This is the behavior of the exact Bayesian predictor; no transformer is trained, and I23"
-        " tests a trained one."
+        "Our reading: for mixtures of five hidden Markov models, the posterior predictive after 8 examples is within"
+        " 0.02 in total variation of that of the concept that made the prompt, on average over 60 prompts (full: 500)."
+        " This is the behavior of the exact Bayesian predictor; no transformer is trained, and I23 tests a trained one."
     ),
     reference="the predictive distribution of the true concept alone",
     formula="p(y | prompt) = Σ_θ p(θ | prompt) p(y | prompt, θ)",

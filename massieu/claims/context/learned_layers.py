@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from massieu.claims.claim import Evidence, Gap, Source, Trial
-from massieu.claims.context.constructions import by_quadrature, covariances, normal_nodes
+from massieu.claims.context.optimal_layers import by_quadrature, covariances, normal_nodes
 from massieu.claims.experiment import apart, normals, widest
 from massieu.claims.registry import claim
 from massieu.context import (

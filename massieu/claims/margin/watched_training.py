@@ -76,9 +76,9 @@ def sparse_while_learning(trial: Trial) -> Evidence:
     wording="While a small transformer learns, its attention maps first get more diffuse, and sparser from then on.",
     reading=(
         "In 20 steps of training a transformer of three layers on text the mean over its heads of 1 / Σ p² rises by at"
-        " least half a percent, while the model learns the frequencies of words; from then to the end of 120 steps (full:"
-        " 480) it rises in at most a quarter of the heads. The control reads the run backwards. The slides say that"
-        " maps get sparser as training evolves, which S2 tests with longer training."
+        " least half a percent, while the model learns the frequencies of words; from then to the end of 120 steps"
+        " (full: 480) it rises in at most a quarter of the heads. The control reads the run backwards. The slides say"
+        " that maps get sparser as training evolves, which S2 tests with longer training."
     ),
     reference="the number of tokens on which a row rests before training",
     formula="1 / Σ p² rises in 20 steps, and falls from step 20 on",

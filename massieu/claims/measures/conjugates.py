@@ -162,9 +162,8 @@ def parenthesis(trial: Trial) -> Evidence:
     title="The dual problem of attention is maximum entropy",
     wording="The dual problem of attention is a variant of the maximum entropy problem.",
     reading=(
-        "Our reading: −G*(ū) is the maximum of H(p) + E_p[log h] over all probabilities p with mean ū, attained by"
-        " the member of the family. 10 random weighted points in 3 dimensions (in full 60 in 16) and one mean, to"
-        " 1e-9."
+        "Our reading: −G*(ū) is the maximum of H(p) + E_p[log h] over all probabilities p with mean ū, attained by the"
+        " member of the family. 10 random weighted points in 3 dimensions (in full 60 in 16) and one mean, to 1e-9."
     ),
     reference="Newton steps among the probabilities of the given mean, which use neither log Z nor its conjugate",
     formula="−G*(ū) = max {H(p) + E_p[log h] : E_p[x] = ū}",

@@ -192,9 +192,8 @@ def words(trial: Trial) -> Evidence:
     ),
     reading=(
         "Our reading: the expected loss is least where the scores are log p(x | c) / p(x) + const(c), and its"
-        " negatives' law tilted by them is p(x | c). Slope zero there (the loss is convex in the scores), for a"
-        " random joint law of 4 contexts and 5 words (in full 24) with two negatives, all outcomes enumerated, to"
-        " 1e-9."
+        " negatives' law tilted by them is p(x | c). Slope zero there (the loss is convex in the scores), for a random"
+        " joint law of 4 contexts and 5 words (in full 24) with two negatives, all outcomes enumerated, to 1e-9."
     ),
     reference="sums over every outcome with a log-softmax written out in torch, and the conditional law itself",
     formula="argmin L: f(x, c) = log p(x | c) / p(x) + const(c)",

@@ -31,9 +31,7 @@ SIZES = {"layers": 2, "attention_heads": 4, "ffn_dim": 64}  # of encoder and dec
         " random encoder-decoder of three decoder layers (full: six), the keys of the second attention are the same"
         " in all layers, to 1e-9 of the largest."
     ),
-    reference=(
-        "keys of the observed attention calls of transformers' own encoder-decoder; the decoder's self-attention"
-    ),
+    reference="keys of the observed attention calls of transformers' own encoder-decoder; the decoder's self-attention",
     formula="x_j^{(l+1)} = x_j^{(l)}",
     correction=(
         "Within a layer: its keys do not depend on the tokens and their number in the decoder, and updates repeated on"

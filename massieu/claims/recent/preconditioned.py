@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from massieu.claims.claim import Evidence, Gap, Source, Trial
-from massieu.claims.context.constructions import covariances
+from massieu.claims.context.optimal_layers import covariances
 from massieu.claims.experiment import apart, fit, normals, widest
 from massieu.claims.registry import claim
 from massieu.context import gradient_step_layer, regression_tokens

@@ -227,9 +227,8 @@ def causal_pictures(trial: Trial) -> Evidence:
     reference="derivatives by autograd",
     formula="S^t_k = ∪_{j ∈ A^{((t−1) mod p)+1}_k} S^{t−1}_j",
     correction=(
-        "Asked of the layers together, as Yun et al. 2020 do: they take p patterns in turn, the chain is one in "
-        "their union and the reach that of their product. The second strided pattern alone never reaches all "
-        "tokens."
+        "Asked of the layers together, as Yun et al. 2020 do: they take p patterns in turn, the chain is one in their"
+        " union and the reach that of their product. The second strided pattern alone never reaches all tokens."
     ),
     expected=Verdict.HOLDS_CORRECTED,
 )

@@ -90,9 +90,8 @@ def largest_error(trial: Trial) -> Evidence:
     reference="derivatives by autograd",
     formula="ρ(t v)_{j*} ≥ 1 − η for some t, whenever v_{j*} leads by ζ",
     correction=(
-        "If the map tends to hardmax as scores grow, which is assumption 2 of Yun et al. 2020 and true of "
-        "softmax, sparsemax and entmax. A map that ignores its scores may leave every token alone, whatever the "
-        "pattern."
+        "If the map tends to hardmax as scores grow, which is assumption 2 of Yun et al. 2020 and true of softmax,"
+        " sparsemax and entmax. A map that ignores its scores may leave every token alone, whatever the pattern."
     ),
     expected=Verdict.CONDITIONAL,
 )
