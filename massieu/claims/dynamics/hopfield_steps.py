@@ -11,16 +11,7 @@ from torch import Tensor
 from massieu.claims.claim import Curve, Evidence, Gap, Source, Trial
 from massieu.claims.experiment import above, apart, linspace, normals, widest
 from massieu.claims.registry import claim
-from massieu.dynamics import (
-    OBSERVABLES,
-    Regime,
-    ascend,
-    clusters,
-    evolve,
-    hopfield_step,
-    hopfield_time,
-    layer_norm,
-)
+from massieu.dynamics import OBSERVABLES, Regime, ascend, clusters, evolve, hopfield_step, hopfield_time, layer_norm
 from massieu.measures import GaussianMixture
 from massieu.measures.measure import gradient
 

@@ -116,9 +116,7 @@ def simultaneous(trial: Trial) -> Evidence:
         moved = ascend(cloud, causal=causal) - cloud
         own = gradient(lambda tokens: torch.logsumexp(tokens @ cloud.T, -1), cloud)
         return widest(
-            apart(moved, own),
-            apart(moved, energy / log_z(cloud, causal).exp()[:, None]),
-            above(total[:-1], total[1:]),
+            apart(moved, own), apart(moved, energy / log_z(cloud, causal).exp()[:, None]), above(total[:-1], total[1:])
         )
 
     update = ascend(cloud) - cloud

@@ -280,10 +280,7 @@ def noise_contrast(trial: Trial) -> Evidence:
     return Evidence(
         printed=gap(found),
         control=gap(fitted(trial.control(wrong, log_noise))),
-        table={
-            "c": float(found[4]),
-            "log Z": float(Points(support).log_normalizer(found[None, :4])),
-        },
+        table={"c": float(found[4]), "log Z": float(Points(support).log_normalizer(found[None, :4]))},
     )
 
 

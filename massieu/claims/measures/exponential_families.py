@@ -271,10 +271,7 @@ def softmax_average(trial: Trial) -> Evidence:
             apart(Points(support).mean(natural), plain), apart(Points(support, log_weight).mean(natural), weighted)
         )
 
-    return Evidence(
-        printed=gap(log_weight),
-        control=gap(trial.control(torch.zeros_like(log_weight), log_weight)),
-    )
+    return Evidence(printed=gap(log_weight), control=gap(trial.control(torch.zeros_like(log_weight), log_weight)))
 
 
 @claim(

@@ -60,11 +60,7 @@ def boosting_dual(trial: Trial) -> Evidence:
     return Evidence(
         printed=gap(*real),
         control=gap(*trial.control((logistic_weights, logistic(best)), real)),
-        table={
-            "rounds": float(rounds),
-            "least loss": float(loss),
-            "least divergence": float(divergence),
-        },
+        table={"rounds": float(rounds), "least loss": float(loss), "least divergence": float(divergence)},
     )
 
 

@@ -13,14 +13,7 @@ from massieu.claims.claim import Curve, Evidence, Gap, Source, Trial
 from massieu.claims.experiment import TIGHT, apart, normals, one, widest
 from massieu.claims.memory.polar_memories import flipped, lost, signs
 from massieu.claims.registry import claim
-from massieu.memory import (
-    Classical,
-    Continuous,
-    Dense,
-    Exponential,
-    capacity,
-    measure_capacity,
-)
+from massieu.memory import Classical, Continuous, Dense, Exponential, capacity, measure_capacity
 from massieu.memory.polar import Polar
 
 

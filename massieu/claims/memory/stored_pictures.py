@@ -242,10 +242,7 @@ def similarities(trial: Trial) -> Evidence:
     return Evidence(
         printed=gap(raw, 0.5),
         control=gap(trial.control(centered, raw), trial.control(0.2, 0.5)),
-        table={
-            "observed pixels alone": aware,
-            "zeros for the others": plain,
-        },
+        table={"observed pixels alone": aware, "zeros for the others": plain},
     )
 
 

@@ -60,9 +60,7 @@ def stationary_steps(trial: Trial) -> Evidence:
         return widest(gap(shape, trial.size(2, 3), trial.size(5, 7), False), gap(shape, 2, 9, True))
 
     return Evidence(
-        printed=widest(gaps(inverse), by_layers(trial, inverse)),
-        control=gaps(trial.control(eye, inverse)),
-        table=table,
+        printed=widest(gaps(inverse), by_layers(trial, inverse)), control=gaps(trial.control(eye, inverse)), table=table
     )
 
 

@@ -11,9 +11,7 @@ from massieu.claims.claim import Evidence, Gap, Source, Trial
 from massieu.claims.experiment import apart, normals, widest
 from massieu.claims.registry import claim
 from massieu.claims.universal.contextual_maps import COUNT
-from massieu.universal import (
-    shift_stack,
-)
+from massieu.universal import shift_stack
 from massieu.universal.staircases import net
 
 
