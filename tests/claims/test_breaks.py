@@ -19,7 +19,13 @@ from massieu.claims.dynamics import (
     resampled_tokens,
     residual_gradients,
 )
-from massieu.claims.margin import selected_tokens, selection_limits, selection_tables
+from massieu.claims.margin import (
+    descent_directions,
+    selected_tokens,
+    selection_heads,
+    selection_limits,
+    selection_tables,
+)
 from massieu.claims.measures import conjugates, contrastive, exponential_families, losses, thermodynamics
 from massieu.claims.memory import guarantees, polar_memories, retrieval_numbers, softmax_memories
 from massieu.claims.models import feed_forward, key_laws, primer, trained_model
@@ -34,7 +40,13 @@ from massieu.claims.recent import (
     preconditioned,
     trigger_averages,
 )
-from massieu.claims.universal import approximation, contextual_maps, pattern_conditions, pattern_theorems
+from massieu.claims.universal import (
+    approximation,
+    contextual_maps,
+    pattern_conditions,
+    pattern_theorems,
+    shift_identifiers,
+)
 from massieu.context import ConceptMixture, LeastSquares, Linear, LinearModel, SoftmaxModel, optimum, steps
 from massieu.dynamics import evolution, maps, particles
 from massieu.measures import (
@@ -264,7 +276,7 @@ BREAKS = [
     (SoftmaxModel, "ask", 0.0, ["I23", "R10"]),
     # Token selection
     ([FINITE, selected_tokens], "max_margin", turned(), ["T4", "T5"]),
-    (selection_tables, "max_margin", turned(), ["T16"]),
+    (selection_heads, "max_margin", turned(), ["T16"]),
     # Beside the finite part a part of the error is lost in the fit, and the bound is on a mean.
     (FINITE, "max_margin", turned(1.0), ["T15"]),
     ([FINITE, selection_limits], "max_margin", turned(), ["T17", "T18"]),
@@ -275,7 +287,7 @@ BREAKS = [
     (selection_tables, "finite_component", scaled(1.1), ["T14"]),
     (selection_limits, "finite_component", scaled(1.1), ["T17"]),
     (selection_limits, "descend", shortened, ["T17", "T18"]),
-    (selected_tokens, "descend", slowed, ["T8", "T9"]),
+    (descent_directions, "descend", slowed, ["T8", "T9"]),
     # Trained models
     (feed_forward, "held_out_r2", 0.8, ["C44"]),
     (trained_model, "projection_kurtosis", 30.0, ["C46", "X5"]),
@@ -342,7 +354,7 @@ BREAKS = [
         ["U8"],
     ),
     # Universal approximation
-    (contextual_maps, "shift_stack", coarse, ["U21", "U22", "U23"]),
+    (shift_identifiers, "shift_stack", coarse, ["U21", "U22", "U23"]),
     (contextual_maps, "boltz", 1.001, ["U24"]),
     (contextual_maps, "_exact_boltz", changed(lambda found: 0 * found), ["U25", "U27"]),
     (contextual_maps, "_hardmax", lambda _: lambda scores: (10 * scores).softmax(-1), ["U26"]),

@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("scipy")
 pytest.importorskip("pandas")
-from massieu.claims.margin import selected_tokens, selection_limits
+from massieu.claims.margin import descent_directions, selected_tokens, selection_limits
 from massieu.margin import max_margin, random_problem
 
 
@@ -42,7 +42,7 @@ def test_the_part_outside_of_the_constraints_is_seen_by_no_margin():
 def test_the_entrywise_margin_bounds_that_of_any_weights():
     problem = random_problem(3, 3, 5, kind="equal", generator=0)
     found = max_margin(problem)
-    most = selected_tokens.entrywise_margin(problem, found)
+    most = descent_directions.entrywise_margin(problem, found)
     some = found.weights / found.weights.abs().max()
     assert 0 < float(problem.margins(some).min()) < most
 

@@ -12,8 +12,7 @@ from massieu.claims.models import trained_model as models
 def test_a_model_with_tied_heads_fulfills_the_theory(monkeypatch):
     tied = models.synthetic(7, "tied")
     monkeypatch.setattr(models, "inspection", lambda name: tied)
-    (claim,) = select(["X1"])
-    assert examine(claim).verdict is Verdict.HOLDS
+    assert examine(*select(["X1"])).verdict is Verdict.HOLDS
 
 
 def test_without_a_model_that_meets_the_condition_the_statements_fail(monkeypatch):
@@ -37,8 +36,7 @@ def test_statements_about_trained_models_fail_on_a_model_of_which_they_are_not_t
 def test_layers_that_change_nothing_keep_a_cloud_gaussian(monkeypatch):
     usual = hidden_clouds.hidden_states
     monkeypatch.setattr(hidden_clouds, "hidden_states", lambda *args: usual(*args)[:1] * 5)
-    (claim,) = select(["C46"])
-    assert examine(claim).verdict is Verdict.FAILS
+    assert examine(*select(["C46"])).verdict is Verdict.FAILS
 
 
 def test_a_cloud_goes_through_the_layers_in_the_place_of_the_text():
@@ -53,11 +51,9 @@ def test_a_cloud_goes_through_the_layers_in_the_place_of_the_text():
 
 def test_a_model_without_words_is_undecided_with_a_sentence(monkeypatch):
     monkeypatch.setattr(hidden_clouds, "load", lambda name: type("L", (), {"model": None, "tokenizer": None})())
-    (claim,) = select(["C22"])
-    assert "has no tokenizer" in examine(claim, model="some/vision-model").reason
+    assert "has no tokenizer" in examine(*select(["C22"]), model="some/vision-model").reason
 
 
 def test_a_model_without_diffuse_layers_says_nothing_about_the_linear_response(monkeypatch):
     monkeypatch.setattr(models, "DIFFUSE", 1.0)
-    (claim,) = select(["X7"])
-    assert "no layer of the model has diffuse attention" in examine(claim).reason
+    assert "no layer of the model has diffuse attention" in examine(*select(["X7"])).reason

@@ -267,7 +267,6 @@ def two_softmax_heads(trial: Trial) -> Evidence:
 
 
 def problem(trial: Trial) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Draw inputs, targets, queries and a first matrix."""
     normal = normals(trial)
     dim, outputs, examples = trial.size(5, 12), trial.size(3, 8), trial.size(12, 45)
     return normal(4, examples, dim), normal(4, examples, outputs), normal(4, 2, dim), normal(outputs, dim)

@@ -139,7 +139,6 @@ def concept_inference(trial: Trial) -> Evidence:
     prompts = [draw_symbol_prompts(mixture, trial.size(60, 500), count, trial.generator) for count in counts]
 
     def distances(weighing: Literal["posterior", "uniform"]) -> list[float]:
-        """Return mean total variation distances for each number of examples."""
         guesses = [mixture.predictive(each.symbols, weighing) for each in prompts]
         pairs = zip(guesses, known, strict=True)
         return [float(0.5 * (guess - true).abs().sum(-1).mean()) for guess, true in pairs]

@@ -172,7 +172,6 @@ def uniform_inputs(trial: Trial) -> Evidence:
 
 
 def covariances(trial: Trial, dim: int) -> tuple[Tensor, Tensor]:
-    """Draw two positive matrices."""
     roots = normals(trial)(2, dim, dim)
     first, second = roots @ roots.mT / dim + 0.2 * torch.eye(dim).double()
     return first, second
@@ -196,7 +195,6 @@ def uniform_optimum(width: float, dim: int, examples: int, fourth: float) -> Opt
 
 
 def by_quadrature(sigma: Tensor, psi: Tensor, noise: float, examples: int, nodes: Tensor) -> Tensor:
-    """Return the best matrix, with the second moment by quadrature."""
     found: Tensor = torch.linalg.solve(quadrature_moment(sigma, psi, noise, examples, nodes), sigma @ psi)
     return found
 

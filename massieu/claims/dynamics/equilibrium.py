@@ -28,7 +28,6 @@ from massieu.measures import Gaussian, Points, Sphere
 
 
 def covariance(normal: Callable[..., Tensor], dim: int) -> Tensor:
-    """Draw a covariance that is well conditioned."""
     root: Tensor = torch.eye(dim, dtype=torch.float64) + 0.4 * torch.tanh(normal(dim, dim)) / dim**0.5
     return root @ root.T
 
@@ -269,7 +268,6 @@ def _cumulant(order: int, x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _standard(x: Tensor, weight: Tensor) -> Tensor:
-    """Weighed numbers with mean zero and variance one."""
     x = x - weight @ x
     return x / (weight @ x.square()).sqrt()
 
@@ -363,12 +361,10 @@ def gaussian_cloud(trial: Trial) -> tuple[Tensor, dict[str, float]]:
 
 
 def after_blocks(trial: Trial, cloud: Tensor, shrink: Callable[[Tensor], Tensor], step: float = 1.0) -> Tensor:
-    """Return the cloud after many blocks of residual attention over itself and a contraction."""
     return evolve(cloud, step=step, steps=trial.size(30, 60), contraction=shrink, observe={}).cloud
 
 
 def observed(cloud: Tensor) -> dict[str, float]:
-    """Return cumulants of a cloud, and clusters per token."""
     seen = evolve(cloud, steps=0, observe=[*CUMULANTS, "clusters"]).observables
     return {name: float(values) for name, values in seen.items()} | {"clusters": float(seen["clusters"]) / len(cloud)}
 

@@ -143,7 +143,6 @@ def convolution(trial: Trial) -> Evidence:
 
 
 def _summed(measures: Sequence[Points], read: Tensor, write: Tensor, eta: Tensor) -> Tensor:
-    """Return the sum of heads with maps to read and to write."""
     heads = [measure.mean(eta @ a) @ b.T for measure, a, b in zip(measures, read, write, strict=True)]
     return torch.stack(heads).sum(0)
 

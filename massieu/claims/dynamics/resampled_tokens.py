@@ -249,7 +249,6 @@ def token_number(trial: Trial) -> Evidence:
         found += errors.square().sum(-1).mean(0).sqrt().tolist()
 
     def law(tilt: Tensor) -> list[float]:
-        """Return expected root mean square errors of queries; those of length zero weigh all tokens alike."""
         return [rmse for count in counts for rmse in token_limit(measure, tilt, count).rmse.tolist()]
 
     def gap(tilt: Tensor) -> Gap:
@@ -272,6 +271,5 @@ def token_number(trial: Trial) -> Evidence:
 
 
 def _errors(normal: Callable[..., Tensor], measure: Gaussian, query: Tensor, count: int) -> Tensor:
-    """Return attention less the mean of the law, for 250 draws of a number of tokens."""
     keys = normal(250, count, query.shape[-1]) @ measure.covariance.sqrt()  # diagonal
     return attend(query.expand(250, -1, -1), keys, keys, scale=1.0).output - measure.mean(query)

@@ -160,7 +160,6 @@ def fast_rate(trial: Trial) -> Evidence:
 
 
 def rate(run: Trajectory, column: str, decades: int = 2) -> float:
-    """Return the exponent of a column of a run's history over the last decades of steps."""
     history = run.history.iloc[1:]
     return exponent(history.step, history[column], decades)
 

@@ -254,7 +254,6 @@ def passages() -> Tensor:
 
 @functools.lru_cache(maxsize=len(assets.CHECKPOINTS))
 def checkpoint(folder: Path) -> Loaded:
-    """Read a small model of the training, once in a process."""
     return load(str(folder))
 
 

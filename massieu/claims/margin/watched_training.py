@@ -163,7 +163,6 @@ def heads_of(run: Run, quantity: str) -> Tensor:
 
 
 def _share_above(values: Tensor) -> float:
-    """Return the share of the heads that end above their start."""
     return float((values[-1] > values[0]).double().mean())
 
 

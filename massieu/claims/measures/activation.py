@@ -32,7 +32,6 @@ class Family(NamedTuple):
         return torch.logsumexp(self.log_weight + natural[..., None] * self.states, -1).sum(-1)
 
     def mean(self, natural: Tensor) -> Tensor:
-        """Expected states, by the same sums."""
         expected: Tensor = torch.softmax(self.log_weight + natural[..., None] * self.states, -1) @ self.states
         return expected
 
@@ -140,7 +139,6 @@ def _trained(activation: Measure | None, seen: Sequences) -> MeasureAttention:
 
 @torch.no_grad()
 def _error(layer: MeasureAttention, fresh: Sequences) -> float:
-    """Return the root mean square error of outputs over the deviation of the answers."""
     off = layer(fresh.queries, context=fresh.tokens) - fresh.answers
     return float(off.square().mean().sqrt() / fresh.answers.std())
 

@@ -142,12 +142,10 @@ RATES = (0.05, 0.1, 0.2, 0.4)
 
 
 def other(keys: Tensor) -> Tensor:
-    """Return the partner of the next anchor as the only negative of each anchor."""
     return keys.roll(1, -2)
 
 
 def apart_squared(anchor: Tensor, keys: Tensor) -> Tensor:
-    """Return squared distances of anchors from keys, pair by pair."""
     return (anchor - keys).square().sum(-1)
 
 

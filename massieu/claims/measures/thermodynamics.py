@@ -72,12 +72,10 @@ def log_occupation(beta: Tensor, levels: Tensor, bias: float) -> Tensor:
 
 
 def internal_energy(beta: Tensor, levels: Tensor, bias: float = 1.0) -> Tensor:
-    """The mean energy U at inverse temperatures ``(count, 1)``."""
     return log_occupation(beta, levels, bias).exp() @ levels
 
 
 def disorder(beta: Tensor, levels: Tensor, bias: float = 1.0) -> Tensor:
-    """The entropy S at inverse temperatures ``(count, 1)``."""
     log_p = log_occupation(beta, levels, bias)
     return -(log_p.exp() * log_p).sum(-1)
 

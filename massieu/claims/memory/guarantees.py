@@ -318,7 +318,6 @@ def as_by_hand(found: Certificate, own: ByHand) -> Gap:
 
 
 def relative(found: Tensor, expected: Tensor) -> Gap:
-    """Return the largest relative difference."""
     return apart(found / expected, torch.ones_like(expected))
 
 

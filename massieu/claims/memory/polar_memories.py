@@ -28,7 +28,6 @@ def flipped(trial: Trial, states: Tensor, count: int) -> Tensor:
 
 
 def moved(memory: Polar, states: Tensor) -> float:
-    """Return the share of states that are no fixed points."""
     return float((memory.update(states) != states).any(-1).double().mean())
 
 
@@ -39,7 +38,6 @@ def hebbian(patterns: Tensor, diagonal: bool) -> Tensor:
 
 
 def quadratic(matrix: Tensor, states: Tensor) -> Tensor:
-    """Write out the energy −½ ξ^T W ξ of each state."""
     return -0.5 * torch.einsum("ni,ij,nj->n", states, matrix, states)
 
 
@@ -49,7 +47,6 @@ def unstable(patterns: Tensor, states: Tensor, diagonal: bool) -> float:
 
 
 def lost(memory: Polar, cues: Tensor, patterns: Tensor) -> float:
-    """Return the share of patterns that retrieval from their cues does not return exactly."""
     return float((memory.retrieve(cues).state != patterns).any(-1).double().mean())
 
 

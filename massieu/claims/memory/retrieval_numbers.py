@@ -320,7 +320,6 @@ def patterns_in_the_limit(every: bool) -> float:
 
 
 def _root(product: float) -> float:
-    """Return the largest m with m = tanh(product m), by bisection."""
     low, high = (1e-9, 1.0) if product > 1 else (0.0, 0.0)
     while high - low > 1e-15:
         middle = (low + high) / 2

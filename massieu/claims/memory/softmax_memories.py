@@ -277,7 +277,6 @@ def two_layers(trial: Trial) -> Evidence:
 
 
 def log_sum_exp_energy(patterns: Tensor, beta: float, state: Tensor) -> Tensor:
-    """Write out the energy ½ ‖ξ‖^2 − lse(β, X ξ) without its constant."""
     return 0.5 * state.square().sum(-1) - torch.logsumexp(beta * state @ patterns.T, -1) / beta
 
 

@@ -107,7 +107,6 @@ def encoder_decoder(layers: int, generator: torch.Generator) -> Any:
 
 @torch.no_grad()
 def observed(model: nn.Module, source: Tensor, target: Tensor) -> Observed:
-    """Return keys and queries of one pass."""
     calls: list[AttentionCall] = []
     with tap(model, calls.append, this_thread=True):
         model(input_ids=source, decoder_input_ids=target, use_cache=False)

@@ -180,7 +180,6 @@ def trained(task: Task, examples: int, steps: int, width: int, seed: int, size: 
 
 
 def pool_of(task: Task, size: int, seed: int) -> Pool:
-    """Draw the functions of a pool by the seed of a trial."""
     return draw_pool(task, size, torch.Generator().manual_seed(seed + 1))
 
 

@@ -62,7 +62,6 @@ def order_and_positions(trial: Trial) -> Evidence:
 
     @torch.no_grad()
     def changes(positions: Tensor, mask: Tensor | None) -> Tensor:
-        """Return relative changes of the state behind every block."""
         options = {"position_ids": positions, "attention_mask": mask, "output_hidden_states": True}
         states = (model(input_ids=each, **options).hidden_states for each in (tokens, tokens[:, order]))
         pairs = zip(*([state[:, -1] for state in each] for each in states), strict=True)
@@ -175,7 +174,6 @@ def scaled_gradients(trial: Trial) -> Evidence:
 
 
 def jacobian_norms(scores: Tensor, dim: int) -> tuple[float, float]:
-    """Return mean Frobenius norms of the Jacobians of softmax rows, without and with scale."""
     return float(norms_of(scores).mean()), float(norms_of(scores / dim**0.5).mean())
 
 

@@ -59,7 +59,6 @@ class Contraction(nn.Module):
         self.name = name
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply to ``(batch, tokens, dim)``."""
         return CONTRACTIONS[self.name](x)
 
 
@@ -123,7 +122,6 @@ def train(name: str, seed: int, full: bool) -> Trained:
 
 
 def nats(model: nn.Module, rows: Tensor) -> Tensor:
-    """Return the mean loss of the next byte."""
     return functional.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
 
 
@@ -166,7 +164,6 @@ def contractions(trial: Trial) -> Evidence:
     spread = max(1 - similarity(one.states, two.states) for one, two in itertools.combinations(usual, 2))
 
     def far(states: Tensor) -> float:
-        """Return the distance from layer norm in units of the distance between its seeds."""
         return min(1 - similarity(states, each.states) for each in usual) / spread
 
     def gap(*models: Trained) -> Gap:

@@ -51,7 +51,6 @@ def profile(found: Inspection, *columns: str) -> Curve:
 
 
 def median(found: Inspection, column: str, table: str = "layers") -> float:
-    """Return the median of a column over the layers or heads that have it."""
     return float(numpy.nanmedian(getattr(found, table)[column].to_numpy(dtype=float)))
 
 
@@ -123,7 +122,6 @@ def whitened_heads(trial: Trial) -> Evidence:
         raise UserError("no head of the model scores by one matrix, as with rotary positions; choose another model")
 
     def shares(kind: str, column: str) -> dict[str, float]:
-        """Return medians over the heads, by quantity."""
         rows = table[(table["experiment"] == kind) & table["quantity"].isin(["whitened_trace", "whitened_cosine"])]
         medians = (rows[column] / rows["predicted"]).groupby(rows["quantity"]).median()
         return {str(name): float(value) for name, value in medians.items()}

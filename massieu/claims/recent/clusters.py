@@ -20,7 +20,6 @@ Array = NDArray[numpy.float64]
 
 
 def velocity(points: Array, beta: float) -> Array:
-    """Write out the vector field of the flow in numpy."""
     kernel = numpy.exp(beta * (points @ points.T))
     pull = kernel @ points / kernel.sum(1, keepdims=True)
     moved: Array = pull - (pull * points).sum(1, keepdims=True) * points

@@ -186,7 +186,6 @@ def objective(weight: Tensor, scores: Tensor) -> Tensor:
 
 
 def updated(patterns: Tensor, states: Tensor, beta: float, alpha: float | None) -> Tensor:
-    """Update once with α-entmax, or with the weights of the 2-norm entropy."""
     if alpha is None:
         return by_bisection(beta * states @ patterns.T, alpha) @ patterns
     return Sparse(patterns, beta, alpha=alpha).update(states)

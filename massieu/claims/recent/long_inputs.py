@@ -166,7 +166,6 @@ def lipschitz(trial: Trial) -> Evidence:
 
 
 def exceeding(found: float, bound: float) -> Gap:
-    """Return the excess of a number over its bound."""
     return Gap(max(found - bound, 0.0), 1e-9)
 
 
@@ -192,7 +191,6 @@ def written_out(cloud: Tensor) -> Tensor:
 
 
 def spectral(cloud: Tensor) -> float:
-    """Return the spectral norm of the Jacobian at a cloud."""
     return float(torch.linalg.matrix_norm(written_out(cloud), 2))
 
 
@@ -203,7 +201,6 @@ def clouds(noise: Tensor, axes: Tensor, radius: float) -> list[Tensor]:
 
 
 def clipped(cloud: Tensor, radius: float) -> Tensor:
-    """Return the cloud with tokens outside of a ball pulled to its border."""
     share: Tensor = (radius / cloud.norm(dim=-1, keepdim=True)).clamp(max=1.0)
     return cloud * share
 

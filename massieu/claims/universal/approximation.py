@@ -376,7 +376,6 @@ def _sparse(function: Callable[[Tensor], Tensor], cells: int, length: int, star:
 
 @torch.no_grad()
 def _errors(networks: list[Stack], function: Callable[[Tensor], Tensor], points: Tensor) -> list[float]:
-    """Return root mean square errors at points, 50 at a time."""
     found = (torch.cat([each(some) for some in points.split(50)]) for each in networks)
     return [float((each - function(points)).square().mean().sqrt()) for each in found]
 

@@ -64,7 +64,6 @@ def selective_shifts(trial: Trial) -> Evidence:
 
 
 def _shifted(numbers: list[int], cells: int, factor: int) -> list[int]:
-    """Write out the numbers of one sequence after the stack."""
     for level in range(cells):
         reach = max(numbers) - min(numbers)
         numbers = [each + factor * reach if each == level else each for each in numbers]
