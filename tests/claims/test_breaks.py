@@ -10,43 +10,9 @@ pytest.importorskip("scipy")
 pytest.importorskip("pandas")
 pytest.importorskip("transformers")
 from massieu.claims import all_claims, examine, select
-from massieu.claims.context import ideal_predictors
-from massieu.claims.dynamics import (
-    equilibrium,
-    head_symmetry,
-    hopfield_steps,
-    operator,
-    resampled_tokens,
-    residual_gradients,
-)
-from massieu.claims.margin import (
-    descent_directions,
-    selected_tokens,
-    selection_heads,
-    selection_limits,
-    selection_tables,
-)
-from massieu.claims.measures import conjugates, contrastive, exponential_families, losses, thermodynamics
-from massieu.claims.memory import guarantees, polar_memories, retrieval_numbers, softmax_memories
-from massieu.claims.models import feed_forward, key_laws, primer, trained_model
-from massieu.claims.recent import (
-    clusters,
-    collapse,
-    fenchel_young,
-    freezing,
-    gradient_flows,
-    long_inputs,
-    next_token,
-    preconditioned,
-    trigger_averages,
-)
-from massieu.claims.universal import (
-    approximation,
-    contextual_maps,
-    pattern_conditions,
-    pattern_theorems,
-    shift_identifiers,
-)
+from massieu.claims.dynamics import hopfield_steps, operator
+from massieu.claims.models import feed_forward, key_laws, trained_model
+from massieu.claims.recent import freezing
 from massieu.context import ConceptMixture, LeastSquares, Linear, LinearModel, SoftmaxModel, optimum, steps
 from massieu.dynamics import evolution, maps, particles
 from massieu.measures import (
@@ -149,11 +115,11 @@ def shifted_keys(original):
 
 
 coarse = changed(lambda found: replace(found, identifiers=found.identifiers // 1000))
-CONSTRUCTION, MEMORIZATION = "massieu.universal.construction", "massieu.universal.memorization"
-NARROW, SPARSE = "massieu.universal.narrow_construction", "massieu.universal.sparse_construction"
-FINITE, TRAJECTORY, PATH = "massieu.margin.finite", "massieu.margin.trajectory", "massieu.margin.path"
+CONSTRUCTION, MEMORIZATION = "universal.construction", "universal.memorization"
+NARROW, SPARSE = "universal.narrow_construction", "universal.sparse_construction"
+FINITE, TRAJECTORY, PATH = "margin.finite", "margin.trajectory", "margin.path"
 
-# Module or class and the name of its function, a factor on the result or a wrong function, and claims that must notice.
+# Module (or several) or class, the name of its function, a factor on the result or a wrong function, and claims that must notice.
 BREAKS = [
     # Families, duality and thermodynamics
     (Points, "log_normalizer", 1 + 1e-6, ["C2", "C36"]),
@@ -170,24 +136,24 @@ BREAKS = [
     (GaussianMixture, "lower_bound", 1 + 1e-6, ["C10"]),
     (GaussianMixture, "lower_bound_gradient", 1 + 1e-6, ["C50"]),
     (ConjugatePrior, "mean", 1 + 1e-6, ["C28"]),
-    (exponential_families, "attend", 1 + 1e-6, ["C3", "C5", "C13"]),
-    (thermodynamics, "row_statistics", 1 + 1e-6, ["C35"]),
-    (conjugates, "bregman", 1 + 1e-6, ["C14"]),
-    (conjugates, "conjugate", 1 + 1e-6, ["C15", "C16", "C17"]),
-    (conjugates, "natural_from_mean", 1 + 1e-6, ["C15", "C17"]),
+    ("claims.measures.exponential_families", "attend", 1 + 1e-6, ["C3", "C5", "C13"]),
+    ("claims.measures.thermodynamics", "row_statistics", 1 + 1e-6, ["C35"]),
+    ("claims.measures.conjugates", "bregman", 1 + 1e-6, ["C14"]),
+    ("claims.measures.conjugates", "conjugate", 1 + 1e-6, ["C15", "C16", "C17"]),
+    ("claims.measures.conjugates", "natural_from_mean", 1 + 1e-6, ["C15", "C17"]),
     # Contrastive losses and boosting
     (Points, "probabilities", 1 + 1e-6, ["C32"]),
     (Points, "log_normalizer", 1.001, ["C33"]),
-    (contrastive, "adaboost_step", 1 + 1e-6, ["C29"]),
-    (contrastive, "neighbor_probabilities", 1 + 1e-6, ["C30"]),
-    (contrastive, "nca", 1 + 1e-6, ["C30"]),
-    (contrastive, "skip_gram", 1 + 1e-6, ["C31"]),
-    (contrastive, "attend", 1 + 1e-6, ["C31"]),
-    (contrastive, "info_nce", 1 + 1e-6, ["C32"]),
-    (contrastive, "classical_mds", 1 + 1e-6, ["C34"]),
-    (contrastive, "pca", 1 + 1e-6, ["C34"]),
-    (losses, "adaboost_step", 1 + 1e-6, ["C51"]),
-    (losses, "n_pair", 0.03, ["C52"]),  # at step sizes that are all too small
+    ("claims.measures.contrastive", "adaboost_step", 1 + 1e-6, ["C29"]),
+    ("claims.measures.contrastive", "neighbor_probabilities", 1 + 1e-6, ["C30"]),
+    ("claims.measures.contrastive", "nca", 1 + 1e-6, ["C30"]),
+    ("claims.measures.contrastive", "skip_gram", 1 + 1e-6, ["C31"]),
+    ("claims.measures.contrastive", "attend", 1 + 1e-6, ["C31"]),
+    ("claims.measures.contrastive", "info_nce", 1 + 1e-6, ["C32"]),
+    ("claims.measures.contrastive", "classical_mds", 1 + 1e-6, ["C34"]),
+    ("claims.measures.contrastive", "pca", 1 + 1e-6, ["C34"]),
+    ("claims.measures.losses", "adaboost_step", 1 + 1e-6, ["C51"]),
+    ("claims.measures.losses", "n_pair", 0.03, ["C52"]),  # at step sizes that are all too small
     # Heads
     (Points, "log_normalizer", 1 + 1e-6, ["C39"]),
     (Points, "log_normalizer", 1.01, ["C42"]),  # whose bound is a sampling error
@@ -198,35 +164,35 @@ BREAKS = [
     (GaussianMixture, "mean", 1 + 1e-6, ["C54"]),
     (GaussianMixture, "lower_bound", 1 + 1e-6, ["C54"]),
     (GaussianMixture, "lower_bound_gradient", 1 + 1e-6, ["C54"]),
-    (head_symmetry, "attend", 1.2, ["C54"]),
-    (head_symmetry, "floored_spectrum", 1 + 1e-6, ["C19"]),
+    ("claims.dynamics.head_symmetry", "attend", 1.2, ["C54"]),
+    ("claims.dynamics.head_symmetry", "floored_spectrum", 1 + 1e-6, ["C19"]),
     # The operator, its equilibrium and samples
-    (operator, "ascend", 1 + 1e-6, ["C11", "C12", "C23"]),
-    (operator, "attend", 1 + 1e-6, ["C48"]),
-    (operator, "ascend", 1.01, ["C41"]),
-    (operator, "attend", -0.1, ["C21"]),  # an inequality with room
-    (hopfield_steps, "hopfield_step", 1 + 1e-6, ["C38"]),
-    (hopfield_steps, "ascend", 1 + 1e-6, ["C38"]),
-    (hopfield_steps, "hopfield_time", 1 + 1e-6, ["C38", "X10"]),
-    (operator, "prox", 1 + 1e-6, ["C48"]),
-    (resampled_tokens, "resample", 1.1, ["C40", "C55"]),
-    (resampled_tokens, "halve", 1.1, ["C55"]),
+    ("claims.dynamics.operator", "ascend", 1 + 1e-6, ["C11", "C12", "C23"]),
+    ("claims.dynamics.operator", "attend", 1 + 1e-6, ["C48"]),
+    ("claims.dynamics.operator", "ascend", 1.01, ["C41"]),
+    ("claims.dynamics.operator", "attend", -0.1, ["C21"]),  # an inequality with room
+    ("claims.dynamics.hopfield_steps", "hopfield_step", 1 + 1e-6, ["C38"]),
+    ("claims.dynamics.hopfield_steps", "ascend", 1 + 1e-6, ["C38"]),
+    ("claims.dynamics.hopfield_steps", "hopfield_time", 1 + 1e-6, ["C38", "X10"]),
+    ("claims.dynamics.operator", "prox", 1 + 1e-6, ["C48"]),
+    ("claims.dynamics.resampled_tokens", "resample", 1.1, ["C40", "C55"]),
+    ("claims.dynamics.resampled_tokens", "halve", 1.1, ["C55"]),
     (evolution, "ascend", 1.02, ["C55"]),
     (evolution, "attend", 1 + 1e-6, ["C20"]),
     (evolution, "ascend", 1e-3, ["X11"]),  # tokens so short that attention is affine
-    (equilibrium, "normal_scores", 1 + 1e-6, ["X11"]),
-    (equilibrium, "normal_ranks", 0.0, ["X11"]),
+    ("claims.dynamics.equilibrium", "normal_scores", 1 + 1e-6, ["X11"]),
+    ("claims.dynamics.equilibrium", "normal_ranks", 0.0, ["X11"]),
     (maps, "attend", 1e-3, ["C45"]),  # layer normalization undoes the former
     (Points, "fisher", 1 + 1e-6, ["C23"]),
     (Points, "mean", 1.1, ["X8"]),
     (Gaussian, "mean", 1 + 1e-6, ["C25"]),
     (Sphere, "mean", torch.linspace(1, 1.001, 8), ["C26"]),  # no longer parallel
-    (equilibrium, "renormalization", 1 + 1e-6, ["C24"]),
-    (equilibrium, "gaussian_moments", 1 + 1e-6, ["C25"]),
-    (resampled_tokens, "attend", 1.5, ["C27", "X9"]),
-    (resampled_tokens, "token_limit", 1.3, ["X9"]),
-    (equilibrium, "cumulant_amplification", 1.02, ["X8"]),
-    (residual_gradients, "layer_norm", 10.0, ["C56"]),
+    ("claims.dynamics.equilibrium", "renormalization", 1 + 1e-6, ["C24"]),
+    ("claims.dynamics.equilibrium", "gaussian_moments", 1 + 1e-6, ["C25"]),
+    ("claims.dynamics.resampled_tokens", "attend", 1.5, ["C27", "X9"]),
+    ("claims.dynamics.resampled_tokens", "token_limit", 1.3, ["X9"]),
+    ("claims.dynamics.equilibrium", "cumulant_amplification", 1.02, ["X8"]),
+    ("claims.dynamics.residual_gradients", "layer_norm", 10.0, ["C56"]),
     # Associative memories
     (Classical, "update", -1.0, ["M1", "M4"]),
     (Classical, "retrieve", -1.0, ["M2", "M14", "P1"]),
@@ -244,19 +210,19 @@ BREAKS = [
     (Continuous, "update", 1.01, ["M8", "M16", "M19"]),
     (Continuous, "energy", 1 + 1e-6, ["M15"]),
     (Kernel, "update", -1.0, ["P5"]),
-    (softmax_memories, "log_density", 1 + 1e-6, ["M12"]),
-    (softmax_memories, "denoise", 1 + 1e-6, ["M13"]),
-    (guarantees, "guaranteed_storage", 1.001, ["M7", "P7"]),
-    (guarantees, "theorem_3", 1.001, ["M7", "P7"]),
-    (guarantees, "one_step_bound", 10.0, ["M8"]),
-    (guarantees, "separations", 1.001, ["M8", "M16", "P8"]),
-    (guarantees, "farthest", 1.001, ["M8", "M16", "P8"]),
-    (guarantees, "certificate", scaled(1 + 1e-6, "radius"), ["P8"]),
-    (guarantees, "certificate", scaled(10.0, "bound"), ["M16", "P8"]),
-    (guarantees, "certificate", scaled(0.1, "ramsauer_radius"), ["P8"]),
-    (polar_memories, "capacity", 1.05, ["M2"]),
-    (retrieval_numbers, "capacity", 0.9, ["P2", "P3"]),
-    (retrieval_numbers, "patterns_in_the_limit", 1.05, ["P2"]),
+    ("claims.memory.softmax_memories", "log_density", 1 + 1e-6, ["M12"]),
+    ("claims.memory.softmax_memories", "denoise", 1 + 1e-6, ["M13"]),
+    ("claims.memory.guarantees", "guaranteed_storage", 1.001, ["M7", "P7"]),
+    ("claims.memory.guarantees", "theorem_3", 1.001, ["M7", "P7"]),
+    ("claims.memory.guarantees", "one_step_bound", 10.0, ["M8"]),
+    ("claims.memory.guarantees", "separations", 1.001, ["M8", "M16", "P8"]),
+    ("claims.memory.guarantees", "farthest", 1.001, ["M8", "M16", "P8"]),
+    ("claims.memory.guarantees", "certificate", scaled(1 + 1e-6, "radius"), ["P8"]),
+    ("claims.memory.guarantees", "certificate", scaled(10.0, "bound"), ["M16", "P8"]),
+    ("claims.memory.guarantees", "certificate", scaled(0.1, "ramsauer_radius"), ["P8"]),
+    ("claims.memory.polar_memories", "capacity", 1.05, ["M2"]),
+    ("claims.memory.retrieval_numbers", "capacity", 0.9, ["P2", "P3"]),
+    ("claims.memory.retrieval_numbers", "patterns_in_the_limit", 1.05, ["P2"]),
     # Learning in a context
     (LinearAttention, "forward", 1 + 1e-6, ["I1", "I2", "I3", "I4"]),
     (LinearAttention, "forward", 1.2, ["I9"]),
@@ -267,7 +233,7 @@ BREAKS = [
     (LeastSquares, "predict", 1.5, ["I11", "I18"]),
     (LeastSquares, "predict", 1.01, ["I12"]),
     (ConceptMixture, "_posterior", 0.0, ["I13"]),
-    (ideal_predictors, "tree_posterior", 1.5, ["I14"]),
+    ("claims.context.ideal_predictors", "tree_posterior", 1.5, ["I14"]),
     (LinearModel, "_ask", 1.3, ["I15"]),
     (MeasureAttention, "forward", 0.0, ["I17"]),
     (Linear, "values", 1.5, ["I19"]),
@@ -275,29 +241,34 @@ BREAKS = [
     (SoftmaxModel, "ask", 2.0, ["I21", "I22"]),  # once the models are trained
     (SoftmaxModel, "ask", 0.0, ["I23", "R10"]),
     # Token selection
-    ([FINITE, selected_tokens], "max_margin", turned(), ["T4", "T5"]),
-    (selection_heads, "max_margin", turned(), ["T16"]),
+    ([FINITE, "claims.margin.selected_tokens"], "max_margin", turned(), ["T4", "T5"]),
+    ("claims.margin.selection_heads", "max_margin", turned(), ["T16"]),
     # Beside the finite part a part of the error is lost in the fit, and the bound is on a mean.
     (FINITE, "max_margin", turned(1.0), ["T15"]),
-    ([FINITE, selection_limits], "max_margin", turned(), ["T17", "T18"]),
+    ([FINITE, "claims.margin.selection_limits"], "max_margin", turned(), ["T17", "T18"]),
     ([TRAJECTORY, PATH], "max_margin", turned(), ["T7", "T8", "T9", "T10", "T11", "T12", "T13"]),
-    (selected_tokens, "max_margin", scaled(-1.0), ["T1"]),
-    (selected_tokens, "attend", scaled(1 + 1e-6, "output"), ["T2", "T3"]),
-    (selected_tokens, "finite_component", scaled(1.1), ["T6"]),
-    (selection_tables, "finite_component", scaled(1.1), ["T14"]),
-    (selection_limits, "finite_component", scaled(1.1), ["T17"]),
-    (selection_limits, "descend", shortened, ["T17", "T18"]),
-    (descent_directions, "descend", slowed, ["T8", "T9"]),
+    ("claims.margin.selected_tokens", "max_margin", scaled(-1.0), ["T1"]),
+    ("claims.margin.selected_tokens", "attend", scaled(1 + 1e-6, "output"), ["T2", "T3"]),
+    ("claims.margin.selected_tokens", "finite_component", scaled(1.1), ["T6"]),
+    ("claims.margin.selection_tables", "finite_component", scaled(1.1), ["T14"]),
+    ("claims.margin.selection_limits", "finite_component", scaled(1.1), ["T17"]),
+    ("claims.margin.selection_limits", "descend", shortened, ["T17", "T18"]),
+    ("claims.margin.descent_directions", "descend", slowed, ["T8", "T9"]),
     # Trained models
-    (feed_forward, "held_out_r2", 0.8, ["C44"]),
-    (trained_model, "projection_kurtosis", 30.0, ["C46", "X5"]),
-    (trained_model, "synthetic", lambda made: lambda seed, attention: made(seed, "free"), ["X1", "X3", "X6"]),
+    ("claims.models.feed_forward", "held_out_r2", 0.8, ["C44"]),
+    ("claims.models.trained_model", "projection_kurtosis", 30.0, ["C46", "X5"]),
+    (
+        "claims.models.trained_model",
+        "synthetic",
+        lambda made: lambda seed, attention: made(seed, "free"),
+        ["X1", "X3", "X6"],
+    ),
     (torch.nn.functional, "layer_norm", lambda _: lambda x, *_, **__: x / x.square().mean(-1, True).sqrt(), ["C22"]),
-    (primer, "two_largest", 1.2, ["A3"]),
-    (primer, "norms_of", 1 + 1e-6, ["A3"]),
-    (primer, "scores_at", 1 + 1e-5, ["A2"]),
-    (primer, "_normalized", 1 + 1e-6, ["A2"]),
-    (feed_forward, "field_test", 0.8, ["X18"]),
+    ("claims.models.primer", "two_largest", 1.2, ["A3"]),
+    ("claims.models.primer", "norms_of", 1 + 1e-6, ["A3"]),
+    ("claims.models.primer", "scores_at", 1 + 1e-5, ["A2"]),
+    ("claims.models.primer", "_normalized", 1 + 1e-6, ["A2"]),
+    ("claims.models.feed_forward", "field_test", 0.8, ["X18"]),
     (key_laws.KeyMixture, "log_density", -1.0, ["X14"]),
     (
         feed_forward.LayerStatistics,
@@ -307,64 +278,79 @@ BREAKS = [
     ),
     # Later results
     (LinearAttention, "forward", 1.001, ["R8"]),
-    (preconditioned, "residual_map", 1.01, ["R8"]),
-    (long_inputs, "attend", 1 + 1e-6, ["R1", "R7"]),
-    (long_inputs, "written_out", 1 + 1e-6, ["R7"]),
+    ("claims.recent.preconditioned", "residual_map", 1.01, ["R8"]),
+    ("claims.recent.long_inputs", "attend", 1 + 1e-6, ["R1", "R7"]),
+    ("claims.recent.long_inputs", "written_out", 1 + 1e-6, ["R7"]),
     (Sparse, "update", 1 + 1e-6, ["R9", "R14"]),
-    (fenchel_young, "by_bisection", 1 + 1e-6, ["R9"]),
-    (gradient_flows, "balance", 1.001, ["R4"]),
-    (gradient_flows, "attend", 1 + 1e-6, ["R4"]),
-    (gradient_flows, "energy", 1 + 1e-6, ["R4"]),
+    ("claims.recent.fenchel_young", "by_bisection", 1 + 1e-6, ["R9"]),
+    ("claims.recent.gradient_flows", "balance", 1.001, ["R4"]),
+    ("claims.recent.gradient_flows", "attend", 1 + 1e-6, ["R4"]),
+    ("claims.recent.gradient_flows", "energy", 1 + 1e-6, ["R4"]),
     (particles, "attend", 1.01, ["R5"]),  # the rate at the end
     (particles, "attend", 1.05, ["R13"]),  # the life of two clusters
-    (clusters, "velocity", 1.05, ["R5"]),
-    (freezing, "row_statistics", 1.1, ["R6"]),
-    (freezing, "limit", 1.02, ["R6"]),
-    (freezing, "correction", 1.5, ["R6"]),
+    ("claims.recent.clusters", "velocity", 1.05, ["R5"]),
+    ("claims.recent.freezing", "row_statistics", 1.1, ["R6"]),
+    ("claims.recent.freezing", "limit", 1.02, ["R6"]),
+    ("claims.recent.freezing", "correction", 1.5, ["R6"]),
     (
-        collapse,
+        "claims.recent.collapse",
         "row_statistics",
         lambda usual: lambda natural, *rest, **more: usual(2 * natural, *rest, **more),
         ["R2"],
     ),
-    (collapse, "entropy_floor", 0.5, ["R2"]),
-    (collapse, "attend", query_in_output, ["R3"]),
-    (collapse, "_cubic_bound", changed(lambda found: (0 * found[0], found[1])), ["R3"]),
-    (trigger_averages, "_sequences", without_a_start, ["R12"]),
-    (next_token, "finite_component", scaled(1.001), ["R11"]),
+    ("claims.recent.collapse", "entropy_floor", 0.5, ["R2"]),
+    ("claims.recent.collapse", "attend", query_in_output, ["R3"]),
+    ("claims.recent.collapse", "_cubic_bound", changed(lambda found: (0 * found[0], found[1])), ["R3"]),
+    ("claims.recent.trigger_averages", "_sequences", without_a_start, ["R12"]),
+    ("claims.recent.next_token", "finite_component", scaled(1.001), ["R11"]),
     (
-        next_token,
+        "claims.recent.next_token",
         "finite_component",
         changed(lambda found: replace(found, solution=replace(found.solution, weights=1.001 * found.solution.weights))),
         ["R11"],
     ),
-    (next_token, "descend", scaled(-1.0, "snapshots"), ["R11"]),
+    ("claims.recent.next_token", "descend", scaled(-1.0, "snapshots"), ["R11"]),
     # Sparse patterns; the wrong schedule keeps tokens of different remainder apart
-    (pattern_conditions, "strided", lambda _: lambda *_, **__: Schedule((dilated(1, 2), dilated(2, 2))), ["U1", "U4"]),
-    (pattern_conditions, "fixed", lambda _: lambda *_, **__: Schedule((dilated(1, 2), dilated(2, 2))), ["U1", "U4"]),
-    (pattern_conditions, "star_ring", lambda _: star, ["U1", "U2", "U3"]),
-    (pattern_conditions, "check_universality", changed(lambda found: replace(found, hub=None)), ["U3"]),
-    (pattern_conditions, "Schedule", lambda _: lambda given: given[1], ["U7"]),
-    (pattern_theorems, "by_table", lambda _: lambda points, *rest: 0 * points[:, 0], ["U5"]),
-    (pattern_theorems, "star_ring", lambda _: lambda: window(1), ["U6"]),
     (
-        pattern_theorems,
+        "claims.universal.pattern_conditions",
+        "strided",
+        lambda _: lambda *_, **__: Schedule((dilated(1, 2), dilated(2, 2))),
+        ["U1", "U4"],
+    ),
+    (
+        "claims.universal.pattern_conditions",
+        "fixed",
+        lambda _: lambda *_, **__: Schedule((dilated(1, 2), dilated(2, 2))),
+        ["U1", "U4"],
+    ),
+    ("claims.universal.pattern_conditions", "star_ring", lambda _: star, ["U1", "U2", "U3"]),
+    (
+        "claims.universal.pattern_conditions",
+        "check_universality",
+        changed(lambda found: replace(found, hub=None)),
+        ["U3"],
+    ),
+    ("claims.universal.pattern_conditions", "Schedule", lambda _: lambda given: given[1], ["U7"]),
+    ("claims.universal.pattern_theorems", "by_table", lambda _: lambda points, *rest: 0 * points[:, 0], ["U5"]),
+    ("claims.universal.pattern_theorems", "star_ring", lambda _: lambda: window(1), ["U6"]),
+    (
+        "claims.universal.pattern_theorems",
         "Transformer",
         lambda model: lambda *given, **options: model(*given, **{**options, "positions": None}),
         ["U8"],
     ),
     # Universal approximation
-    (shift_identifiers, "shift_stack", coarse, ["U21", "U22", "U23"]),
-    (contextual_maps, "boltz", 1.001, ["U24"]),
-    (contextual_maps, "_exact_boltz", changed(lambda found: 0 * found), ["U25", "U27"]),
-    (contextual_maps, "_hardmax", lambda _: lambda scores: (10 * scores).softmax(-1), ["U26"]),
-    (contextual_maps, "contextual_map", changed(same_codes), ["U28"]),
+    ("claims.universal.shift_identifiers", "shift_stack", coarse, ["U21", "U22", "U23"]),
+    ("claims.universal.contextual_maps", "boltz", 1.001, ["U24"]),
+    ("claims.universal.contextual_maps", "_exact_boltz", changed(lambda found: 0 * found), ["U25", "U27"]),
+    ("claims.universal.contextual_maps", "_hardmax", lambda _: lambda scores: (10 * scores).softmax(-1), ["U26"]),
+    ("claims.universal.contextual_maps", "contextual_map", changed(same_codes), ["U28"]),
     (CONSTRUCTION, "contextual_map", changed(same_codes), ["U29", "U32"]),
     (MEMORIZATION, "interpolant", lambda usual: lambda a, b, c, d: usual(a, b, c, d.flip(0)), ["U30"]),
-    (contextual_maps, "attended", changed(lambda found: found**2), ["U31"]),
+    ("claims.universal.contextual_maps", "attended", changed(lambda found: found**2), ["U31"]),
     (MEMORIZATION, "table", shifted_keys, ["U34"]),
     (SPARSE, "table", shifted_keys, ["U36"]),
-    (approximation, "star_ring", lambda _: full, ["U36"]),
+    ("claims.universal.approximation", "star_ring", lambda _: full, ["U36"]),
     (NARROW, "shift_stack", coarse, ["U35"]),
     (NARROW, "_clear", lambda _: lambda *_: torch.nn.Identity(), ["U35"]),
     (CONSTRUCTION, "table", shifted_keys, ["U29", "U33"]),
@@ -394,7 +380,7 @@ def test_code_that_is_wrong_changes_a_verdict(owners, name, wrong, keys, monkeyp
     trained_model.inspection(None)  # read by the right code
     freezing.mean_log_normalizer.cache_clear()
     for owner in owners if isinstance(owners, list) else [owners]:
-        target = importlib.import_module(owner) if isinstance(owner, str) else owner
+        target = importlib.import_module(f"massieu.{owner}") if isinstance(owner, str) else owner
         original = getattr(target, name)
         break_ = wrong if callable(wrong) else changed(lambda found: stretched(found, wrong))
         monkeypatch.setattr(target, name, break_(original))
