@@ -51,17 +51,12 @@ def statements() -> list[Statement]:
         >>> all(statement.covered for statement in statements())
         True
     """
+    found = []
     with FILE.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    return [
-        Statement(
-            *(row[name] for name in ("source", "place", "statement")),
-            claims=tuple(row["claims"].split()),
-            objects=tuple(row["objects"].split()),
-            not_testable=row["not_testable"],
-        )
-        for row in rows
-    ]
+        for row in csv.DictReader(file):
+            claims, objects = (tuple(row[name].split()) for name in ("claims", "objects"))
+            found.append(Statement(row["source"], row["place"], row["statement"], claims, objects, row["not_testable"]))
+    return found
 
 
 def markdown(rows: Sequence[Statement]) -> str:
