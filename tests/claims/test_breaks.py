@@ -9,23 +9,13 @@ import torch
 pytest.importorskip("scipy")
 pytest.importorskip("pandas")
 pytest.importorskip("transformers")
+from massieu import measures
 from massieu.claims import all_claims, examine, select
 from massieu.claims.dynamics import hopfield_steps, operator
 from massieu.claims.models import feed_forward, key_laws, trained_model
 from massieu.claims.recent import freezing
 from massieu.context import ConceptMixture, LeastSquares, Linear, LinearModel, SoftmaxModel, optimum, steps
 from massieu.dynamics import evolution, maps, particles
-from massieu.measures import (
-    ConjugatePrior,
-    Convolution,
-    Gamma,
-    Gaussian,
-    GaussianMixture,
-    Hypercube,
-    Points,
-    Poisson,
-    Sphere,
-)
 from massieu.memory import Classical, Continuous, Dense, Exponential, Kernel, Sparse
 from massieu.nn import LinearAttention, MeasureAttention
 from massieu.patterns import Schedule, dilated, full, star, window
@@ -122,28 +112,28 @@ FINITE, TRAJECTORY, PATH = "margin.finite", "margin.trajectory", "margin.path"
 # Module (or several) or class, the name of its function, a factor on the result or a wrong function, and claims that must notice.
 BREAKS = [
     # Families, duality and thermodynamics
-    (Points, "log_normalizer", 1 + 1e-6, ["C2", "C36"]),
-    (Points, "mean", 1 + 1e-6, ["C4", "C5", "C6", "C9", "C15", "C37"]),
-    (Points, "fisher", 1 + 1e-6, ["C5", "C18"]),
-    (Hypercube, "mean", 1 + 1e-6, ["C37", "C53"]),
-    (Hypercube, "fisher", 1 + 1e-3, ["C53"]),
-    (Poisson, "mean", 1 + 1e-6, ["C53"]),
-    (Gaussian, "fisher", 1 + 1e-6, ["C53"]),
-    (Gamma, "log_normalizer", 1 + 1e-6, ["C1"]),
-    (Gamma, "mean", 1 + 1e-6, ["C7"]),
-    (Gaussian, "mean", 1 + 1e-6, ["C8"]),
-    (GaussianMixture, "mean", 1 + 1e-6, ["C9"]),
-    (GaussianMixture, "lower_bound", 1 + 1e-6, ["C10"]),
-    (GaussianMixture, "lower_bound_gradient", 1 + 1e-6, ["C50"]),
-    (ConjugatePrior, "mean", 1 + 1e-6, ["C28"]),
+    (measures.Points, "log_normalizer", 1 + 1e-6, ["C2", "C36"]),
+    (measures.Points, "mean", 1 + 1e-6, ["C4", "C5", "C6", "C9", "C15", "C37"]),
+    (measures.Points, "fisher", 1 + 1e-6, ["C5", "C18"]),
+    (measures.Hypercube, "mean", 1 + 1e-6, ["C37", "C53"]),
+    (measures.Hypercube, "fisher", 1 + 1e-3, ["C53"]),
+    (measures.Poisson, "mean", 1 + 1e-6, ["C53"]),
+    (measures.Gaussian, "fisher", 1 + 1e-6, ["C53"]),
+    (measures.Gamma, "log_normalizer", 1 + 1e-6, ["C1"]),
+    (measures.Gamma, "mean", 1 + 1e-6, ["C7"]),
+    (measures.Gaussian, "mean", 1 + 1e-6, ["C8"]),
+    (measures.GaussianMixture, "mean", 1 + 1e-6, ["C9"]),
+    (measures.GaussianMixture, "lower_bound", 1 + 1e-6, ["C10"]),
+    (measures.GaussianMixture, "lower_bound_gradient", 1 + 1e-6, ["C50"]),
+    (measures.ConjugatePrior, "mean", 1 + 1e-6, ["C28"]),
     ("claims.measures.exponential_families", "attend", 1 + 1e-6, ["C3", "C5", "C13"]),
     ("claims.measures.thermodynamics", "row_statistics", 1 + 1e-6, ["C35"]),
     ("claims.measures.conjugates", "bregman", 1 + 1e-6, ["C14"]),
     ("claims.measures.conjugates", "conjugate", 1 + 1e-6, ["C15", "C16", "C17"]),
     ("claims.measures.conjugates", "natural_from_mean", 1 + 1e-6, ["C15", "C17"]),
     # Contrastive losses and boosting
-    (Points, "probabilities", 1 + 1e-6, ["C32"]),
-    (Points, "log_normalizer", 1.001, ["C33"]),
+    (measures.Points, "probabilities", 1 + 1e-6, ["C32"]),
+    (measures.Points, "log_normalizer", 1.001, ["C33"]),
     ("claims.measures.contrastive", "adaboost_step", 1 + 1e-6, ["C29"]),
     ("claims.measures.contrastive", "neighbor_probabilities", 1 + 1e-6, ["C30"]),
     ("claims.measures.contrastive", "nca", 1 + 1e-6, ["C30"]),
@@ -155,15 +145,15 @@ BREAKS = [
     ("claims.measures.losses", "adaboost_step", 1 + 1e-6, ["C51"]),
     ("claims.measures.losses", "n_pair", 0.03, ["C52"]),  # at step sizes that are all too small
     # Heads
-    (Points, "log_normalizer", 1 + 1e-6, ["C39"]),
-    (Points, "log_normalizer", 1.01, ["C42"]),  # whose bound is a sampling error
-    (Points, "mean", 1 + 1e-6, ["C39"]),
-    (Points, "mean", 1.1, ["X12"]),
-    (Points, "fisher", 1 + 1e-6, ["C19"]),
-    (Convolution, "mean", 1 + 1e-6, ["C39"]),
-    (GaussianMixture, "mean", 1 + 1e-6, ["C54"]),
-    (GaussianMixture, "lower_bound", 1 + 1e-6, ["C54"]),
-    (GaussianMixture, "lower_bound_gradient", 1 + 1e-6, ["C54"]),
+    (measures.Points, "log_normalizer", 1 + 1e-6, ["C39"]),
+    (measures.Points, "log_normalizer", 1.01, ["C42"]),  # whose bound is a sampling error
+    (measures.Points, "mean", 1 + 1e-6, ["C39"]),
+    (measures.Points, "mean", 1.1, ["X12"]),
+    (measures.Points, "fisher", 1 + 1e-6, ["C19"]),
+    (measures.Convolution, "mean", 1 + 1e-6, ["C39"]),
+    (measures.GaussianMixture, "mean", 1 + 1e-6, ["C54"]),
+    (measures.GaussianMixture, "lower_bound", 1 + 1e-6, ["C54"]),
+    (measures.GaussianMixture, "lower_bound_gradient", 1 + 1e-6, ["C54"]),
     ("claims.dynamics.head_symmetry", "attend", 1.2, ["C54"]),
     ("claims.dynamics.head_symmetry", "floored_spectrum", 1 + 1e-6, ["C19"]),
     # The operator, its equilibrium and samples
@@ -183,10 +173,10 @@ BREAKS = [
     ("claims.dynamics.equilibrium", "normal_scores", 1 + 1e-6, ["X11"]),
     ("claims.dynamics.equilibrium", "normal_ranks", 0.0, ["X11"]),
     (maps, "attend", 1e-3, ["C45"]),  # layer normalization undoes the former
-    (Points, "fisher", 1 + 1e-6, ["C23"]),
-    (Points, "mean", 1.1, ["X8"]),
-    (Gaussian, "mean", 1 + 1e-6, ["C25"]),
-    (Sphere, "mean", torch.linspace(1, 1.001, 8), ["C26"]),  # no longer parallel
+    (measures.Points, "fisher", 1 + 1e-6, ["C23"]),
+    (measures.Points, "mean", 1.1, ["X8"]),
+    (measures.Gaussian, "mean", 1 + 1e-6, ["C25"]),
+    (measures.Sphere, "mean", torch.linspace(1, 1.001, 8), ["C26"]),  # no longer parallel
     ("claims.dynamics.equilibrium", "renormalization", 1 + 1e-6, ["C24"]),
     ("claims.dynamics.equilibrium", "gaussian_moments", 1 + 1e-6, ["C25"]),
     ("claims.dynamics.resampled_tokens", "attend", 1.5, ["C27", "X9"]),
@@ -399,8 +389,8 @@ def test_numbers_of_an_inspection_that_are_wrong_change_the_verdict(table, colum
 
 
 def test_a_wrong_sign_of_the_mean_changes_the_verdicts_of_claims_that_use_it(monkeypatch):
-    mean = Points.mean
-    monkeypatch.setattr(Points, "mean", lambda self, natural: -mean(self, natural))
+    mean = measures.Points.mean
+    monkeypatch.setattr(measures.Points, "mean", lambda self, natural: -mean(self, natural))
     used, unused = (
         {"C4", "C5", "C6", "C9", "C14", "C15", "C18", "C37", "C39"},
         {"C1", "C3", "C7", "C10", "C13", "C28", "C35"},

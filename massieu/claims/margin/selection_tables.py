@@ -235,7 +235,7 @@ def finite_rates(trial: Trial) -> Evidence:
     steps = trial.size(1000, 10000)
     soft = random_problem(5, 6, 12, kind="soft", generator=trial.generator)
     cases = {"targets": (soft, finite_component(soft))} | ({"graph": next_tokens(trial)} if trial.full else {})
-    figures: dict[str, float] = {}
+    values: dict[str, float] = {}
 
     def gap(method: str) -> Gap:
         gaps = []
@@ -244,13 +244,13 @@ def finite_rates(trial: Trial) -> Evidence:
             before, after = (finite.split(weights) for weights in run.snapshots[1:])
             growth = (after.coefficient - before.coefficient) / math.log(10)
             gaps += [Gap(abs(math.log10(after.error / before.error) + 1), RATE), Gap(abs(growth - 1), RATE)]
-            figures.setdefault(f"‖Π W − W^fin‖, {kind}", after.error)
-            figures.setdefault(f"C_k, {kind}", after.coefficient)
-            figures.setdefault(f"residual, {kind}", float(after.residual.norm()))
+            values.setdefault(f"‖Π W − W^fin‖, {kind}", after.error)
+            values.setdefault(f"C_k, {kind}", after.coefficient)
+            values.setdefault(f"residual, {kind}", float(after.residual.norm()))
         return widest(*gaps)
 
     printed = gap("gd")
-    return Evidence(printed=printed, control=gap(trial.control("ngd", "gd")), table=figures)
+    return Evidence(printed=printed, control=gap(trial.control("ngd", "gd")), table=values)
 
 
 def next_tokens(trial: Trial) -> tuple[TokenSelection, FiniteComponent]:

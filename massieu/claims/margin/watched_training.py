@@ -21,7 +21,7 @@ EVERY = 20  # steps between readings
 ATOMS = 32.5  # that a row sees: the mean over the rows of a causal window of 64
 HALF = 0.5  # of these
 FEW = 0.25  # of the heads: a clear minority
-RISE = 0.005  # of the mean: half of what the first runs showed
+RISE = 0.005  # of the mean: half of the rise in the first runs
 
 
 @claim(

@@ -343,7 +343,7 @@ def least_stress(distances: Tensor, start: Tensor) -> Tensor:
     return found
 
 
-class Candidates(NamedTuple):
+class NegativeDraws(NamedTuple):
     """Every draw of a context with its partner and two negatives, with its probability."""
 
     query: Tensor
@@ -353,7 +353,7 @@ class Candidates(NamedTuple):
     information: Tensor
 
 
-def candidates(joint: Tensor, noise: Tensor | None = None) -> Candidates:
+def candidates(joint: Tensor, noise: Tensor | None = None) -> NegativeDraws:
     """Return all outcomes for a law ``(contexts, words)`` and negatives of the noise; None for the law of words."""
     contexts, words = joint.shape
     noise = joint.sum(0) if noise is None else noise
@@ -361,4 +361,4 @@ def candidates(joint: Tensor, noise: Tensor | None = None) -> Candidates:
     one_hot = torch.eye(words, dtype=joint.dtype)
     negatives = torch.stack([one_hot[first], one_hot[second]], 1)
     information = (joint / (joint.sum(1, keepdim=True) * joint.sum(0))).log()
-    return Candidates(c, one_hot[x], negatives, joint[c, x] * noise[first] * noise[second], information)
+    return NegativeDraws(c, one_hot[x], negatives, joint[c, x] * noise[first] * noise[second], information)

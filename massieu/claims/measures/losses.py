@@ -165,7 +165,7 @@ LOSSES: dict[str, tuple[Loss, bool]] = {  # each with whether it retrieves by di
 }
 
 
-class Task(NamedTuple):
+class RetrievalTask(NamedTuple):
     """Batches of pairs on eight data sets, a pair of every class to test on, and the first weights."""
 
     anchors: Tensor
@@ -175,7 +175,7 @@ class Task(NamedTuple):
     start: Tensor
 
 
-def drawn_task(trial: Trial) -> Task:
+def drawn_task(trial: Trial) -> RetrievalTask:
     """Draw classes with centers in half of 24 coordinates and noise in the others, mixed by a rotation."""
     normal = normals(trial)
     sets, classes, pairs = 8, trial.size(100, 200), trial.size(24, 48)
@@ -188,10 +188,10 @@ def drawn_task(trial: Trial) -> Task:
 
     chosen = torch.rand(STEPS, classes, generator=trial.generator).argsort(-1)[:, :pairs]
     every = torch.arange(classes)
-    return Task(drawn(chosen), drawn(chosen), drawn(every), drawn(every), 0.1 * normal(sets, 24, 8))
+    return RetrievalTask(drawn(chosen), drawn(chosen), drawn(every), drawn(every), 0.1 * normal(sets, 24, 8))
 
 
-def learned(loss: Loss, is_distance: bool, task: Task) -> Tensor:
+def learned(loss: Loss, is_distance: bool, task: RetrievalTask) -> Tensor:
     """Return mean accuracies of retrieval in training on four data sets, at the best step size of four others."""
     rates = torch.tensor(RATES, dtype=torch.float64)[:, None, None, None]
     weights = task.start.expand(len(RATES), *task.start.shape)

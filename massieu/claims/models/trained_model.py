@@ -1,8 +1,8 @@
-"""Predictions of the theory for a trained model, measured by an inspection, beside a case built to fulfill it.
+"""Predictions of the theory for a trained model, measured by an inspection, beside a case that fulfills them.
 
 Statements of the paper hold where heads are tied; of trained weights they are our reading, which the embedded model
-contradicts. Statements of our own say what is true of trained models. Where a statement says that something is so, nine
-tenths of it (of a cosine eight) count; what the embedded model gives is far from these bounds.
+contradicts. Statements of our own are true of trained models. A statement that something is so is tested by nine tenths
+of it (of a cosine eight); the embedded model is far from these bounds.
 """
 
 from __future__ import annotations

@@ -98,9 +98,9 @@ def separation_lemma(trial: Trial) -> Evidence:
         printed=gap(theorem_spacing),
         control=gap(trial.control(lambda length: 0.1, theorem_spacing)),
         table={
-            f"{what}, {cells} values, n = {length}": figure
+            f"{quantity}, {cells} values, n = {length}": value
             for cells, length in ((3, 2), (5, 3), (6, 3), (9, 3))
-            for what, figure in (
+            for quantity, value in (
                 ("least gap in float64", boltz_gap(cells, length)),
                 ("bound", boltz_bound(length, cells * theorem_spacing(length))),
             )

@@ -56,9 +56,9 @@ def selective_shifts(trial: Trial) -> Evidence:
         printed=gap(None),
         control=gap(trial.control(1, None)),
         table={
-            f"{what}, {name}": float(figure)
+            f"{quantity}, {name}": float(value)
             for name, stack in stacks.items()
-            for what, figure in (("numbers", stack.distinct), ("least gap", stack.gap), ("largest", stack.largest))
+            for quantity, value in (("numbers", stack.distinct), ("least gap", stack.gap), ("largest", stack.largest))
         },
     )
 
