@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from massieu.claims.claim import Claim, Curve, Evidence, Gap, Trial, Verdict, judge, worst
 from massieu.claims.registry import all_claims, claim, select
-from massieu.claims.verification import Result, Results, examine, verify
+from massieu.claims.runner import Result, Results, examine, verify
 
 __all__ = [
     "Claim",

@@ -1,4 +1,4 @@
-"""A statement of a source, the evidence of an experiment, and the one place where a number meets a bound."""
+"""A statement of a source, the evidence of its experiment, and the verdict on it."""
 
 from __future__ import annotations
 
@@ -6,19 +6,56 @@ import enum
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
 import torch
 
-__all__ = ["Claim", "Curve", "Evidence", "Gap", "Trial", "Verdict", "judge", "worst"]
-
+__all__ = ["Claim", "Curve", "Evidence", "Gap", "Source", "Trial", "Verdict", "judge", "worst"]
 
 Case = TypeVar("Case")
 
 
+class Source(enum.StrEnum):
+    """Documents that claims quote, by the names that tables and pages show."""
+
+    PAPER = "A Probabilistic Interpretation of Transformers"
+    SLIDES = "A perspective on the fundamentals of transformers (slides)"
+    OURS = "Massieu"  # statements of this project
+    AHN = "Ahn et al. 2023"
+    AMIT = "Amit et al. 1985"
+    CASTIN = "Castin et al. 2024"
+    DEMIRCIGIL = "Demircigil et al. 2017"
+    DONG = "Dong et al. 2021"
+    GARG = "Garg et al. 2022"
+    GESHKOVSKI = "Geshkovski et al. 2023"
+    GESHKOVSKI_2024 = "Geshkovski et al. 2024"
+    KAJITSUKA = "Kajitsuka and Sato 2023"
+    KROTOV = "Krotov and Hopfield 2016"
+    LUCIBELLO = "Lucibello and Mézard 2024"
+    MCELIECE = "McEliece et al. 1987"
+    MILLIDGE = "Millidge et al. 2022"
+    OSWALD = "von Oswald et al. 2022"
+    RAMSAUER = "Ramsauer et al. 2020"
+    RAN_MILO = "Ran-Milo 2026"
+    RAVENTOS = "Raventós et al. 2023"
+    SANDER = "Sander et al. 2022"
+    SANTOS = "Santos et al. 2024"
+    SOHN = "Sohn 2016"
+    TARZANAGH = "Tarzanagh et al. 2023"
+    THRAMPOULIDIS = "Thrampoulidis 2024"
+    VASUDEVA = "Vasudeva et al. 2024"
+    VELICKOVIC = "Veličković et al. 2024"
+    XIE = "Xie et al. 2022"
+    YUN_2019 = "Yun et al. 2019"
+    YUN_2020 = "Yun et al. 2020"
+    ZAHEER = "Zaheer et al. 2020"
+    ZHAI = "Zhai et al. 2023"
+    ZHANG = "Zhang et al. 2023"
+
+
 class Verdict(enum.StrEnum):
-    """What an experiment says about a statement."""
+    """Outcome of an experiment on a statement."""
 
     HOLDS = "HOLDS"
     HOLDS_CORRECTED = "HOLDS_CORRECTED"
@@ -28,26 +65,26 @@ class Verdict(enum.StrEnum):
 
 
 class Gap(NamedTuple):
-    """How far a measurement is from what a statement says, and how far it may be."""
+    """Distance of a measurement from a statement, and the bound on it."""
 
     measured: float
     allowed: float
 
     @property
     def share(self) -> float:
-        """The gap in units of what is allowed; infinite if it is not a number."""
+        """The gap in units of the bound; infinite if it is not a number."""
         share = self.measured / self.allowed if self.allowed > 0 else math.inf if self.measured > 0 else 0.0
         return math.inf if math.isnan(share) else share
 
     @property
     def within(self) -> bool:
-        """Whether it is no larger than allowed."""
+        """True if the gap is no larger than its bound."""
         return self.share <= 1
 
 
 @dataclass(frozen=True)
 class Curve:
-    """What an experiment saw along one axis, for its figure."""
+    """Measurements along one axis, for a plot."""
 
     x: Sequence[float]
     series: dict[str, Sequence[float]]
@@ -59,16 +96,16 @@ class Curve:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What an experiment measured; it never says pass.
+    """Measurements of an experiment; :func:`judge` turns them into a verdict.
 
     Attributes:
         printed: the statement as the source prints it.
         control: the same measurement in a case where the statement must break.
         corrected: the statement after the correction.
         conditional: the statement under the stated condition, which ``printed`` lacks.
-        instead: what is true in the place of a false statement; if it is out of bounds, the experiment cannot tell.
-        table: figures beside the gaps, by name.
-        curve: for the figure.
+        instead: the true statement in the place of a false one; out of bounds, it leaves the verdict undecided.
+        table: values beside the gaps, by name.
+        curve: the plot.
     """
 
     printed: Gap
@@ -87,10 +124,9 @@ class Evidence:
 
 
 def judge(evidence: Evidence) -> Verdict:
-    """The verdict on evidence.
+    """Return the verdict on evidence.
 
-    A control that does not break, a true statement that does not come out, or a figure that is not finite: the
-    experiment cannot tell.
+    It is undecided if the control does not break, ``instead`` is out of bounds, or a value is not finite.
 
     Example:
         >>> judge(Evidence(printed=Gap(0.3, 1e-9), corrected=Gap(1e-12, 1e-9), control=Gap(0.5, 1e-9)))
@@ -113,12 +149,10 @@ def judge(evidence: Evidence) -> Verdict:
 
 
 def worst(trials: Iterable[Evidence]) -> Evidence:
-    """The evidence of several trials as one: the largest gaps, and the control that broke least."""
+    """Merge the evidence of several trials: the largest gaps, and the control that broke least."""
     trials = list(trials)
-    first = trials[0]
-    gaps = {name: _worst([trial.gaps[name] for trial in trials], name == "control") for name in first.gaps}
-    others = {part.name: getattr(first, part.name) for part in fields(first) if part.name not in first.gaps}
-    return Evidence(**{**others, **gaps})
+    gaps = {name: _worst([trial.gaps[name] for trial in trials], name == "control") for name in trials[0].gaps}
+    return replace(trials[0], **gaps)  # type: ignore[arg-type]
 
 
 def _worst(gaps: list[Gap], control: bool) -> Gap:
@@ -128,13 +162,13 @@ def _worst(gaps: list[Gap], control: bool) -> Gap:
 
 @dataclass(frozen=True)
 class Trial:
-    """The circumstances of one run of an experiment.
+    """Circumstances of one run of an experiment.
 
     Attributes:
-        seed: decides every random choice.
-        full: sizes as in the papers; otherwise as small as still tells.
-        model: what :func:`massieu.inspect_model` takes; None for the embedded model.
-        harmless: the control is the real case, so that it cannot break: no verdict may come of it.
+        seed: seed of every random choice.
+        full: sizes as in the papers instead of quick ones.
+        model: argument of :func:`massieu.inspect_model`; None for the embedded model.
+        harmless: the control is the real case; it cannot break, so the verdict must be undecided.
     """
 
     seed: int = 0
@@ -148,11 +182,11 @@ class Trial:
         return torch.Generator().manual_seed(self.seed)
 
     def size(self, quick: int, full: int) -> int:
-        """One of two sizes."""
+        """Return one of two sizes."""
         return full if self.full else quick
 
     def control(self, broken: Case, real: Case) -> Case:
-        """The ingredient that makes the control break; the real one in a trial that is harmless."""
+        """Return the ingredient that breaks the control; the real one in a harmless trial."""
         return real if self.harmless else broken
 
 
@@ -162,8 +196,8 @@ class Claim:
 
     Attributes:
         key: such as "C14".
-        source: the document, one of :mod:`massieu.claims.sources`.
-        place: where in the document.
+        source: the document, one of :class:`Source`.
+        place: section, equation or slide of the document.
         title: the statement in at most 60 characters, for tables.
         wording: the statement of the source, in our words and no stronger than there.
         reading: the statement that the experiment tests, with its sizes; "our reading" where it says more than the
@@ -173,8 +207,9 @@ class Claim:
         correction: the condition or the correction; empty if the statement holds as it stands.
         expected: the verdict that our mathematics gives.
         run: the experiment.
-        trials: number of runs, each with a seed of its own; the worst counts.
-        on_model: whether it measures a trained model; then ``expected`` is that of the embedded one.
+        trials: number of runs, each with its own seed; the worst counts.
+        on_model: True if it measures a trained model; ``expected`` is then the verdict on the embedded one.
+        slow: True if it trains models for many seconds; tests run it with one seed.
     """
 
     key: str
@@ -190,3 +225,4 @@ class Claim:
     run: Callable[[Trial], Evidence]
     trials: int = 3
     on_model: bool = False
+    slow: bool = False

@@ -1,7 +1,8 @@
-"""Verdicts for readers: a page with figures and code, JSON, and the table of the documentation."""
+"""Publication of verdicts: a page with plots and code, JSON, and the tables of the documentation."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import inspect
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from massieu.claims.claim import Claim
-from massieu.claims.verification import Result, figures_of, place_of
+from massieu.claims.runner import Result, code_place, gap_values
 from massieu.outputs.folders import publish
 from massieu.report.verdicts import CONTROL, UNIT, VERDICTS, render_verdicts
 
@@ -23,7 +24,7 @@ COLUMNS = ("claim", "the source says", "tested", "place", "verdict", "measured",
 
 
 def save(results: Sequence[Result], folder: Path, facts: dict[str, Any]) -> Path:
-    """Write ``claims.html``, ``claims.json`` and ``claims.md``, all of them or none. Returns the path of the page."""
+    """Write ``claims.html``, ``claims.json`` and ``claims.md``, all of them or none; return the path of the page."""
     facts = {**facts, **versions()}
     with publish(folder, "verification", facts.get("model") or "") as place:
         page = render_verdicts([_document(result) for result in results], facts)
@@ -36,7 +37,7 @@ def save(results: Sequence[Result], folder: Path, facts: dict[str, Any]) -> Path
 
 
 def markdown(results: Sequence[Result]) -> str:
-    """The claims as a page of the documentation, a table for each subject, with links to their experiments."""
+    """Return the claims as a page of the documentation: a table for each subject, with links to their experiments."""
     lines = [
         "# Claims",
         "",
@@ -57,7 +58,7 @@ def markdown(results: Sequence[Result]) -> str:
 
 
 def full_markdown(results: Sequence[Result], facts: Mapping[str, Any]) -> str:
-    """The verdicts at full size as a page of the documentation: what quick ones say is in the other table."""
+    """Return the verdicts at full size as a page of the documentation."""
     lines = [
         "# Claims at full size",
         "",
@@ -76,7 +77,7 @@ def full_markdown(results: Sequence[Result], facts: Mapping[str, Any]) -> str:
 
 
 def described(claim: Claim) -> list[str]:
-    """Key, what the source says, what is tested and against what, and the place, as cells of a table."""
+    """Return key, statement, tested reading with its reference, and place, as cells of a table."""
     formula = f" `{claim.formula}`" if claim.formula else ""
     remark = f" *{claim.correction}*" if claim.correction else ""
     said = f"{claim.wording}{formula}{remark}"
@@ -89,25 +90,22 @@ def _heading(subject: str) -> str:
 
 
 def _link(claim: Claim) -> str:
-    file, _ = place_of(claim.run)
+    file, _ = code_place(claim.run)
     return f"[{claim.run.__name__}](../{file})"
 
 
 def versions() -> dict[str, str]:
-    """What the figures were computed with."""
-    names = ("massieu", "torch", "transformers", "scipy")
+    """Return the versions of Python and of the packages that compute."""
     found = {}
-    for name in names:
-        try:
+    for name in ("massieu", "torch", "transformers", "scipy"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return {**found, "python": platform.python_version()}
 
 
 def _document(result: Result) -> dict[str, Any]:
     curve = None if result.evidence is None else result.evidence.curve
-    more = {"decisive": figures_of(result.decisive), "listing": inspect.getsource(result.claim.run)}
+    more = {"decisive": gap_values(result.decisive), "listing": inspect.getsource(result.claim.run)}
     return {**result.to_dict(), **more, "curve": None if curve is None else asdict(curve)}
 
 

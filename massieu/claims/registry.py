@@ -1,4 +1,4 @@
-"""All claims by key."""
+"""Registry of all claims by key."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from massieu.checks import UserError, did_you_mean
 from massieu.claims.claim import Claim, Evidence, Trial, Verdict
@@ -17,34 +18,24 @@ _CLAIMS: dict[str, Claim] = {}
 
 
 def claim(
-    key: str,
-    *,
-    source: str,
-    place: str,
-    title: str,
-    wording: str,
-    reading: str,
-    reference: str,
-    formula: str = "",
-    correction: str = "",
-    expected: Verdict,
-    trials: int = 3,
-    on_model: bool = False,
+    key: str, *, correction: str = "", expected: Verdict = Verdict.HOLDS, **fields: Any
 ) -> Callable[[Callable[[Trial], Evidence]], Callable[[Trial], Evidence]]:
-    """Register an experiment as that of a claim; see :class:`Claim`."""
-    words = (place, title, wording, reading, reference, formula, correction)
+    """Register an experiment with the fields of its :class:`Claim`; one on a model runs in a single trial."""
+    trials = 1 if fields.get("on_model") else 3
 
     def register(run: Callable[[Trial], Evidence]) -> Callable[[Trial], Evidence]:
         if key in _CLAIMS:
             raise UserError(f"the claim {key} is registered twice")
-        _CLAIMS[key] = Claim(key, source, *words, expected, run, trials, on_model)
+        _CLAIMS[key] = Claim(
+            key, run=run, **{"trials": trials, "correction": correction, "expected": expected, **fields}
+        )
         return run
 
     return register
 
 
 def all_claims() -> list[Claim]:
-    """Every claim, in the order of the ledger."""
+    """Return every claim, ordered by key."""
     package = importlib.import_module("massieu.claims")
     for module in pkgutil.walk_packages(package.__path__, "massieu.claims."):
         importlib.import_module(module.name)
@@ -52,7 +43,7 @@ def all_claims() -> list[Claim]:
 
 
 def select(patterns: Iterable[str]) -> list[Claim]:
-    """Claims by key or glob, such as "C1*"; all if there is no pattern.
+    """Return claims by key or glob, such as "C1*"; all if there is no pattern.
 
     Example:
         >>> [claim.key for claim in select(["C14", "c3[67]"])]

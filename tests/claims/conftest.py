@@ -1,10 +1,8 @@
-"""Claims examined once in a process, however many tests look at them, or again beside code that is wrong."""
+"""Claims examined once in a process for all tests, and examined again beside code that is wrong."""
 
-from dataclasses import fields, replace
 from functools import cache
 
 import pytest
-import torch
 
 from massieu.checks import pip_install
 from massieu.claims import Result, examine, select
@@ -23,7 +21,7 @@ def examined(key: str, seed: int) -> Result | str:
 
 @pytest.fixture(scope="session")
 def result():
-    """What came of a claim, by key and seed; skips where a package of the extra `verify` is missing."""
+    """Result of a claim, by key and seed; skips where a package of the extra `verify` is missing."""
 
     def found(key: str, seed: int = 0) -> Result:
         outcome = examined(key, seed)
@@ -33,25 +31,6 @@ def result():
 
 
 @pytest.fixture
-def unmoved(monkeypatch):
-    """Which claims keep their verdict when all numbers that a function returns are a factor too large."""
-
-    def keep(owner: object, name: str, factor: float, keys: list[str]) -> list[str]:
-        original = getattr(owner, name)
-        monkeypatch.setattr(owner, name, lambda *args, **options: stretched(original(*args, **options), factor))
-        return [claim.key for claim in select(keys) if not examine(claim).surprises]
-
-    return keep
-
-
-def stretched(found, factor):
-    """Every number in a result times a factor; of a solver's, those that it was asked for."""
-    if found is None or (isinstance(found, torch.Tensor) and not found.is_floating_point()):
-        return found
-    if isinstance(found, tuple):
-        parts = [stretched(each, factor) for each in found]
-        return type(found)(*parts) if hasattr(found, "_fields") else tuple(parts)
-    if isinstance(found, torch.Tensor | int | float):
-        return found * factor
-    asked = fields(found)[0].name
-    return replace(found, **{asked: getattr(found, asked) * factor})
+def verdict_of():
+    """Verdict of a claim that is examined anew."""
+    return lambda key: examine(*select([key])).verdict

@@ -112,12 +112,7 @@ def test_claims_on_a_model_run_one_after_the_other_for_the_same_seeds(monkeypatc
     monkeypatch.setattr(claims, "select", lambda keys: select(["C1", "C22", "X3"]))
     reliability.main(["--trials", "12", "--first", "5000", "--log", str(tmp_path / "log")])
     early, late = list(range(5000, 5010)), [5010, 5011]
-    assert parts == [
-        [("C22", early), ("X3", early)],
-        [("C22", late), ("X3", late)],
-        [("C1", early)],
-        [("C1", late)],
-    ]
+    assert parts == [[("C22", early), ("X3", early)], [("C22", late), ("X3", late)], [("C1", early)], [("C1", late)]]
 
 
 def test_a_seed_of_a_verification_counts_when_all_its_trials_are_there(few):

@@ -1,4 +1,4 @@
-"""The claims about selection in trained models: expected verdicts, controls that count, orders that do not pass."""
+"""Claims about selection in trained models: their measurements, and cases in which they come out otherwise."""
 
 import itertools
 
@@ -8,24 +8,6 @@ import torch
 pytest.importorskip("transformers")
 from massieu.claims import Verdict, examine, select
 from massieu.claims.margin import selection_models
-
-KEYS = ["S1", "S2", "S3", "X13"]
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("key", KEYS)
-def test_the_verdict_is_the_expected_one(key, seed):
-    (claim,) = select([key])
-    found = examine(claim, seed=seed)
-    assert found.verdict is claim.expected, (found.reason, found.evidence)
-    assert found.evidence.gaps["control"].share > 1.25
-
-
-@pytest.mark.parametrize("key", KEYS)
-def test_a_control_that_is_the_real_case_leaves_the_claim_undecided(key):
-    found = examine(*select([key]), harmless=True)
-    assert found.verdict is Verdict.UNDECIDED
-    assert "the control did not break" in found.reason
 
 
 def test_of_all_orders_of_the_checkpoints_only_exchanges_of_near_equals_pass():

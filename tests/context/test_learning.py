@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from massieu import cli
 from massieu.checks import UserError
-from massieu.claims.context.layers import train
+from massieu.claims.context.learned_layers import train
 from massieu.context import (
     LearningRecipe,
     Linear,

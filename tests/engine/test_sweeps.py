@@ -164,9 +164,7 @@ def test_a_worker_with_another_model_is_refused(folder):
             loaded.model.save_pretrained(folder)
             return map(function, given)
 
-    with pytest.raises(
-        ValueError, match="must have the model of the process that asks it, but its .* has other weights"
-    ):
+    with pytest.raises(ValueError, match="must have the same model as this process, but its .* has other weights"):
         claims.verify(claims.select(["X5"]), engine=Elsewhere(), model=str(folder))
 
 

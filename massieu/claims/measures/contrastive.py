@@ -9,10 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from massieu.claims.claim import Evidence, Gap, Trial, Verdict
-from massieu.claims.experiment import apart, normals, widest
+from massieu.claims.claim import Evidence, Gap, Source, Trial, Verdict
+from massieu.claims.experiment import apart, minimized, normals, widest
 from massieu.claims.registry import claim
-from massieu.claims.sources import PAPER
 from massieu.contrast import (
     adaboost_step,
     classical_mds,
@@ -32,26 +31,9 @@ from massieu.statistics import attend
 FITTED = 1e-5  # of parameters that a search in float64 found at a smooth minimum
 
 
-def minimized(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
-    """Minimizer of a smooth function, by L-BFGS."""
-    point = start.clone().requires_grad_()
-    search = torch.optim.LBFGS(
-        [point], max_iter=500, tolerance_grad=1e-12, tolerance_change=1e-15, line_search_fn="strong_wolfe"
-    )
-
-    def closure() -> Tensor:
-        search.zero_grad()
-        value = loss(point)
-        value.backward()
-        return value
-
-    search.step(closure)
-    return point.detach()
-
-
 @claim(
     "C29",
-    source=PAPER,
+    source=Source.PAPER,
     place="section 4",
     title="Boosting weights as an intrinsic measure",
     wording="In boosting, the previous model defines an intrinsic measure of unnormalized weights on the examples.",
@@ -65,13 +47,9 @@ def minimized(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
         " learners"
     ),
     formula="w_i = e^{−t_i F(x_i)}",
-    expected=Verdict.HOLDS,
 )
 def boosting(trial: Trial) -> Evidence:
-    """Weights after rounds of boosting against the model they built, and E[u] = 0; the control turns its sign.
-
-    Boosting goes down the log normalizer of the weights, attention goes up.
-    """
+    """Weights after rounds of boosting against the model they built, and E[u] = 0; the control turns its sign."""
     normal = normals(trial)
     label = normal(trial.size(40, 2000)).sign()
     learners = [normal(len(label)).sign(), normal(len(label)) + 0.3 * label, (normal(len(label)) + label).sign()]
@@ -100,7 +78,7 @@ def boosting(trial: Trial) -> Evidence:
 
 @claim(
     "C30",
-    source=PAPER,
+    source=Source.PAPER,
     place="section 2.2",
     title="NCA compares a distance with those to non-neighbors",
     wording=(
@@ -153,7 +131,7 @@ def neighbors(trial: Trial) -> Evidence:
 
 @claim(
     "C31",
-    source=PAPER,
+    source=Source.PAPER,
     place="section 2.1",
     title="Word2vec is a softmax of inner products",
     wording=(
@@ -166,13 +144,9 @@ def neighbors(trial: Trial) -> Evidence:
     ),
     reference="a log-softmax written out in torch, and autograd through it",
     formula="∇_c (−log p(w | c)) = Σ_j p_j u_j − u_w",
-    expected=Verdict.HOLDS,
 )
 def words(trial: Trial) -> Evidence:
-    """The slope of the softmax loss by autograd against attention; the control is negative sampling.
-
-    The optimum of the latter is another one, mutual information less log k, as the table shows.
-    """
+    """The slope of the softmax loss by autograd against attention; the control is negative sampling."""
     normal = normals(trial)
     count, dim = trial.size(30, 1000), trial.size(6, 64)
     vectors, context = normal(count, dim), normal(8, dim)
@@ -209,7 +183,7 @@ def words(trial: Trial) -> Evidence:
 
 @claim(
     "C32",
-    source=PAPER,
+    source=Source.PAPER,
     place="section 2.2",
     title="The N-pair probability is consistent with NCE",
     wording=(
@@ -218,19 +192,14 @@ def words(trial: Trial) -> Evidence:
     ),
     reading=(
         "Our reading: the expected loss is least where the scores are log p(x | c) / p(x) + const(c), and its"
-        " negatives' law tilted by them is p(x | c). Slope zero there (the loss is convex in the scores), for a"
-        " random joint law of 4 contexts and 5 words (in full 24) with two negatives, all outcomes enumerated, to"
-        " 1e-9."
+        " negatives' law tilted by them is p(x | c). Slope zero there (the loss is convex in the scores), for a random"
+        " joint law of 4 contexts and 5 words (in full 24) with two negatives, all outcomes enumerated, to 1e-9."
     ),
     reference="sums over every outcome with a log-softmax written out in torch, and the conditional law itself",
     formula="argmin L: f(x, c) = log p(x | c) / p(x) + const(c)",
-    expected=Verdict.HOLDS,
 )
 def several_examples(trial: Trial) -> Evidence:
-    """Slope of the expected loss, which is convex, at those scores, by enumeration; the control has other negatives.
-
-    The law of the negatives is the intrinsic measure: tilted by the scores it is the conditional law.
-    """
+    """Slope of the expected loss at those scores, by enumeration; the control has other negatives."""
     normal = normals(trial)
     joint = torch.softmax(normal(trial.size(20, 96)), -1).reshape(4, -1)
     conditional, marginal = joint / joint.sum(1, keepdim=True), joint.sum(0)
@@ -269,7 +238,7 @@ def several_examples(trial: Trial) -> Evidence:
 
 @claim(
     "C33",
-    source=PAPER,
+    source=Source.PAPER,
     place="section 2.2",
     title="NCE learns by a logistic model of data and noise",
     wording=(
@@ -282,10 +251,9 @@ def several_examples(trial: Trial) -> Evidence:
     ),
     reference="frequencies of the data, and log Z at the parameters found",
     formula="log p = η·u(x) − c: at the minimum c = log Z(η)",
-    expected=Verdict.HOLDS,
 )
 def noise_contrast(trial: Trial) -> Evidence:
-    """A model and its free constant against counts of data; the control is told a wrong density of the noise."""
+    """A model and its free constant against counts of data; the control has a wrong density of the noise."""
     normal = normals(trial)
     counts, noise = (torch.randint(5, 60, (5,), generator=trial.generator) for _ in range(2))
     support = normal(5, 4)  # with the constant, as many parameters as states: the minimum is exact
@@ -312,16 +280,13 @@ def noise_contrast(trial: Trial) -> Evidence:
     return Evidence(
         printed=gap(found),
         control=gap(fitted(trial.control(wrong, log_noise))),
-        table={
-            "c": float(found[4]),
-            "log Z": float(Points(support).log_normalizer(found[None, :4])),
-        },
+        table={"c": float(found[4]), "log Z": float(Points(support).log_normalizer(found[None, :4]))},
     )
 
 
 @claim(
     "C34",
-    source=PAPER,
+    source=Source.PAPER,
     place="section 2.2",
     title="Scaling of Euclidean distances amounts to inner products",
     wording=(
@@ -369,7 +334,7 @@ def scaling(trial: Trial) -> Evidence:
 
 
 def least_stress(distances: Tensor, start: Tensor) -> Tensor:
-    """Points whose distances come close to the given ones, by 300 steps of majorization from a start."""
+    """Return points of nearly the given distances, by 300 steps of majorization from a start."""
     found = start
     for _ in range(300):
         between = torch.cdist(found, found, compute_mode="donot_use_mm_for_euclid_dist").fill_diagonal_(1.0)
@@ -378,8 +343,8 @@ def least_stress(distances: Tensor, start: Tensor) -> Tensor:
     return found
 
 
-class Candidates(NamedTuple):
-    """Every outcome of drawing a context with its partner and two negatives, with its probability."""
+class NegativeDraws(NamedTuple):
+    """Every draw of a context with its partner and two negatives, with its probability."""
 
     query: Tensor
     positive: Tensor
@@ -388,12 +353,12 @@ class Candidates(NamedTuple):
     information: Tensor
 
 
-def candidates(joint: Tensor, noise: Tensor | None = None) -> Candidates:
-    """All outcomes for a law ``(contexts, words)`` of pairs, and negatives from the noise, the words' law if None."""
+def candidates(joint: Tensor, noise: Tensor | None = None) -> NegativeDraws:
+    """Return all outcomes for a law ``(contexts, words)`` and negatives of the noise; None for the law of words."""
     contexts, words = joint.shape
     noise = joint.sum(0) if noise is None else noise
     c, x, first, second = torch.cartesian_prod(*(torch.arange(each) for each in (contexts, words, words, words))).T
     one_hot = torch.eye(words, dtype=joint.dtype)
     negatives = torch.stack([one_hot[first], one_hot[second]], 1)
     information = (joint / (joint.sum(1, keepdim=True) * joint.sum(0))).log()
-    return Candidates(c, one_hot[x], negatives, joint[c, x] * noise[first] * noise[second], information)
+    return NegativeDraws(c, one_hot[x], negatives, joint[c, x] * noise[first] * noise[second], information)

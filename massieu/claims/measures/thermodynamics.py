@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
+from massieu.claims.claim import Curve, Evidence, Gap, Source, Trial, Verdict
 from massieu.claims.experiment import above, apart, jacobian, linspace, normals, widest
 from massieu.claims.registry import claim
-from massieu.claims.sources import PAPER
 from massieu.measures import Hypercube, Points
 from massieu.measures.measure import gradient
 from massieu.statistics import row_statistics
@@ -16,7 +15,7 @@ from massieu.statistics import row_statistics
 
 @claim(
     "C35",
-    source=PAPER,
+    source=Source.PAPER,
     place="section 2.4",
     title="log Z is known as the free energy",
     wording="The log normalizer is known in statistical mechanics as free energy.",
@@ -68,24 +67,22 @@ def free_energy(trial: Trial) -> Evidence:
 
 
 def log_occupation(beta: Tensor, levels: Tensor, bias: float) -> Tensor:
-    """Logarithms of Boltzmann's law for bias 1; all levels alike for 0."""
+    """Return logarithms of Boltzmann's law for bias 1; all levels alike for 0."""
     return torch.log_softmax(-bias * beta * levels, -1)
 
 
 def internal_energy(beta: Tensor, levels: Tensor, bias: float = 1.0) -> Tensor:
-    """The mean energy U at inverse temperatures ``(count, 1)``."""
     return log_occupation(beta, levels, bias).exp() @ levels
 
 
 def disorder(beta: Tensor, levels: Tensor, bias: float = 1.0) -> Tensor:
-    """The entropy S at inverse temperatures ``(count, 1)``."""
     log_p = log_occupation(beta, levels, bias)
     return -(log_p.exp() * log_p).sum(-1)
 
 
 @claim(
     "C36",
-    source=PAPER,
+    source=Source.PAPER,
     place="section 2.4",
     title="log Z is known as the evidence lower bound",
     wording=(
@@ -139,7 +136,7 @@ def evidence_bound(trial: Trial) -> Evidence:
 
 
 def mean_field(field: Tensor, coupling: Tensor, states: Tensor) -> Tensor:
-    """Log probabilities of states under the independent spins of the mean-field equations, by damped iteration."""
+    """Return log probabilities of states under independent spins in the mean field, by damped iteration."""
     natural, spins = field, Hypercube(states.shape[-1])
     for _ in range(300):
         natural = 0.5 * natural + 0.5 * (field + spins.mean(natural) @ coupling)
@@ -148,7 +145,7 @@ def mean_field(field: Tensor, coupling: Tensor, states: Tensor) -> Tensor:
 
 @claim(
     "C37",
-    source=PAPER,
+    source=Source.PAPER,
     place="section 3.2, footnote 1; section 5; appendix B",
     title="Attention as mean field, linear attention as Hopfield layer",
     wording=(
@@ -209,9 +206,7 @@ def ising(trial: Trial) -> Evidence:
 
 
 def _gaussian_units(overlap: Tensor) -> Tensor:
-    """log of the integral over two standard normal hidden units y of e^{y·overlap}, as a sum over a grid: the energy
-    of the original Hopfield network with two patterns.
-    """
+    """Return log of the integral over two normal hidden units y of e^{y·overlap}, by a sum over a grid."""
     line = linspace(-20.0, 20.0, 121)
     hidden = torch.cartesian_prod(line, line)
     log_density = torch.distributions.Normal(0.0, 1.0).log_prob(hidden).sum(-1)

@@ -1,4 +1,4 @@
-"""What is guaranteed before anything is retrieved: storage, radii, bounds of one update and of many, written out."""
+"""Guarantees before retrieval: storage, radii, bounds of one update and of many, written out."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from massieu.claims.claim import Evidence, Gap, Trial, Verdict
+from massieu.claims.claim import Evidence, Gap, Source, Trial, Verdict
 from massieu.claims.experiment import TIGHT, above, apart, normals, widest
 from massieu.claims.registry import claim
-from massieu.claims.sources import OURS, PAPER, RAMSAUER, SLIDES
 from massieu.memory import Certificate, Continuous, Sparse, certificate, guaranteed_storage, one_step_bound
 
 
 @claim(
     "M7",
-    source=SLIDES,
+    source=Source.SLIDES,
     place="memorization, properties of the continuous update; theorem 3 of Ramsauer et al. 2020",
     title="Exponential storage capacity",
     wording="The continuous network has exponential storage capacity.",
@@ -74,7 +73,7 @@ def exponential_storage(trial: Trial) -> Evidence:
 
 @claim(
     "M8",
-    source=SLIDES,
+    source=Source.SLIDES,
     place="memorization, properties of the continuous update; theorem 4 of Ramsauer et al. 2020",
     title="Convergence after one update step",
     wording="The continuous network converges after one update step.",
@@ -122,7 +121,7 @@ def one_update(trial: Trial) -> Evidence:
 
 @claim(
     "M16",
-    source=PAPER,
+    source=Source.PAPER,
     place="appendix B, first paragraph",
     title="Proofs of the limits apply for fixed patterns",
     wording=(
@@ -140,10 +139,9 @@ def one_update(trial: Trial) -> Evidence:
         " from distances and inner products"
     ),
     formula="ξ^{t+1} = X^T softmax(β X ξ^t), X fixed",
-    expected=Verdict.HOLDS,
 )
 def fixed_patterns(trial: Trial) -> Evidence:
-    """Where certified patterns end against the certified bound; in the control the patterns change with the states."""
+    """Ends of certified patterns against the certified bound; in the control the patterns change with the states."""
     normal = normals(trial)
     dim = trial.size(16, 64)
     patterns = 5 * torch.nn.functional.normalize(normal(6, dim), dim=-1)
@@ -168,7 +166,7 @@ def fixed_patterns(trial: Trial) -> Evidence:
 
 @claim(
     "P7",
-    source=RAMSAUER,
+    source=Source.RAMSAUER,
     place="theorem 3 and the examples below it",
     title="c is 3.1546 for d = 20, 1.3719 for d = 75",
     wording="The constant c is 3.1546 for d = 20, K = 3, β = 1, p = 0.001, and 1.3719 for d = 75, K = 1.",
@@ -179,7 +177,6 @@ def fixed_patterns(trial: Trial) -> Evidence:
     ),
     reference="the printed numbers, and the theorem written out, its equation w + ln w = a + ln b solved by bisection",
     formula="c = b / W_0(e^{a + ln b}), N ≥ √p c^{(d − 1)/4}",
-    expected=Verdict.HOLDS,
     trials=1,
 )
 def theorem_constants(trial: Trial) -> Evidence:
@@ -207,7 +204,7 @@ def theorem_constants(trial: Trial) -> Evidence:
 
 @claim(
     "P8",
-    source=OURS,
+    source=Source.OURS,
     place="docs/memory.md, what a certificate covers; sharper than lemmas A5 to A7 of Ramsauer et al. 2020",
     title="Starts within the certified radius are retrieved",
     wording="Every start closer to a pattern than its certified radius ends at one fixed point, near the pattern.",
@@ -223,7 +220,6 @@ def theorem_constants(trial: Trial) -> Evidence:
         " products"
     ),
     formula="r_i = (Δ_i − β^{-1} ln(β (N − 1) D_i^2)) / D_i, κ_i < 1/e; Ramsauer et al.: 1 / (β N M)",
-    expected=Verdict.HOLDS,
 )
 def certified_radius(trial: Trial) -> Evidence:
     """Ends of starts at the radius, and both certificates by hand; the control starts eight radii away."""
@@ -261,12 +257,12 @@ def certified_radius(trial: Trial) -> Evidence:
 
 
 class ByHand(NamedTuple):
-    """A certificate written out: conditions, radii and bounds, each of shape ``(atoms,)``.
+    """Certificate written out: conditions, radii and bounds, each of shape ``(atoms,)``.
 
     Attributes:
         certified: κ_i < 1/e.
         radius: r_i; zero where there is none.
-        bound: distance of the fixed point; of no meaning where the condition fails.
+        bound: distance of the fixed point; meaningless where the condition fails.
         theirs: condition of Ramsauer et al. 2020.
         their_radius: 1 / (β N M).
     """
@@ -279,18 +275,18 @@ class ByHand(NamedTuple):
 
 
 def separations(patterns: Tensor) -> Tensor:
-    """Δ_i, the square of a pattern minus its largest inner product with another."""
+    """Return Δ_i, the square of a pattern minus its largest inner product with another."""
     inner = patterns @ patterns.T
     return inner.diagonal() - inner.clone().fill_diagonal_(-torch.inf).amax(-1)
 
 
 def farthest(patterns: Tensor) -> Tensor:
-    """D_i, the distance of a pattern from the farthest other one."""
+    """Return D_i, the distance of a pattern from the farthest other one."""
     return torch.stack([(patterns - each).square().sum(-1).sqrt().max() for each in patterns])
 
 
 def certified_by_hand(patterns: Tensor, beta: float) -> ByHand:
-    """The certificates of docs/memory.md and of Ramsauer et al. 2020 for patterns without weights."""
+    """Return the certificates of docs/memory.md and of Ramsauer et al. 2020 for patterns without weights."""
     atoms, separation, reach = len(patterns), separations(patterns), farthest(patterns)
     kappa = beta * reach.square() * (atoms - 1) * (-beta * separation).exp()
     # The bound is u / (β D) with the lesser root of u e^{−u} = κ, which lies below one.
@@ -311,7 +307,7 @@ def certified_by_hand(patterns: Tensor, beta: float) -> ByHand:
 
 
 def as_by_hand(found: Certificate, own: ByHand) -> Gap:
-    """The largest relative difference of a certificate from that written out, for patterns that are certified."""
+    """Return the largest relative difference of a certificate from that written out, for certified patterns."""
     kept = own.certified
     return widest(
         Gap(float((found.certified != kept).sum() + (found.ramsauer_certified != own.theirs).sum()), 0.5),
@@ -322,12 +318,11 @@ def as_by_hand(found: Certificate, own: ByHand) -> Gap:
 
 
 def relative(found: Tensor, expected: Tensor) -> Gap:
-    """The largest difference in units of what is expected."""
     return apart(found / expected, torch.ones_like(expected))
 
 
 class Theorem(NamedTuple):
-    """Theorem 3 of Ramsauer et al. 2020: c, the number of patterns, and where c must be at least."""
+    """Numbers of Theorem 3 of Ramsauer et al. 2020: c, the number of patterns, and the least c."""
 
     constant: float
     patterns: float
@@ -335,7 +330,7 @@ class Theorem(NamedTuple):
 
 
 def theorem_3(dim: int, radius: float, beta: float, failure: float = 0.001) -> Theorem:
-    """Theorem 3 written out, with the root w = b / c of w + ln w = a + ln b by bisection of ln w."""
+    """Write Theorem 3 out, with the root w = b / c of w + ln w = a + ln b by bisection of ln w."""
     a = 2 / (dim - 1) * (1 + math.log(2 * beta * radius**2 * failure * (dim - 1)))
     b = 0.4 * radius**2 * beta
     low, high = -100.0, 100.0

@@ -1,4 +1,4 @@
-"""The slides on memories of states 1 and −1: what is stored, how many, and what comes back."""
+"""The slides on memories of states 1 and −1: storage, capacity and retrieval."""
 
 from __future__ import annotations
 
@@ -10,53 +10,49 @@ import torch
 from torch import Tensor
 
 from massieu.checks import MissingPackageError, pip_install
-from massieu.claims.claim import Evidence, Gap, Trial, Verdict
+from massieu.claims.claim import Evidence, Gap, Source, Trial, Verdict
 from massieu.claims.experiment import TIGHT, above, apart, normals, widest
 from massieu.claims.registry import claim
-from massieu.claims.sources import SLIDES
 from massieu.memory import Classical, Dense, Exponential, capacity, measure_capacity
 from massieu.memory.polar import Polar
 
 
 def signs(trial: Trial, *shape: int) -> Tensor:
-    """Random states of 1 and −1, in float64, drawn one after the other from the seed of a trial."""
+    """Return a function that draws states of 1 and −1 in float64, one after the other."""
     return 2.0 * torch.randint(0, 2, shape, generator=trial.generator, dtype=torch.float64) - 1
 
 
 def flipped(trial: Trial, states: Tensor, count: int) -> Tensor:
-    """The states with so many coordinates flipped, other ones in each."""
+    """Flip a number of random coordinates of each state."""
     order = torch.rand(states.shape, generator=trial.generator, dtype=torch.float64).argsort(-1)
     return torch.where(order < count, -states, states)
 
 
 def moved(memory: Polar, states: Tensor) -> float:
-    """The share of states that are no fixed points."""
     return float((memory.update(states) != states).any(-1).double().mean())
 
 
 def hebbian(patterns: Tensor, diagonal: bool) -> Tensor:
-    """The matrix W of Hebb's rule, written out."""
+    """Write out the matrix W of Hebb's rule."""
     matrix = patterns.T @ patterns
     return matrix if diagonal else matrix - torch.diag(matrix.diagonal())
 
 
 def quadratic(matrix: Tensor, states: Tensor) -> Tensor:
-    """The energy −½ ξ^T W ξ of each state, written out."""
     return -0.5 * torch.einsum("ni,ij,nj->n", states, matrix, states)
 
 
 def unstable(patterns: Tensor, states: Tensor, diagonal: bool) -> float:
-    """The share of states of which W ξ changes a sign, by the matrix."""
+    """Return the share of states of which W ξ changes a sign."""
     return float((states * (states @ hebbian(patterns, diagonal)) < 0).any(-1).double().mean())
 
 
 def lost(memory: Polar, cues: Tensor, patterns: Tensor) -> float:
-    """The share of patterns that do not come back exactly from their cues."""
     return float((memory.retrieve(cues).state != patterns).any(-1).double().mean())
 
 
 def digits() -> Tensor:
-    """The 1797 handwritten digits of scikit-learn, 8 by 8 pixels from 0 to 1, shape ``(1797, 64)``."""
+    """Return the 1797 handwritten digits of scikit-learn, 8 by 8 pixels from 0 to 1, shape ``(1797, 64)``."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
@@ -68,7 +64,7 @@ def digits() -> Tensor:
 
 @claim(
     "M1",
-    source=SLIDES,
+    source=Source.SLIDES,
     place="memorization, the asynchronous update rule of classical Hopfield networks",
     title="All stored patterns are fixed points",
     wording="After updates until convergence, all stored patterns are fixed points.",
@@ -109,7 +105,7 @@ def stored_patterns(trial: Trial) -> Evidence:
 
 @claim(
     "M2",
-    source=SLIDES,
+    source=Source.SLIDES,
     place="memorization, pictures, formula of the capacity",
     title="The capacity is d / (2 log d), about 0.14 d",
     wording="The capacity is C ≈ d / (2 log d) ≈ 0.14 d.",
@@ -131,7 +127,7 @@ def stored_patterns(trial: Trial) -> Evidence:
     expected=Verdict.HOLDS_CORRECTED,
 )
 def two_capacities(trial: Trial) -> Evidence:
-    """How often each criterion fails below and above its own capacity; the control takes the other for the first."""
+    """Failures of each criterion below and above its own capacity; the control takes the other for the first."""
     dim = trial.size(512, 1024)
     most, errors = dim / (2 * math.log(dim)), 0.138 * dim
 
@@ -163,7 +159,7 @@ def two_capacities(trial: Trial) -> Evidence:
 
 @claim(
     "M3",
-    source=SLIDES,
+    source=Source.SLIDES,
     place="memorization, weights matrix, energy, and the picture of recovered local minima",
     title="Local minima of −½ ξ^T W ξ are recovered, W = Σ x x^T",
     wording="With W = Σ_i x_i x_i^T the rule minimizes the energy, and its local minima are recovered.",
@@ -214,7 +210,7 @@ def diagonal_trap(trial: Trial) -> Evidence:
 
 @claim(
     "M4",
-    source=SLIDES,
+    source=Source.SLIDES,
     place="memorization, the asynchronous update rule of classical Hopfield networks",
     title="sgn(Wξ b) minimizes the energy with bias",
     wording=(
@@ -250,7 +246,7 @@ def lost_sign(trial: Trial) -> Evidence:
 
 @claim(
     "M6",
-    source=SLIDES,
+    source=Source.SLIDES,
     place="memorization, new energy function, interaction exp",
     title="With the exponential the capacity is 2^{d/2}",
     wording="With the interaction function F(z) = exp(z) the capacity is C ≈ 2^{d/2}.",
@@ -293,7 +289,7 @@ def vanishing_basins(trial: Trial) -> Evidence:
 
 @claim(
     "M9",
-    source=SLIDES,
+    source=Source.SLIDES,
     place="memorization, summary, item 2",
     title="Modern networks prevent interference",
     wording="Modern Hopfield networks prevent interference from correlated data.",

@@ -10,25 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
+from massieu.claims.claim import Curve, Evidence, Gap, Source, Trial
 from massieu.claims.experiment import TIGHT, apart, normals, one, widest
 from massieu.claims.memory.polar_memories import flipped, lost, signs
 from massieu.claims.registry import claim
-from massieu.claims.sources import AMIT, DEMIRCIGIL, MCELIECE, OURS, SLIDES
-from massieu.memory import (
-    Classical,
-    Continuous,
-    Dense,
-    Exponential,
-    capacity,
-    measure_capacity,
-)
+from massieu.memory import Classical, Continuous, Dense, Exponential, capacity, measure_capacity
 from massieu.memory.polar import Polar
 
 
 @claim(
     "P1",
-    source=AMIT,
+    source=Source.AMIT,
     place="abstract and the equations at zero temperature, from memory",
     title="Retrieval ends at 0.138 d patterns",
     wording="With a small share of wrong bits, retrieval is possible for fewer than 0.138 d patterns.",
@@ -40,7 +32,6 @@ from massieu.memory.polar import Polar
     ),
     reference="the equations of Amit et al. at zero temperature, solved on a grid",
     formula="m = erf(y), y (√(2α) + 2 e^{−y^2} / √π) = erf(y), α = N / d",
-    expected=Verdict.HOLDS,
 )
 def overlap_transition(trial: Trial) -> Evidence:
     """Overlaps after retrieval from the patterns themselves below and above; the control stores as many as above."""
@@ -82,7 +73,7 @@ def overlap_transition(trial: Trial) -> Evidence:
 
 @claim(
     "P2",
-    source=MCELIECE,
+    source=Source.MCELIECE,
     place="abstract",
     title="d / (4 ln d) are all fixed, d / (2 ln d) mostly",
     wording=(
@@ -97,10 +88,9 @@ def overlap_transition(trial: Trial) -> Evidence:
     ),
     reference="the two numbers written out, and the binomial law of the field of a bit, summed over integers",
     formula="P(a bit is unstable) = P(Bin(n, ½) < (n − d + 1) / 2), n = (N − 1)(d − 1)",
-    expected=Verdict.HOLDS,
 )
 def fixed_points(trial: Trial) -> Evidence:
-    """How often each criterion fails, and bits against the binomial law; the control wants all where most are."""
+    """Failures of each criterion, and bits against the binomial law; the control wants all where most are."""
     dim, draws = trial.size(256, 1024), 400
     numbers = {"all_fixed": dim / (4 * math.log(dim)), "most_fixed": dim / (2 * math.log(dim))}
 
@@ -140,7 +130,7 @@ def fixed_points(trial: Trial) -> Evidence:
 
 @claim(
     "P3",
-    source=SLIDES,
+    source=Source.SLIDES,
     place="memorization, new energy function, interaction z^a (Krotov and Hopfield 2016)",
     title="Powers store d^{a−1} / (2 (2a − 3)!! ln d)",
     wording="With the interaction function F(z) = z^a the capacity is C ≈ d^{a−1} / (2 (2a − 3)!! log d).",
@@ -155,7 +145,6 @@ def fixed_points(trial: Trial) -> Evidence:
         " transform"
     ),
     formula="C = d^{a−1} / (2 (2a − 3)!! ln d), P(fixed) ≥ 1 − d P(a bit is unstable)",
-    expected=Verdict.HOLDS,
 )
 def polynomial_capacity(trial: Trial) -> Evidence:
     """Shares of fixed patterns and of unstable bits at the capacity and at twice as many; the control is rectified."""
@@ -197,7 +186,7 @@ def polynomial_capacity(trial: Trial) -> Evidence:
 
 @claim(
     "P4",
-    source=DEMIRCIGIL,
+    source=Source.DEMIRCIGIL,
     place="theorem on recovery, as theorem A10 of Ramsauer et al. 2020",
     title="e^{α d} patterns come back, α < I(1 − 2ρ) / 2",
     wording=(
@@ -211,7 +200,6 @@ def polynomial_capacity(trial: Trial) -> Evidence:
     ),
     reference="the stored patterns, and Chebyshev's inequality with the exact variance of the field of a bit",
     formula="2 I(x) = (1 + x) ln(1 + x) + (1 − x) ln(1 − x)",
-    expected=Verdict.HOLDS,
 )
 def exponential_basins(trial: Trial) -> Evidence:
     """Draws that lose a pattern in one step of all coordinates; the control flips twice as many bits."""
@@ -238,7 +226,7 @@ def exponential_basins(trial: Trial) -> Evidence:
 
 @claim(
     "P9",
-    source=OURS,
+    source=Source.OURS,
     place="docs/memory.md, what to keep in mind; the update of Ramsauer et al. 2020 for two opposite patterns",
     title="Between x and −x a pitchfork at β ‖x‖^2 = 1",
     wording="Between x and −x the middle is the only fixed point up to β ‖x‖^2 = 1; beyond, two others branch off.",
@@ -248,10 +236,9 @@ def exponential_basins(trial: Trial) -> Evidence:
     ),
     reference="the root by bisection",
     formula="m = tanh(β ‖x‖^2 m)",
-    expected=Verdict.HOLDS,
 )
 def pitchfork(trial: Trial) -> Evidence:
-    """Where retrieval from x ends against the root by bisection; the control is a fifth colder."""
+    """End of retrieval from x against the root by bisection; the control is a fifth colder."""
     x = torch.nn.functional.normalize(normals(trial)(1, 5), dim=-1)
     products = (0.5, 0.7, 0.9, 1.1, 1.21, 2.0, 4.0)
 
@@ -277,14 +264,14 @@ def pitchfork(trial: Trial) -> Evidence:
 
 
 def at_once(memory: Polar, cues: Tensor, patterns: Tensor) -> float:
-    """The share of patterns that are back when each coordinate of a cue has made its choice, all at the same time."""
+    """Return the share of patterns that are back when all coordinates of a cue choose at the same time."""
     found = torch.where(memory.flip_cost(cues) < 0, -cues, cues)
     return float((found == patterns).all(-1).double().mean())
 
 
 @functools.cache
 def mean_field_overlap(share: float) -> float:
-    """The overlap m = erf(y) at zero temperature, with the largest root y of the equations; 0 if there is none."""
+    """Return the overlap m = erf(y) at zero temperature, with the largest root y of the equations; 0 if none."""
     y = np.linspace(0.05, 5, 200_001)
     error = torch.special.erf(torch.from_numpy(y)).numpy()
     excess = error - y * (math.sqrt(2 * share) + 2 / math.sqrt(math.pi) * np.exp(-np.square(y)))
@@ -294,13 +281,13 @@ def mean_field_overlap(share: float) -> float:
 
 @functools.cache
 def unstable_bits(power: int, number: int, dim: int) -> float:
-    """The probability that a flip lowers −Σ z^power at a random pattern, by the exact law of a sum of integers."""
+    """Return the probability that a flip lowers −Σ z^power at a random pattern, by the law of a sum of integers."""
     fields = [dim - 1 - 2 * count for count in range(dim)]
     chances = [math.comb(dim - 1, count) / 2 ** (dim - 1) for count in range(dim)]
     pulls, own = [(each + 1) ** power - (each - 1) ** power for each in fields], dim**power - (dim - 2) ** power
     unit = math.gcd(own, *pulls)
     variance = (number - 1) * sum(chance * (pull // unit) ** 2 for chance, pull in zip(chances, pulls, strict=True))
-    # Twelve standard deviations to each side: what is beyond wraps around and is below the rounding.
+    # Twelve standard deviations to each side: the tails wrap around and are below the rounding.
     size = 1 << math.ceil(math.log2(24 * math.sqrt(variance) + 4 * max(pulls) // unit))
     law = np.zeros(size)
     for chance, pull in zip(chances, pulls, strict=True):
@@ -312,7 +299,7 @@ def unstable_bits(power: int, number: int, dim: int) -> float:
 
 
 def _unstable(number: int, dim: int) -> float:
-    """The probability that a bit of a random pattern is unstable, by the binomial law of its field."""
+    """Return the probability that a bit of a random pattern is unstable, by the binomial law of its field."""
     signs_in_field = (number - 1) * (dim - 1)
     most = math.ceil((signs_in_field - dim + 1) / 2) - 1
     logs = [
@@ -323,8 +310,8 @@ def _unstable(number: int, dim: int) -> float:
 
 
 def patterns_in_the_limit(every: bool) -> float:
-    """Patterns with a quarter of an unstable bit in one of them, or in all, at d = 10^300, by the normal limit of the
-    law of a bit; in units of d / (2 ln d), or of d / (4 ln d)."""
+    """Return patterns with a quarter of an unstable bit in one of them, or in all, in units of d / (2 ln d) or
+    d / (4 ln d), at d = 10^300 by the normal limit."""
     log_dim, low, high = 300 * math.log(10), 1.0, 100.0  # of the field of a bit in standard deviations, √(d / N)
     for _ in range(100):
         middle = (low + high) / 2
@@ -335,7 +322,6 @@ def patterns_in_the_limit(every: bool) -> float:
 
 
 def _root(product: float) -> float:
-    """The largest m with m = tanh(product m), by bisection."""
     low, high = (1e-9, 1.0) if product > 1 else (0.0, 0.0)
     while high - low > 1e-15:
         middle = (low + high) / 2

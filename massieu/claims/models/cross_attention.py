@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from massieu.checks import MissingPackageError, pip_install
-from massieu.claims.claim import Evidence, Gap, Trial, Verdict
+from massieu.claims.claim import Evidence, Gap, Source, Trial, Verdict
 from massieu.claims.experiment import TIGHT, widest
 from massieu.claims.registry import claim
-from massieu.claims.sources import PAPER
 from massieu.memory import Continuous
 from massieu.taps import AttentionCall, tap
 
@@ -20,7 +19,7 @@ SIZES = {"layers": 2, "attention_heads": 4, "ffn_dim": 64}  # of encoder and dec
 
 @claim(
     "X17",
-    source=PAPER,
+    source=Source.PAPER,
     place="appendix B",
     title="Attention to an encoder has fixed patterns",
     wording=(
@@ -32,9 +31,7 @@ SIZES = {"layers": 2, "attention_heads": 4, "ffn_dim": 64}  # of encoder and dec
         " random encoder-decoder of three decoder layers (full: six), the keys of the second attention are the same"
         " in all layers, to 1e-9 of the largest."
     ),
-    reference=(
-        "keys of the observed attention calls of transformers' own encoder-decoder; the decoder's self-attention"
-    ),
+    reference="keys of the observed attention calls of transformers' own encoder-decoder; the decoder's self-attention",
     formula="x_j^{(l+1)} = x_j^{(l)}",
     correction=(
         "Within a layer: its keys do not depend on the tokens and their number in the decoder, and updates repeated on"
@@ -44,8 +41,7 @@ SIZES = {"layers": 2, "attention_heads": 4, "ffn_dim": 64}  # of encoder and dec
     expected=Verdict.CONDITIONAL,
 )
 def fixed_patterns(trial: Trial) -> Evidence:
-    """Relative changes of keys: from layer to layer; under other decoder tokens, fewer steps and tied projections; and
-    the residual of updates on them. The control looks at the self-attention of the decoder."""
+    """Relative changes of keys, and residuals of updates on them; the control is the decoder's self-attention."""
     model = encoder_decoder(trial.size(3, 6), trial.generator)
     source, target, other = torch.randint(50, (3, 1, 16), generator=trial.generator)
     usual, changed = observed(model, source, target), observed(model, source, other)
@@ -82,7 +78,7 @@ class Observed(NamedTuple):
         cross: keys of the attention to the encoder, ``(layers, heads, atoms, dim)``.
         own: keys of the self-attention of the decoder, ``(layers, heads, tokens, dim)``.
         queries: of the first attention to the encoder, ``(heads, tokens, dim)``.
-        scale: of the scores.
+        scale: factor of the scores.
     """
 
     cross: Tensor
@@ -92,7 +88,7 @@ class Observed(NamedTuple):
 
 
 def encoder_decoder(layers: int, generator: torch.Generator) -> Any:
-    """A random BART of 32 features and four heads in float64."""
+    """Return a random BART of 32 features and four heads in float64."""
     try:
         from transformers import BartConfig, BartModel
     except ModuleNotFoundError:
@@ -111,7 +107,6 @@ def encoder_decoder(layers: int, generator: torch.Generator) -> Any:
 
 @torch.no_grad()
 def observed(model: nn.Module, source: Tensor, target: Tensor) -> Observed:
-    """Keys and queries of one pass."""
     calls: list[AttentionCall] = []
     with tap(model, calls.append, this_thread=True):
         model(input_ids=source, decoder_input_ids=target, use_cache=False)

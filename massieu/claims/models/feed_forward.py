@@ -10,12 +10,11 @@ from torch import Tensor
 
 from massieu.accumulators.regression import Regression, held_out_r2
 from massieu.checks import UserError
-from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
+from massieu.claims.claim import Curve, Evidence, Gap, Source, Trial, Verdict
 from massieu.claims.experiment import widest
-from massieu.claims.models.states import reader, through
-from massieu.claims.models.trained import inspection, median, profile
+from massieu.claims.models.hidden_clouds import reader, through
+from massieu.claims.models.trained_model import inspection, median, profile
 from massieu.claims.registry import claim
-from massieu.claims.sources import OURS, PAPER
 from massieu.geometry.jacobians import FieldTest, field_test
 from massieu.inspection.layer_statistics import LayerStatistics, States
 from massieu.inspection.tokens import Tokens
@@ -26,7 +25,7 @@ LEFT = 0.1  # of a variance: a map that leaves less is close
 
 @claim(
     "C44",
-    source=OURS,
+    source=Source.OURS,
     place="on section 6 of the paper: the question how close the FC layer is to a linear one",
     title="Fully connected layers of a trained model are not linear",
     wording="The fully connected layer of a trained model is no linear map, nor close to one.",
@@ -38,8 +37,6 @@ LEFT = 0.1  # of a variance: a map that leaves less is close
     ),
     reference="a linear map of Gaussian inputs, of which the same regression leaves nothing",
     formula="m ≠ W x + b, R² < 0.9",
-    expected=Verdict.HOLDS,
-    trials=1,
     on_model=True,
 )
 def linear_mlp(trial: Trial) -> Evidence:
@@ -68,7 +65,7 @@ def linear_mlp(trial: Trial) -> Evidence:
 
 @claim(
     "X16",
-    source=OURS,
+    source=Source.OURS,
     place="on section 6 of the paper: the question how close the FC layer is to an identity mapping",
     title="Fully connected layers of a trained model are no identity",
     wording="The fully connected layer of a trained model is no identity mapping, nor close to one.",
@@ -81,8 +78,6 @@ def linear_mlp(trial: Trial) -> Evidence:
     ),
     reference="clouds of tokens that move by a fifth of their length, 0.04 / 1.04 of the variance",
     formula="E|m|² > 0.1 tr Cov(x + m)",
-    expected=Verdict.HOLDS,
-    trials=1,
     on_model=True,
 )
 def identity_mlp(trial: Trial) -> Evidence:
@@ -114,13 +109,13 @@ def identity_mlp(trial: Trial) -> Evidence:
 
 
 def exceeds(left: float) -> Gap:
-    """The gap of a statement that a map leaves more of a variance than counts as close."""
+    """Return the gap of the statement that a map leaves more of a variance than counts as close."""
     return Gap(LEFT / max(left, 1e-9), 1.0)
 
 
 @claim(
     "X18",
-    source=PAPER,
+    source=Source.PAPER,
     place="appendix B",
     title="The fully connected layer is a classical Hopfield layer",
     wording="Perhaps the FC layer can be seen as an original Hopfield network layer.",
@@ -138,7 +133,6 @@ def exceeds(left: float) -> Gap:
         " Jacobians is symmetric as of independent matrices."
     ),
     expected=Verdict.CONDITIONAL,
-    trials=1,
     on_model=True,
 )
 def hopfield_layer(trial: Trial) -> Evidence:
@@ -170,7 +164,7 @@ def hopfield_layer(trial: Trial) -> Evidence:
 
 
 def fully_connected(model: torch.nn.Module, tokens: Tensor, generator: torch.Generator) -> list[FieldTest]:
-    """Tests of the Jacobians of every fully connected layer that reads a norm, from that norm's output."""
+    """Return tests of the Jacobians of every fully connected layer that reads a norm, in that norm's output."""
     places = []
     for block in find_residual_stream(model, {"input_ids": tokens[:1]}).blocks:
         attention, mlp = block.find("attention"), block.find("mlp")
@@ -185,7 +179,7 @@ def fully_connected(model: torch.nn.Module, tokens: Tensor, generator: torch.Gen
 
 
 def symmetry(start: Tensor, update: Tensor, generator: torch.Generator) -> FieldTest:
-    """Symmetry of the Jacobians of an update that was computed from each row of ``start`` alone."""
+    """Return the symmetry of the Jacobians of an update that was computed from each row of ``start`` alone."""
     zero = torch.zeros_like(update, requires_grad=True)
     (pulled,) = torch.autograd.grad(update, start, zero, create_graph=True)
 

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from massieu.checks import UserError
-from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
+from massieu.claims.claim import Curve, Evidence, Gap, Source, Trial, Verdict
 from massieu.claims.experiment import TIGHT, apart, jacobian, linspace, normals, widest
-from massieu.claims.models.states import reader, through
+from massieu.claims.models.hidden_clouds import reader, through
 from massieu.claims.registry import claim
-from massieu.claims.sources import SLIDES
 from massieu.models.head_weights import head_weights
 from massieu.models.residual_stream import find_residual_stream
 from massieu.taps import AttentionCall, tap
@@ -27,7 +26,7 @@ SINGLE = 1e-6  # of norms that transformers computes in float32 whatever the pre
 
 @claim(
     "A1",
-    source=SLIDES,
+    source=Source.SLIDES,
     place="transformers primer, embeddings",
     title="The order of tokens enters through their positions",
     wording=(
@@ -47,12 +46,10 @@ SINGLE = 1e-6  # of norms that transformers computes in float32 whatever the pre
         " positions."
     ),
     expected=Verdict.CONDITIONAL,
-    trials=1,
     on_model=True,
 )
 def order_and_positions(trial: Trial) -> Evidence:
-    """Largest change of the last token's states under permutations of the others: as the model is, in its first block
-    and without its mask; the control keeps the positions."""
+    """Largest change of the last states under permutations of the others; the control keeps the positions."""
     model, tokens = reader(trial.model)
     if "position_ids" not in inspect.signature(model.forward).parameters:
         raise UserError("the model takes no position_ids, so its positions cannot be made equal; choose another model")
@@ -65,7 +62,6 @@ def order_and_positions(trial: Trial) -> Evidence:
 
     @torch.no_grad()
     def changes(positions: Tensor, mask: Tensor | None) -> Tensor:
-        """Relative changes of the state behind every block."""
         options = {"position_ids": positions, "attention_mask": mask, "output_hidden_states": True}
         states = (model(input_ids=each, **options).hidden_states for each in (tokens, tokens[:, order]))
         pairs = zip(*([state[:, -1] for state in each] for each in states), strict=True)
@@ -84,7 +80,7 @@ def order_and_positions(trial: Trial) -> Evidence:
 
 @claim(
     "A2",
-    source=SLIDES,
+    source=Source.SLIDES,
     place="transformers primer, residual stream",
     title="Attention adds the sum of its heads to the stream",
     wording="x̃_i = x_i + Σ_{j=0}^K h_j(X), and x̂_i = LN(x̃_i) is read by the feed-forward layer.",
@@ -102,7 +98,6 @@ def order_and_positions(trial: Trial) -> Evidence:
         " model with norms in front of its sublayers the heads read LN(x), and x̃, not x̂, goes on as the stream."
     ),
     expected=Verdict.HOLDS_CORRECTED,
-    trials=1,
     on_model=True,
 )
 def heads_add_up(trial: Trial) -> Evidence:
@@ -140,7 +135,7 @@ def heads_add_up(trial: Trial) -> Evidence:
 
 @claim(
     "A3",
-    source=SLIDES,
+    source=Source.SLIDES,
     place="transformers primer, scaling",
     title="Scores are divided by √d to avoid small gradients",
     wording="In practice scale by dimension to avoid small gradients.",
@@ -152,7 +147,6 @@ def heads_add_up(trial: Trial) -> Evidence:
     ),
     reference="the law of the gap of the two largest of 64 normal variables by quadrature; Jacobians by autograd",
     formula="E‖diag(p) − p p^T‖ → N (N − 1) ∫ φ² Φ^{N−2} / √d without scale, constant with it",
-    expected=Verdict.HOLDS,
 )
 def scaled_gradients(trial: Trial) -> Evidence:
     """Ratios of mean norms to those at the smallest dimension and to the law; the control leaves out the scale."""
@@ -180,12 +174,11 @@ def scaled_gradients(trial: Trial) -> Evidence:
 
 
 def jacobian_norms(scores: Tensor, dim: int) -> tuple[float, float]:
-    """Mean Frobenius norms of the Jacobians of softmax rows, without and with scale."""
     return float(norms_of(scores).mean()), float(norms_of(scores / dim**0.5).mean())
 
 
 def norms_of(scores: Tensor) -> Tensor:
-    r"""Frobenius norms of :math:`\mathrm{diag}(p) - p p^\top` of every row, without the matrix."""
+    r"""Return Frobenius norms of :math:`\mathrm{diag}(p) - p p^\top` of every row, without the matrix."""
     square = scores.softmax(-1).square()
     total = square.sum(-1)
     norm: Tensor = (total - 2 * (square * square.sqrt()).sum(-1) + total.square()).clamp_min(0).sqrt()
@@ -193,7 +186,7 @@ def norms_of(scores: Tensor) -> Tensor:
 
 
 def two_largest(count: int, dim: int) -> float:
-    """Mean norm of the Jacobian if all but the two largest of many normal scores of variance ``dim`` have no weight."""
+    """Return the mean norm of the Jacobian if only the two largest of many normal scores have weight."""
 
     def density(x: Tensor) -> Tensor:
         value: Tensor = torch.exp(-0.5 * x.square()) / (2 * math.pi) ** 0.5
@@ -206,11 +199,11 @@ def two_largest(count: int, dim: int) -> float:
 
 
 class ResidualSum(NamedTuple):
-    """What attention adds to the stream of one block.
+    """Sum that attention adds to the stream of one block.
 
     Attributes:
         added: the stream behind attention minus the stream before it, ``(batch, tokens, dim)``.
-        heads: what each head writes, ``(heads, batch, tokens, dim)``.
+        heads: the outputs of each head in the stream, ``(heads, batch, tokens, dim)``.
         norm: largest difference of the next norm's output from that norm written out, over the largest entry; None for
             a norm of another kind than layer and root mean square.
     """
@@ -222,7 +215,7 @@ class ResidualSum(NamedTuple):
 
 @torch.no_grad()
 def residual_sums(model: nn.Module, tokens: Tensor) -> Iterator[ResidualSum]:
-    """Streams and heads of every block in which a norm reads the stream behind attention."""
+    """Yield the sums of every block in which a norm reads the stream behind attention."""
     norms = {}
     for block in find_residual_stream(model, {"input_ids": tokens[:1]}).blocks:
         attention, feed_forward = block.find("attention"), block.find("mlp")
@@ -243,7 +236,7 @@ def residual_sums(model: nn.Module, tokens: Tensor) -> Iterator[ResidualSum]:
 
 
 def written(call: AttentionCall, output: Tensor) -> Tensor:
-    """The outputs of the heads of a call in the stream, ``(heads, batch, tokens, dim)``, by a softmax written out."""
+    """Return the outputs of the heads of a call, ``(heads, batch, tokens, dim)``, by a softmax written out."""
     assert call.value is not None
     batch, heads, queries, _ = call.shape
     scores = scores_at(call, torch.arange(queries).expand(batch, -1))
@@ -256,7 +249,7 @@ def written(call: AttentionCall, output: Tensor) -> Tensor:
 
 @torch.no_grad()
 def norm_gap(norm: nn.Module, x: Tensor, found: Tensor) -> Gap | None:
-    """Largest difference of what a norm returned from the norm written out, over its largest entry."""
+    """Return the largest difference of a norm's output from the norm written out, over its largest entry."""
     expected = _normalized(norm, x)
     if expected is None:
         return None
@@ -265,7 +258,7 @@ def norm_gap(norm: nn.Module, x: Tensor, found: Tensor) -> Gap | None:
 
 
 def _normalized(norm: nn.Module, x: Tensor) -> Tensor | None:
-    """A layer norm or a root mean square norm written out; None for other kinds."""
+    """Write out a layer norm or a root mean square norm; None for other kinds."""
     if isinstance(norm, nn.LayerNorm):
         centered = x - x.mean(-1, keepdim=True)
         y = centered / (centered.square().mean(-1, keepdim=True) + norm.eps).sqrt()

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from massieu import assets
-from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
-from massieu.claims.models.states import reader
+from massieu.claims.claim import Curve, Evidence, Gap, Source, Trial
+from massieu.claims.models.hidden_clouds import reader
 from massieu.claims.registry import claim
-from massieu.claims.sources import PAPER
 
 WIDTH = 128  # of the embedded model
 FUSED = "qkv"  # order of the projections in its fused matrix
@@ -23,7 +22,7 @@ FUSED = "qkv"  # order of the projections in its fused matrix
 
 @claim(
     "X19",
-    source=PAPER,
+    source=Source.PAPER,
     place="appendix B",
     title="Query and key weights are less sensitive than value weights",
     wording=(
@@ -39,12 +38,10 @@ FUSED = "qkv"  # order of the projections in its fused matrix
         "the loss of the model itself; turned values and outputs, which change weights as much and the model not at all"
     ),
     formula="Σ_l ΔL(W_Q, W_K) < ½ Σ_l ΔL(W_V, W_O)",
-    expected=Verdict.HOLDS,
     trials=2,
 )
 def random_weights(trial: Trial) -> Evidence:
-    """Share of queries and keys in what both cost; the control turns the values of every head instead of drawing them
-    anew, and their outputs back."""
+    """Share of queries and keys in the cost of both; the control turns the values of every head and back."""
     model, tokens = embedded()
     tokens = tokens[torch.randperm(len(tokens), generator=trial.generator)[: trial.size(8, 24)]]
     usual, layers = loss_of(model, tokens), range(len(model.h))
@@ -78,8 +75,11 @@ def random_weights(trial: Trial) -> Evidence:
 
 @contextlib.contextmanager
 def redrawn(block: Any, parts: str, generator: torch.Generator) -> Iterator[None]:
-    """Some weights of a block as random ones of the same mean square: "q", "k", "v", "o", and "f" for both matrices of
-    the fully connected layer; with "t" the values of every head are turned, and its outputs back."""
+    """Replace some weights of a block by random ones of the same mean square, for a while.
+
+    They are "q", "k", "v", "o", and "f" for both matrices of the fully connected layer; with "t" the values of every
+    head are turned, and its outputs back.
+    """
     attention, mlp = block.attn, block.mlp
     usual = copy.deepcopy(block.state_dict())
     with torch.no_grad():
@@ -98,7 +98,7 @@ def redrawn(block: Any, parts: str, generator: torch.Generator) -> Iterator[None
 
 
 def turn_heads(value: Tensor, bias: Tensor, output: Tensor, heads: int, generator: torch.Generator) -> None:
-    """Turn the values of every head by a random rotation, and the rows of the output matrix that read them back."""
+    """Turn the values of every head by a random rotation, and the rows of the output matrix back."""
     dim = WIDTH // heads
     turns = torch.linalg.qr(torch.randn(heads, dim, dim, generator=generator)).Q
     for turn, start in zip(turns, range(0, WIDTH, dim), strict=True):
@@ -108,13 +108,13 @@ def turn_heads(value: Tensor, bias: Tensor, output: Tensor, heads: int, generato
 
 @torch.no_grad()
 def loss_of(model: Any, tokens: Tensor) -> float:
-    """Nats per predicted token; the embedding reads out what it has read in."""
+    """Return nats per predicted token; the embedding is the readout."""
     logits = model(input_ids=tokens).last_hidden_state[:, :-1] @ model.wte.weight.T
     return float(nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()))
 
 
 @functools.lru_cache(maxsize=1)
 def embedded() -> tuple[Any, Tensor]:
-    """A copy of the embedded model that may be changed, and passages."""
+    """Return a copy of the embedded model that may be changed, and passages."""
     model, tokens = reader(str(assets.MODEL))
     return copy.deepcopy(model), tokens

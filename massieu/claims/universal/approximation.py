@@ -1,4 +1,4 @@
-"""Universal approximation: what proofs of existence say, measured on networks that were built."""
+"""Universal approximation: statements of existence, measured on networks that were built."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
+from massieu.claims.claim import Curve, Evidence, Gap, Source, Trial
 from massieu.claims.experiment import apart, normals, widest
 from massieu.claims.registry import claim
-from massieu.claims.sources import KAJITSUKA, OURS, SLIDES, YUN_2020
 from massieu.claims.universal.contextual_maps import COUNT
 from massieu.nn import FeedForward, MeasureAttention
 from massieu.patterns import dilated, star_ring
@@ -21,7 +20,7 @@ from massieu.universal import Realization, Stack, construct, construct_narrow, c
 
 @claim(
     "U29",
-    source=KAJITSUKA,
+    source=Source.KAJITSUKA,
     place="proposition on universality",
     title="One layer realizes a function on a grid",
     wording=(
@@ -34,11 +33,9 @@ from massieu.universal import Realization, Stack, construct, construct_narrow, c
     ),
     reference="the table of random values, read directly",
     formula="FF_2 ∘ (1 + Attn) ∘ FF_1 = f on {1, …, n}^{d × T}",
-    expected=Verdict.HOLDS,
 )
 def one_layer_realizes_a_function(trial: Trial) -> Evidence:
-    """Largest error over all 729 sequences of three cells of a 3 × 3 grid, for a random function with two outputs,
-    repeated tokens included; the control has no attention."""
+    """Largest error over all 729 sequences of a grid, for a random function; the control has no attention."""
     drawn = normals(trial)(9, 9, 9, 9, 2)
 
     def function(x: Tensor) -> Tensor:
@@ -70,7 +67,7 @@ def one_layer_realizes_a_function(trial: Trial) -> Evidence:
 
 @claim(
     "U30",
-    source=KAJITSUKA,
+    source=Source.KAJITSUKA,
     place="corollary on memorization",
     title="One head memorizes with about 2nNd parameters",
     wording="One head and a feed-forward net memorize N sequences of n tokens with 4(s + d) + d(2nN + d) parameters.",
@@ -81,11 +78,9 @@ def one_layer_realizes_a_function(trial: Trial) -> Evidence:
     ),
     reference="the classes, and the corollary's number written out",
     formula="s = 1: 4(1 + d) + d(2nN + d)",
-    expected=Verdict.HOLDS,
 )
 def memorisation(trial: Trial) -> Evidence:
-    """Tokens of random sequences with a wrong class, and weights that are not zero over that number; the control has
-    half of the hidden units. As layers store them, zeros included, there are more than the corollary's."""
+    """Tokens of a wrong class, and weights over the number stated; the control has half of the hidden units."""
     count, length, dim = trial.size(60, 200), 8, 4
     sequences = normals(trial)(count, length, dim)
     labels = torch.randint(10, (count, length), generator=trial.generator)
@@ -113,7 +108,7 @@ def memorisation(trial: Trial) -> Evidence:
 
 @claim(
     "U32",
-    source=OURS,
+    source=Source.OURS,
     place="massieu.universal.construct",
     title="The error is of the order of a cell",
     wording=(
@@ -126,11 +121,9 @@ def memorisation(trial: Trial) -> Evidence:
     ),
     reference="the function itself",
     formula="‖h_n − f‖ = O(1/n)",
-    expected=Verdict.HOLDS,
 )
 def order_of_a_cell(trial: Trial) -> Evidence:
-    """How far the exponents of root mean square and largest error are from −1, for a random smooth function of two
-    tokens; the control has ramps of nine tenths of a cell."""
+    """Distances of the exponents of both errors from −1, for a smooth function; the control has wide ramps."""
     function = _smooth(trial)
     points = torch.rand(2000, 2, 1, generator=trial.generator, dtype=torch.float64)
     grids = [4, 8, 16, *([32] if trial.full else [])]
@@ -162,7 +155,7 @@ def order_of_a_cell(trial: Trial) -> Evidence:
 
 @claim(
     "U33",
-    source=OURS,
+    source=Source.OURS,
     place="massieu.universal.construct and docs/universal.md, on strips",
     title="The largest error of a construction lies in its strips",
     wording=(
@@ -177,11 +170,9 @@ def order_of_a_cell(trial: Trial) -> Evidence:
     ),
     reference="the function itself, and its value at the center of each cell",
     formula="max ‖h − f‖ within strips ≫ max ‖f(center) − f‖",
-    expected=Verdict.HOLDS,
 )
 def boundary_strips(trial: Trial) -> Evidence:
-    """Largest error, over the largest that a piecewise constant function makes, off strips and within them; the control
-    has strips of nine tenths of a cell at the points off them."""
+    """Largest errors off strips and within them; the control has wide strips at the points off them."""
     function = _smooth(trial)
     ramp = 1e-3
     cells = torch.randint(8, (2000, 2, 1), generator=trial.generator)
@@ -205,9 +196,9 @@ def boundary_strips(trial: Trial) -> Evidence:
 
 @claim(
     "U34",
-    source=SLIDES,
+    source=Source.SLIDES,
     place="approximation, theorem 3 (Yun et al. 2019, with positional encodings)",
-    title="With positions networks approximate what order decides",
+    title="With positions networks approximate functions of order",
     wording=(
         "With positional encodings, transformer networks universally approximate the continuous "
         "permutation-equivariant functions."
@@ -219,11 +210,9 @@ def boundary_strips(trial: Trial) -> Evidence:
     ),
     reference="the random values themselves",
     formula="f : [0, 1]^{d×T} → R^{d×T}, equivariant or not",
-    expected=Verdict.HOLDS,
 )
 def positional_encodings(trial: Trial) -> Evidence:
-    """Errors of networks whose tokens carry positions, for a random function of order and for its mean with its image
-    under the swap of the tokens, which is equivariant; the control swaps the positions."""
+    """Errors of networks with positions, for two functions of order; the control swaps the positions."""
     rows = torch.cartesian_prod(torch.arange(4), torch.arange(4))
     targets = normals(trial)(16, 2)
     place = torch.tensor([0.0, 1.0], dtype=torch.float64)
@@ -250,7 +239,7 @@ def positional_encodings(trial: Trial) -> Evidence:
 
 @claim(
     "U35",
-    source=SLIDES,
+    source=Source.SLIDES,
     place="approximation, theorem 2 (Yun et al. 2019)",
     title="A narrow deep softmax network approximates",
     wording=(
@@ -266,11 +255,9 @@ def positional_encodings(trial: Trial) -> Evidence:
     ),
     reference="the random tables read directly, the function itself, and a count of the widths",
     formula="T^{2,1,4}: d n + 1, then n^d + 1 attention layers, then T C(n^d, T) + 1 layers",
-    expected=Verdict.HOLDS,
 )
 def narrow_network(trial: Trial) -> Evidence:
-    """Errors on grids and at random points, and layers that are wider than stated; the control has a softmax that is 80
-    times less sharp in the first grids' networks."""
+    """Errors on grids and at random points, and layers that are too wide; the control has a softer softmax."""
     drawn = normals(trial)(4, 4, 4, 4)
     grids: list[tuple[int | tuple[int, ...], int]] = [(3, 2), (4, 3), ((2, 2), 3)]
 
@@ -305,7 +292,7 @@ def narrow_network(trial: Trial) -> Evidence:
 
 @claim(
     "U36",
-    source=YUN_2020,
+    source=Source.YUN_2020,
     place="theorem 1 (from memory), and the corollary on the slides",
     title="A sparse network approximates a function of order",
     wording=(
@@ -322,11 +309,9 @@ def narrow_network(trial: Trial) -> Evidence:
     ),
     reference="the table of random values, read directly, and the smooth function itself",
     formula="FF_2 ∘ (1 + Attn_A)² ∘ FF_1 = f on {1, …, n}^T, #A = 5T − 4",
-    expected=Verdict.HOLDS,
 )
 def sparse_network(trial: Trial) -> Evidence:
-    """Errors over all sequences and on finer grids, and connections beyond 5T − 4; the control has a dilated window in
-    three layers, in which a token never depends on its neighbor."""
+    """Errors over all sequences and finer grids, and connections; the control has a dilated window."""
     length = trial.size(6, 8)
     drawn = normals(trial)(*[2] * length, length, 1)
     inside = 0.998 * (torch.rand(1, length, 1, generator=trial.generator, dtype=torch.float64) - 0.5) / 2
@@ -363,7 +348,7 @@ def sparse_network(trial: Trial) -> Evidence:
 
 
 def _too_wide(network: Stack) -> int:
-    """Layers of a network that are wider than two heads of size one, or than four units."""
+    """Count layers of a network that are wider than two heads of size one, or than four units."""
     heads = [each for each in network.modules() if isinstance(each, MeasureAttention)]
     nets = [each for each in network.modules() if isinstance(each, FeedForward)]
     return sum(each.num_heads > 2 or each.head_dim > 1 for each in heads) + sum(
@@ -372,13 +357,13 @@ def _too_wide(network: Stack) -> int:
 
 
 def _smooth(trial: Trial) -> Callable[[Tensor], Tensor]:
-    """A random smooth function of a token and the mean of its sequence."""
+    """Draw a smooth function of a token and the mean of its sequence."""
     first, second, third = (1 + torch.rand(3, generator=trial.generator, dtype=torch.float64)).tolist()
     return lambda x: torch.sin(3 * first * x) + second * x * x.sum(1, keepdim=True) + third * x.sum(1, keepdim=True)
 
 
 def _ordered(trial: Trial) -> Callable[[Tensor], Tensor]:
-    """A random smooth function of tokens, of those before them, and of the next ones."""
+    """Draw a smooth function of tokens, of those before them, and of the next ones."""
     before, after = 0.5 + torch.rand(2, 4, 1, generator=trial.generator, dtype=torch.float64)
     return lambda x: torch.sin((before * x).cumsum(1)) + after * x * x.roll(-1, 1)
 
@@ -391,7 +376,6 @@ def _sparse(function: Callable[[Tensor], Tensor], cells: int, length: int, star:
 
 @torch.no_grad()
 def _errors(networks: list[Stack], function: Callable[[Tensor], Tensor], points: Tensor) -> list[float]:
-    """Root mean square errors at points, a few of which are taken at a time."""
     found = (torch.cat([each(some) for some in points.split(50)]) for each in networks)
     return [float((each - function(points)).square().mean().sqrt()) for each in found]
 
@@ -401,6 +385,6 @@ def _network(function: Callable[[Tensor], Tensor], cells: int, ramp: float, tria
 
 
 def _moved(border: Tensor, before: float, after: float) -> Tensor:
-    """Points of strips of one width as points of strips of another, eight cells along the axis."""
+    """Move points of strips of one width to strips of another, eight cells along the axis."""
     edge = (8 * border[:, :1]).round()
     return torch.cat([edge + (8 * border[:, :1] - edge) * after / before, 8 * border[:, 1:]], 1) / 8

@@ -1,4 +1,4 @@
-"""Numbers that tell a token's context: what proofs say of stacks of shifts and of one head, and what float64 says."""
+"""Numbers that identify a token's context, by single attention heads: statements of proofs, and float64."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from massieu.claims.claim import Evidence, Gap, Trial, Verdict
+from massieu.claims.claim import Evidence, Gap, Source, Trial, Verdict
 from massieu.claims.experiment import apart, normals, widest
 from massieu.claims.registry import claim
-from massieu.claims.sources import KAJITSUKA, OURS, SLIDES, YUN_2019
 from massieu.universal import (
     BelowResolution,
     ContextualMap,
@@ -24,167 +23,18 @@ from massieu.universal import (
     cost,
     hardmax_identifiers,
     multisets,
-    shift_stack,
     theorem_spacing,
 )
 from massieu.universal.identifiers import LEAST
 from massieu.universal.search import attended, mixed
-from massieu.universal.staircases import net
 
 COUNT = 0.5  # of things that are counted: none
 EPSILON = torch.finfo(torch.float64).eps
 
 
 @claim(
-    "U21",
-    source=YUN_2019,
-    place="lemma on contextual mappings by selective shifts (from memory)",
-    title="Selective shifts tell sequences of distinct tokens apart",
-    wording=(
-        "δ^{-d} + 1 attention layers with hardmax and heads of size one map the sequences of distinct tokens of a "
-        "grid so that every token of every sequence gets a number of its own, up to order."
-    ),
-    reading=(
-        "All sets of tokens of the grids (n, d, T) = (3, 1, 2), (4, 1, 3), (3, 2, 2) and (3, 2, 3), in whole "
-        "numbers, get as many numbers as they have tokens, and permuting tokens permutes numbers."
-    ),
-    reference=(
-        "the shifts written out in whole numbers of Python for all orders of the tokens, and a count of different"
-        " numbers"
-    ),
-    formula="l_j ← l_j + n^d (max l − min l) 1[l_j = b] for b = 0, …, n^d − 1, then l_j ← l_j + T n^{(T+1)d} max l",
-    expected=Verdict.HOLDS,
-    trials=1,
-)
-def selective_shifts(trial: Trial) -> Evidence:
-    """Contexts that share a number, in exact integers, over all sequences of four grids; the control shifts by the
-    range itself instead of n^d times it."""
-    grids = [(3, 1, 2), (4, 1, 3), (3, 2, 2), (3, 2, 3)]
-
-    def gap(factor: int | None) -> Gap:
-        wrong = 0
-        for cells, dim, length in grids:
-            stack = shift_stack(cells, dim, length, factor=factor)
-            expected = stack.identifiers.tolist()
-            wrong += math.comb(cells**dim, length) * length - len({number for row in expected for number in row})
-            for order in itertools.permutations(range(length)):
-                rows = ([row[place] for place in order] for row in stack.sequences.tolist())
-                found = [_shifted(row, cells**dim, factor or cells**dim) for row in rows]
-                wrong += found != [[row[place] for place in order] for row in expected]
-        return Gap(float(wrong), COUNT)
-
-    stacks = {f"n = {grid[0]}, d = {grid[1]}, T = {grid[2]}": shift_stack(*grid) for grid in grids}
-    return Evidence(
-        printed=gap(None),
-        control=gap(trial.control(1, None)),
-        table={
-            f"{what}, {name}": float(figure)
-            for name, stack in stacks.items()
-            for what, figure in (("numbers", stack.distinct), ("least gap", stack.gap), ("largest", stack.largest))
-        },
-    )
-
-
-def _shifted(numbers: list[int], cells: int, factor: int) -> list[int]:
-    """The numbers of one sequence after the stack, written out."""
-    for level in range(cells):
-        reach = max(numbers) - min(numbers)
-        numbers = [each + factor * reach if each == level else each for each in numbers]
-    length = len(numbers)
-    return [each + length * cells ** (length + 1) * max(numbers) for each in numbers]
-
-
-@claim(
-    "U22",
-    source=YUN_2019,
-    place="lemma on the value mapping by feed-forward layers (from memory)",
-    title="Feed-forward layers of width four look values up",
-    wording=(
-        "A stack of feed-forward layers of constant width maps the numbers that the attention layers give to the "
-        "values of the function."
-    ),
-    reading=(
-        "Residual layers of four ReLUs, one layer for each of the 12 numbers of the grid (n, d, T) = (4, 1, 3), "
-        "map these numbers to random values up to 1e-8. This is one step of the proof; U35 has the whole network."
-    ),
-    reference="the random values themselves",
-    formula="x ← x + v_i φ(l − l_i), φ a trapezoid of four ReLUs",
-    expected=Verdict.HOLDS,
-)
-def value_mapping(trial: Trial) -> Evidence:
-    """Layers of four ReLUs, one for each number of the shift stack, against random values; the control lacks the last
-    layer. The table has the depth of the whole network, which grows exponentially with dT."""
-    numbers = shift_stack(4, 1, 3).identifiers.flatten().double()
-    targets = normals(trial)(len(numbers))
-    bends = torch.tensor([1.0, 0.5, -0.5, -1.0], dtype=torch.float64)
-    heights = torch.tensor([2.0, -2.0, -2.0, 2.0], dtype=torch.float64)
-
-    def gap(depth: int) -> Gap:
-        stream = torch.stack([torch.zeros_like(numbers), numbers], -1)
-        for number, target in zip(numbers[:depth], targets, strict=False):
-            up = torch.tensor([[0.0, 1.0]]).expand(4, 2)
-            layer = net(2, up, bends - number, target * heights[:, None], torch.zeros(1))
-            with torch.no_grad():
-                stream = stream + layer(stream)
-        return apart(stream[:, 0], targets, 1e-8)  # numbers up to 1e5 cancel
-
-    return Evidence(
-        printed=gap(len(numbers)),
-        control=gap(len(numbers) - trial.control(1, 0)),
-        table={
-            f"layers for n = 3, d = {dim}, T = {length}": float(3**dim + 1 + length * math.comb(3**dim, length))
-            for dim, length in ((1, 2), (2, 2), (2, 3), (3, 3), (3, 4))
-        },
-    )
-
-
-@claim(
-    "U23",
-    source=YUN_2019,
-    place="lemma on contextual mappings by selective shifts: distinct tokens (from memory)",
-    title="Sequences with repeated tokens are few, and left out",
-    wording=(
-        "The contextual mapping is one of sequences of distinct tokens; those with repeated tokens are left out, "
-        "since their share vanishes on a fine grid."
-    ),
-    reading=(
-        "Our reading: on the grids (n, d, T) = (4, 1, 3) and (3, 2, 3) no context of distinct tokens lacks a number of"
-        " its own, the share of sequences with repeats is at most T (T − 1) / (2 n^d), and with repeats contexts do"
-        " lose their numbers (the control), so that the restriction is needed."
-    ),
-    reference="a count of all sequences, one by one",
-    formula="#{L : l_i = l_j for some i ≠ j} / n^{dT} ≤ T (T − 1) / (2 n^d)",
-    expected=Verdict.HOLDS,
-    trials=1,
-)
-def repeated_columns(trial: Trial) -> Evidence:
-    """Contexts of sets without a number of their own, and the share of sequences with repeats; the control passes
-    sequences with repeats through the same layers."""
-    grids = [(4, 1, 3), (3, 2, 3)]
-
-    def gap(duplicates: bool) -> Gap:
-        stacks = [shift_stack(*grid, duplicates=duplicates) for grid in grids]
-        tokens = sum(len(set(row)) for each in stacks for row in each.sequences.tolist())
-        return Gap(float(tokens - sum(len(set(each.identifiers.flatten().tolist())) for each in stacks)), COUNT)
-
-    def share(cells: int, length: int) -> float:
-        repeated = [len(set(row)) < length for row in itertools.product(range(cells), repeat=length)]
-        return sum(repeated) / len(repeated)
-
-    few = [Gap(share(grid**dim, length) / (math.comb(length, 2) / grid**dim), 1.0) for grid, dim, length in grids]
-    return Evidence(
-        printed=widest(gap(False), *few),
-        control=gap(trial.control(True, False)),
-        table={
-            f"share of sequences with repeats, n^d = {cells}": 1 - math.perm(cells, 3) / cells**3
-            for cells in (4, 9, 81, 729)
-        },
-    )
-
-
-@claim(
     "U24",
-    source=KAJITSUKA,
+    source=Source.KAJITSUKA,
     place="definition and properties of the Boltzmann operator (from memory)",
     title="The Boltzmann operator is log Z less the entropy",
     wording="The Boltzmann operator is the log-sum-exp less the entropy of the softmax.",
@@ -194,7 +44,6 @@ def repeated_columns(trial: Trial) -> Evidence:
     ),
     reference="log-sum-exp and entropy written out, and autograd in the inverse temperature",
     formula="boltz(a) = Σ a_j softmax(a)_j = log Z − H = d/dβ log Z(βa) at β = 1",
-    expected=Verdict.HOLDS,
 )
 def boltzmann_operator(trial: Trial) -> Evidence:
     """The operator against log Z − H written out and against autograd; the control has another temperature."""
@@ -214,7 +63,7 @@ def boltzmann_operator(trial: Trial) -> Evidence:
 
 @claim(
     "U25",
-    source=KAJITSUKA,
+    source=Source.KAJITSUKA,
     place="lemma 1 on separation (constants from memory)",
     title="The Boltzmann operator separates spaced vectors",
     wording=(
@@ -227,11 +76,9 @@ def boltzmann_operator(trial: Trial) -> Evidence:
     ),
     reference="the operator in 200 decimal digits and the bound as printed",
     formula="|boltz(a) − boltz(b)| > (log n)² e^{−2 r_max}",
-    expected=Verdict.HOLDS,
 )
 def separation_lemma(trial: Trial) -> Evidence:
-    """By how much the logarithm of the bound exceeds that of the difference, for pairs of random sets in 200 digits;
-    the control has entries a tenth apart."""
+    """Excess of the logarithm of the bound for pairs of random sets; the control has entries a tenth apart."""
     drawn = torch.rand(10, 6, generator=trial.generator, dtype=torch.float64)
     sizes = torch.randint(2, 5, (10,), generator=trial.generator).tolist()
 
@@ -251,9 +98,9 @@ def separation_lemma(trial: Trial) -> Evidence:
         printed=gap(theorem_spacing),
         control=gap(trial.control(lambda length: 0.1, theorem_spacing)),
         table={
-            f"{what}, {cells} values, n = {length}": figure
+            f"{quantity}, {cells} values, n = {length}": value
             for cells, length in ((3, 2), (5, 3), (6, 3), (9, 3))
-            for what, figure in (
+            for quantity, value in (
                 ("least gap in float64", boltz_gap(cells, length)),
                 ("bound", boltz_bound(length, cells * theorem_spacing(length))),
             )
@@ -263,18 +110,16 @@ def separation_lemma(trial: Trial) -> Evidence:
 
 @claim(
     "U26",
-    source=KAJITSUKA,
+    source=Source.KAJITSUKA,
     place="theorem 1",
-    title="One hardmax layer tells not all sequences apart",
+    title="One hardmax layer does not distinguish all sequences",
     wording="One layer of hardmax attention is never a contextual mapping.",
     reading=(
-        "Our reading: of 50 random hardmax heads (500 in full) of full rank, none gives every multiset of three "
-        "of five random tokens in four dimensions, as seen by each of its tokens, a number of its own, up to "
-        "1e-12."
+        "Our reading: of 50 random hardmax heads (500 in full) of full rank, none gives every multiset of three of five"
+        " random tokens in four dimensions, as seen by each of its tokens, a number of its own, up to 1e-12."
     ),
     reference="a count of different numbers over all multisets",
     formula="hardmax ⇒ ∃ v, m ≠ m′: id(v, m) = id(v, m′)",
-    expected=Verdict.HOLDS,
 )
 def hardmax_layer(trial: Trial) -> Evidence:
     """Share of random heads of full rank that give every context a number of its own; the control is softmax."""
@@ -309,7 +154,7 @@ def hardmax_layer(trial: Trial) -> Evidence:
 
 @claim(
     "U27",
-    source=KAJITSUKA,
+    source=Source.KAJITSUKA,
     place="theorem 2 (constants from memory)",
     title="A rank-one softmax head is a contextual mapping",
     wording=(
@@ -321,7 +166,6 @@ def hardmax_layer(trial: Trial) -> Evidence:
     ),
     reference="softmax averages in 200 decimal digits",
     formula="scores β p_q p_j with β min |p_i − p_j| min |p_q| > 2 log n + 3",
-    expected=Verdict.HOLDS,
     trials=1,
 )
 def rank_one_head(trial: Trial) -> Evidence:
@@ -351,7 +195,7 @@ def rank_one_head(trial: Trial) -> Evidence:
 
 @claim(
     "U28",
-    source=SLIDES,
+    source=Source.SLIDES,
     place="approximation, theorem of Kajitsuka and Sato 2023",
     title="One layer with a single head suffices, in float64",
     wording="One layer with single-head attention between two feed-forward nets suffices.",
@@ -370,8 +214,7 @@ def rank_one_head(trial: Trial) -> Evidence:
     expected=Verdict.HOLDS_CORRECTED,
 )
 def single_head_in_float64(trial: Trial) -> Evidence:
-    """Contexts of nine tokens in sequences of three closer than a thousand machine epsilons; the control multiplies the
-    scores of the codes that were found by a million."""
+    """Contexts closer than a thousand machine epsilons; the control multiplies the scores by a million."""
     searched, theorem = contextual_map(9, 3, steps=30, generator=trial.seed), _at_the_theorem(9, 3)
 
     def gap(numbers: Tensor) -> Gap:
@@ -397,9 +240,9 @@ def single_head_in_float64(trial: Trial) -> Evidence:
 
 @claim(
     "U31",
-    source=OURS,
+    source=Source.OURS,
     place="massieu.universal.contextual_map",
-    title="Sidon codes tell all multisets apart",
+    title="Sidon codes distinguish all multisets",
     wording=(
         "If pairwise sums of positive codes differ, a rank-one softmax head tells all multisets apart for all but "
         "countably many temperatures, whatever the distances of the codes."
@@ -410,11 +253,9 @@ def single_head_in_float64(trial: Trial) -> Evidence:
     ),
     reference="the sum over pairs of tokens written out",
     formula="a(m) = a(m′) ⟺ Σ_{u<w} (m_u m′_w − m_w m′_u)(p_u − p_w) e^{βq(p_u + p_w)} = 0",
-    expected=Verdict.HOLDS,
 )
 def sidon_codes(trial: Trial) -> Evidence:
-    """Contexts closer than a thousand machine epsilons for a Golomb ruler at a random temperature, and differences
-    of contexts against the sum over pairs; the control attends to all tokens alike."""
+    """Contexts closer than a thousand machine epsilons for a Golomb ruler; the control attends to all alike."""
     codes = torch.tensor([1.0, 2.0, 5.0, 10.0, 12.0], dtype=torch.float64) / 12
     drawn = 1 + float(torch.rand((), generator=trial.generator, dtype=torch.float64))
     rest = torch.nn.functional.one_hot(multisets(5, 3), 5).sum(1).double()
@@ -438,12 +279,12 @@ def sidon_codes(trial: Trial) -> Evidence:
 
 
 def _hardmax(scores: Tensor) -> Tensor:
-    """All weight on the first of the largest scores."""
+    """Return weights that are all on the first of the largest scores."""
     return torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).double()
 
 
 def _at_the_theorem(vocabulary: int, length: int) -> ContextualMap:
-    """The map at the scale of the proof, resolved or not."""
+    """Return the map at the scale of the proof, resolved or not."""
     try:
         return contextual_map(vocabulary, length, scale="theorem")
     except BelowResolution as refusal:
@@ -453,7 +294,7 @@ def _at_the_theorem(vocabulary: int, length: int) -> ContextualMap:
 
 
 def _exact_boltz(values: Sequence[float], beta: float = 1.0) -> decimal.Decimal:
-    """The mean of values under weights e^{β value}, in 200 digits."""
+    """Return the mean of values under weights e^{β value}, in 200 digits."""
     with decimal.localcontext(prec=200):
         exact = [decimal.Decimal(value) for value in values]
         weights = [(decimal.Decimal(beta) * (value - max(exact))).exp() for value in exact]

@@ -1,4 +1,4 @@
-"""What theorems on sparse attention ask besides their conditions on the pattern."""
+"""Conditions of theorems on sparse attention besides those on the pattern."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from massieu.claims.claim import Curve, Evidence, Gap, Trial, Verdict
+from massieu.claims.claim import Curve, Evidence, Gap, Source, Trial, Verdict
 from massieu.claims.experiment import normals
 from massieu.claims.registry import claim
-from massieu.claims.sources import SLIDES, ZAHEER
-from massieu.claims.universal.patterns import without_derivative
+from massieu.claims.universal.pattern_conditions import without_derivative
 from massieu.nn import Transformer
 from massieu.patterns import Pattern, check_universality, dilated, probability_condition, ring, star_ring
 from massieu.statistics import probabilities
@@ -20,7 +19,7 @@ from massieu.statistics import probabilities
 
 @claim(
     "U5",
-    source=ZAHEER,
+    source=Source.ZAHEER,
     place="theorem 1, for 1 < p < ∞, and lemma 1 of its proof (appendix A.2), for 1 ≤ p ≤ ∞",
     title="A quantizing construction is close in d_p for all p",
     wording=(
@@ -43,8 +42,7 @@ from massieu.statistics import probabilities
     expected=Verdict.CONDITIONAL,
 )
 def largest_error(trial: Trial) -> Evidence:
-    """Largest and mean square error of quantization, identifier and table for two tokens and a random smooth function;
-    the control has ramps between cells as wide as a cell."""
+    """Largest and mean square error of the construction for two tokens; the control has ramps as wide as a cell."""
     coefficients = normals(trial)(2, 3).numpy()
 
     def errors(cells: int, ramp: float) -> tuple[float, float]:
@@ -76,7 +74,7 @@ def largest_error(trial: Trial) -> Evidence:
 
 @claim(
     "U6",
-    source=SLIDES,
+    source=Source.SLIDES,
     place="approximation, informal theorem of Yun et al. 2020",
     title="Every map from scores to weights will do",
     wording=(
@@ -92,21 +90,19 @@ def largest_error(trial: Trial) -> Evidence:
     reference="derivatives by autograd",
     formula="ρ(t v)_{j*} ≥ 1 − η for some t, whenever v_{j*} leads by ζ",
     correction=(
-        "If the map tends to hardmax as scores grow, which is assumption 2 of Yun et al. 2020 and true of "
-        "softmax, sparsemax and entmax. A map that ignores its scores may leave every token alone, whatever the "
-        "pattern."
+        "If the map tends to hardmax as scores grow, which is assumption 2 of Yun et al. 2020 and true of softmax,"
+        " sparsemax and entmax. A map that ignores its scores may leave every token alone, whatever the pattern."
     ),
     expected=Verdict.CONDITIONAL,
 )
 def probability_maps(trial: Trial) -> Evidence:
-    """Share of pairs without a derivative in three layers of attention within a star and a ring, for weights that are
-    all on the first token of a list and for softmax; the control has softmax within a dilated window."""
+    """Share of pairs without a derivative, for two maps to weights; the control has a dilated window."""
     normal = normals(trial)
     # With larger weights softmax or tanh may saturate, and a derivative underflow to zero.
     weights, x = normal(3, 3, 5, 5) / 5, normal(12, 5)
 
     def first(scores: Tensor) -> Tensor:
-        """All weight on the diagonal, each token being the first of its own list."""
+        """Put all weight on the diagonal: each token is the first of its own list."""
         return torch.eye(len(scores), dtype=scores.dtype)
 
     def gap(weigh: Callable[[Tensor], Tensor], pattern: Pattern) -> Gap:
@@ -135,7 +131,7 @@ def probability_maps(trial: Trial) -> Evidence:
 
 @claim(
     "U8",
-    source=SLIDES,
+    source=Source.SLIDES,
     place="approximation, informal theorem of Yun et al. 2020",
     title="Sparse transformers do without positions",
     wording=(
@@ -156,8 +152,7 @@ def probability_maps(trial: Trial) -> Evidence:
     expected=Verdict.CONDITIONAL,
 )
 def positions_needed(trial: Trial) -> Evidence:
-    """Share of a random function of the position that no linear readout of a transformer on a ring explains, for equal
-    tokens, without positions and with them; the control has the same vector at every position."""
+    """Share of a function that no readout explains; the control has the same vector at every position."""
     length = 10
     token = normals(trial)(1, 1, 16)
     target = normals(trial)(length)
@@ -192,7 +187,7 @@ def positions_needed(trial: Trial) -> Evidence:
 
 
 def smooth(points: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
-    """A function of two tokens by a few waves, of root mean square one."""
+    """Evaluate a function of two tokens by a few waves, of root mean square one."""
     scale = np.sqrt(0.5 * (coefficients**2).sum())
     waves = np.sin(np.pi * points[:, :, None] * np.arange(1, 4) * 2 + np.array([0.0, 1.0])[None, :, None])
     found: np.ndarray = (waves * coefficients).sum((1, 2)) / scale
