@@ -24,15 +24,16 @@ import torch
 import massieu
 from benchmarks.runner import Row, track
 from massieu.kernels.threads import torch_threads
-from massieu.monitor.observation import Listening
-from massieu.monitor.steps import Updates
+from massieu.monitor.observation import Observation
+from massieu.monitor.pass_reader import PassReader
+from massieu.monitor.step_counter import WeightUpdates
 
 LENGTH = 1024
 ROUNDS = 7
 CALLS = 1000
 LIGHT = ("log_normalizer", "entropy")
-INSIDE = {Listening: ("__init__", "_receive", "_end_block", "close"), Updates: ("compare", "remember")}
-INSIDE |= {massieu.Watch: ("_reading", "_keep")}
+INSIDE = {Observation: ("__init__", "_receive", "_end_block", "close"), WeightUpdates: ("compare", "store")}
+INSIDE |= {PassReader: ("reading",), massieu.Watch: ("_keep",)}
 
 
 def watch() -> list[Row]:

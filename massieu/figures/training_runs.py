@@ -39,7 +39,7 @@ def training_panels(
         (['loss', 'score max'], 'unstable')
     """
     if not runs:
-        raise UserError("there must be runs to draw, got none; make one with massieu.monitor.training_run")
+        raise UserError("there must be runs to draw, got none; make one with massieu.claims.training_runs.training_run")
     for table in runs.values():
         check_columns(table, ("step", "loss"), "each run")
     marks = {} if marks is None else marks

@@ -1,4 +1,4 @@
-"""Lines on the console of a training: each flag of a head or layer when it is first raised, and the path of the log."""
+"""Lines on the console of a training: flags when they are first raised, and the path of the log."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ import sys
 from torch import distributed as dist
 
 from massieu.checks import visible
-from massieu.monitor.display import where
+from massieu.monitor.display import flag_places
 from massieu.monitor.reading import Flag, Reading
 
 __all__ = ["Console"]
 
 
 class Console:
-    """Printer to stderr, in the main process only, that leaves progress bars of tqdm whole and never raises.
+    """Printer to stderr, in the main process only, that keeps progress bars of tqdm intact and never raises.
 
     Args:
-        wanted: whether to print at all.
+        enabled: whether to print at all.
 
     Example:
-        >>> Console(False).say("nothing")
+        >>> Console(False).print("nothing")
     """
 
-    def __init__(self, wanted: bool) -> None:
-        self._wanted = wanted
+    def __init__(self, enabled: bool) -> None:
+        self._enabled = enabled
         self._shown: set[tuple[str, str, int, int | None]] = set()
 
     def show(self, reading: Reading) -> None:
-        """Print the flags that are raised for the first time: a line for each name, with its reason at the first."""
+        """Print the newly raised flags: a line for each name, with its reason the first time."""
         known = {name for name, *_ in self._shown}
         fresh = [flag for flag in reading.flags if flag.state == "raised" and _place(flag) not in self._shown]
         self._shown |= {_place(flag) for flag in fresh}
         for name in dict.fromkeys(flag.name for flag in fresh):
             own = [flag for flag in fresh if flag.name == name]
             reason = "" if name in known else f": {own[0].reason}"
-            self.say(f"step {reading.step}: ", name, f" in {where(own, reading)}{reason}")
+            self.print(f"step {reading.step}: ", name, f" in {flag_places(own, reading)}{reason}")
 
-    def say(self, before: str, bold: str = "", after: str = "") -> None:
-        """Print one line, the middle of it in red where colors are shown."""
-        if not self._wanted or not _is_main_process():
+    def print(self, before: str, bold: str = "", after: str = "") -> None:
+        """Print one line, its middle in red where colors are shown."""
+        if not self._enabled or not _is_main_process():
             return
         try:
             _write(_styled(visible(f"massieu: {before}"), visible(bold), visible(after)))

@@ -1,4 +1,4 @@
-"""Delivery of readings to the logs: each waits for the end of its step, and takes along the values recorded by then."""
+"""Delivery of readings to the log at the end of their step, with the values recorded by then."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 from torch import Tensor
 
 from massieu.checks import UserError
+from massieu.monitor.log_sinks import Sink
 from massieu.monitor.reading import Reading, is_recordable
-from massieu.monitor.sinks import Sink
 
 __all__ = ["Delivery"]
 
 
 class Delivery:
-    """Hands each reading to a log when its step has ended.
+    """Queue of one reading, which is written at the end of its step.
 
     Args:
-        sink: the log; None for none.
+        sink: the log, or None.
 
     Example:
         >>> seen = []
@@ -36,35 +36,35 @@ class Delivery:
 
     def __init__(self, sink: Sink | None) -> None:
         self._sink = sink
-        self._waiting: Reading | None = None
+        self._pending: Reading | None = None
         self._recorded: dict[str, float | Tensor] = {}
 
     def put(self, reading: Reading) -> None:
         """Keep a reading until the next call of :meth:`flush`."""
         self.flush()
-        self._waiting = reading
+        self._pending = reading
 
     def record(self, values: Mapping[str, Any]) -> None:
-        """Keep numbers by name, the latest of each, for the reading that waits or the next one."""
+        """Store the latest number of each name for the pending reading or the next one."""
         self._recorded |= {_name(name): _scalar(name, value) for name, value in values.items()}
 
     def fill(self) -> None:
-        """Write what was recorded into the reading that waits."""
-        if self._waiting is not None:
-            self._waiting.recorded.update({name: _number(value) for name, value in self._recorded.items()})
+        """Add the recorded values to the pending reading."""
+        if self._pending is not None:
+            self._pending.recorded.update({name: _number(value) for name, value in self._recorded.items()})
 
     def flush(self) -> None:
-        """Hand over the reading that waits."""
-        if self._waiting is None:
+        """Write the pending reading to the log."""
+        if self._pending is None:
             return
         self.fill()
-        reading, self._waiting = self._waiting, None
+        reading, self._pending = self._pending, None
         self._recorded.clear()
         if self._sink is not None:
             self._sink(reading)
 
     def close(self) -> None:
-        """Hand over the last reading and close the log."""
+        """Write the pending reading and close the log."""
         self.flush()
         sink, self._sink = self._sink, None
         if sink is not None:
@@ -72,7 +72,6 @@ class Delivery:
 
 
 def _name(name: str) -> str:
-    """The name, if it can be a column beside those of the quantities."""
     if not is_recordable(name):
         raise UserError(
             "a recorded value must have a name of letters, digits and _ that is neither step nor flags, got"
@@ -84,12 +83,12 @@ def _name(name: str) -> str:
 def _number(value: float | Tensor) -> float:
     try:
         return float(value)
-    except Exception:  # of a device that failed, which the training will say
+    except Exception:  # a failed device, which ends the training anyway
         return math.nan
 
 
 def _scalar(name: str, value: Any) -> float | Tensor:
-    """The number; one on a device stays there, since to ask for it makes the training wait."""
+    """Return the number; one on a device stays there, since reading it would make the training wait."""
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
         return value.detach().clone()
     if isinstance(value, Real):

@@ -1,4 +1,4 @@
-"""A watch in one line and as a table in a notebook, and the flags of a reading in words."""
+"""Texts about a watch: a line, a table for notebooks, and sentences for flags."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from html import escape
 from massieu.monitor.quantities import WATCHED
 from massieu.monitor.reading import Flag, Reading, summary
 
-__all__ = ["in_one_line", "last_reading", "sentences", "where"]
+__all__ = ["flag_places", "flag_sentences", "reading_table", "state_words"]
 
-MOST = 4  # layers, or heads of a layer, that a line names
+MOST = 4  # layers, or heads of a layer, named in a line
 SHOWN = ("entropy", "normalized_entropy", "score_max", "sink_mass", "token_cosine", "update_ratio")
 
 
-def in_one_line(readings: Sequence[Reading], flags: Sequence[Flag]) -> list[str]:
-    """How many layers, readings and flags there are.
+def state_words(readings: Sequence[Reading], flags: Sequence[Flag]) -> list[str]:
+    """Return the numbers of layers, readings and flags as words.
 
     Example:
-        >>> in_one_line([], [])
+        >>> state_words([], [])
         ['no reading yet', 'no flag']
     """
     names = list(dict.fromkeys(flag.name for flag in flags))
@@ -30,8 +30,8 @@ def in_one_line(readings: Sequence[Reading], flags: Sequence[Flag]) -> list[str]
     return [_count(len(last.places), "layer"), f"{_count(len(readings), 'reading')} to step {last.step}", raised]
 
 
-def last_reading(title: str, reading: Reading | None, flags: Sequence[Flag]) -> str:
-    """The title and a table with a row for each layer of a reading, as HTML."""
+def reading_table(title: str, reading: Reading | None, flags: Sequence[Flag]) -> str:
+    """Return HTML with the title and a table of a reading, a row for each layer."""
     if reading is None:
         return f"<p>{escape(title)}</p>"
     names = [name for name in SHOWN if name in reading.heads or name in reading.layers]
@@ -50,24 +50,24 @@ def last_reading(title: str, reading: Reading | None, flags: Sequence[Flag]) -> 
     )
 
 
-def sentences(reading: Reading) -> list[str]:
-    """A sentence for the flags of a reading that have one name and state."""
+def flag_sentences(reading: Reading) -> list[str]:
+    """Return a sentence for each name and state of the flags of a reading."""
     groups: dict[tuple[str, str], list[Flag]] = {}
     for flag in reading.flags:
         groups.setdefault((flag.name, flag.state), []).append(flag)
     return [
-        f"{name} {state} in {where(flags, reading)}: {flags[0].reason} [{flags[0].reference}]"
+        f"{name} {state} in {flag_places(flags, reading)}: {flags[0].reason} [{flags[0].reference}]"
         for (name, state), flags in groups.items()
     ]
 
 
-def where(flags: Sequence[Flag], reading: Reading) -> str:
-    """Layers and heads of flags of a reading, the first few of them by name.
+def flag_places(flags: Sequence[Flag], reading: Reading) -> str:
+    """Return the layers and heads of some flags of a reading, the first few by name.
 
     Example:
         >>> reading = Reading(0, (massieu.monitor.Place("decoder", 3, "h.3", heads=8),))
         >>> flags = [Flag("logit growth", "decoder", 3, head, 120.0, 100.0, "", "") for head in (2, 5)]
-        >>> where(flags, reading)
+        >>> flag_places(flags, reading)
         'layer03 (heads 2, 5)'
     """
     labels = {(place.stack, place.layer): label for place, label in zip(reading.places, reading.labels, strict=True)}

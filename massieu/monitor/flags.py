@@ -1,4 +1,4 @@
-"""Flags with hysteresis: a quantity crosses one threshold to raise a flag and has to come back over another."""
+"""Flags with hysteresis: a quantity crosses one threshold to raise a flag and another one to clear it."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Literal
 
-from massieu.checks import UserError
+from massieu.checks import UserError, check_choice
 from massieu.monitor.quantities import HEADS, WATCHED
 from massieu.monitor.reading import Flag, Place, Reading, summary
 
-__all__ = ["OF_ANY_PASS", "RULES", "Flags", "Rule", "worst"]
+__all__ = ["EVALUATION_RULES", "RULES", "Flags", "Rule", "nearest_to_flags"]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """When to raise a flag.
+    """Condition that raises a flag.
 
     Attributes:
-        name: of the flag.
-        quantity: which quantity of :data:`massieu.monitor.WATCHED` is compared.
+        name: name of the flag.
+        quantity: compared quantity, one of :data:`massieu.monitor.WATCHED`.
         sign: "<" if small values are bad, ">" if large ones are.
-        threshold: beyond this the flag is raised.
-        back: beyond this, on the other side, it is cleared again.
-        reason: what it means, without the figures.
-        reference: who described it.
-        each: whether every head is compared, or the median of the heads of a layer.
+        threshold: limit beyond which the flag is raised.
+        back: limit on the good side beyond which it is cleared.
+        reason: its meaning, without values.
+        reference: source that describes it.
+        each: "head" compares every head, "layer" the median head of each layer.
     """
 
     name: str
@@ -41,15 +41,9 @@ class Rule:
     each: Literal["head", "layer"] = "head"
 
     def __post_init__(self) -> None:
-        if self.sign not in ("<", ">"):
-            raise UserError(f'sign must be "<" or ">", got {self.sign!r}; "<" where small values are bad')
-        if not isinstance(self.quantity, str) or self.quantity not in WATCHED:
-            raise UserError(
-                f"quantity must be one of {', '.join(WATCHED)}, got {self.quantity!r}; massieu.monitor.WATCHED explains"
-                " them"
-            )
-        if self.each not in ("head", "layer"):
-            raise UserError(f'each must be "head" or "layer", got {self.each!r}; "layer" compares the median head')
+        check_choice(self.sign, "sign", ("<", ">"))
+        check_choice(self.quantity, "quantity", WATCHED)
+        check_choice(self.each, "each", ("head", "layer"))
         for name, value in (("threshold", self.threshold), ("back", self.back)):
             if not isinstance(value, Real) or math.isnan(value):
                 raise UserError(f"{name} must be a number, got {value!r}; infinity is never crossed")
@@ -60,11 +54,11 @@ class Rule:
             )
 
     def crosses(self, value: float) -> bool:
-        """Whether a value raises the flag."""
+        """Return whether a value raises the flag."""
         return value < self.threshold if self.sign == "<" else value > self.threshold
 
     def returns(self, value: float) -> bool:
-        """Whether a value clears it."""
+        """Return whether a value clears the flag."""
         return value >= self.back if self.sign == "<" else value <= self.back
 
 
@@ -75,7 +69,7 @@ RULES: tuple[Rule, ...] = (
         ">",
         1e-9,  # less than one row
         1e-10,
-        "scores are nan or infinite, so the loss is no number either; the cause lies at an earlier step",
+        "scores are nan or infinite, and so is the loss; the cause lies at an earlier step",
         "Micikevicius et al. 2018, arXiv 1710.03740, section 3.2",
     ),
     Rule(
@@ -84,7 +78,7 @@ RULES: tuple[Rule, ...] = (
         "<",
         0.1,
         0.15,
-        "most heads of the layer look at single tokens, which goes with loss spikes and divergence",
+        "most heads of the layer attend to single tokens, which goes with loss spikes and divergence",
         "Zhai et al. 2023, arXiv 2303.06296",
         each="layer",
     ),
@@ -101,12 +95,12 @@ RULES: tuple[Rule, ...] = (
         "rank collapse",
         "token_cosine",
         ">",
-        # Healthy tokens share a direction, too: small models rest at 0.98 while they learn how often words occur, and
-        # the last layer of GPT-2 is close to one (Ethayarajh 2019, arXiv 1909.00512), while tokens differ in many
-        # directions. From here on they differ by 3% of their norm, where bfloat16 rounds to 0.4%.
+        # Healthy tokens share a direction, too: small models rest at 0.98 while they learn the frequencies of words,
+        # and the last layer of GPT-2 is close to one (Ethayarajh 2019, arXiv 1909.00512), while tokens differ in many
+        # directions. Beyond this value they differ by 3% of their norm, and bfloat16 rounds to 0.4%.
         0.999,
         0.998,
-        "the tokens of a sequence differ by less than 3% of their norm, so attention has next to nothing to tell apart",
+        "the tokens of a sequence differ by less than 3% of their norm, so attention can hardly distinguish them",
         "Dong et al. 2021, arXiv 2103.03404",
         each="layer",
     ),
@@ -125,29 +119,28 @@ RULES: tuple[Rule, ...] = (
         ">",
         0.98,
         0.95,
-        "the head attends as another head of its layer does, so one of them is redundant",
+        "the head attends like another head of its layer, so one of them is redundant",
         "Clark et al. 2019, arXiv 1906.04341, section 6",
     ),
 )
-"""What is flagged in training unless other rules are given."""
+"""Rules for training, unless others are given."""
 
-OF_ANY_PASS = tuple(rule for rule in RULES if rule.quantity == "broken_rows")
-"""What is flagged outside training: one token at a time, a healthy model has sharp and similar heads."""
+EVALUATION_RULES = tuple(rule for rule in RULES if rule.quantity == "broken_rows")
+"""Rules outside training: one token at a time, a healthy model has sharp and similar heads."""
 
 Key = tuple[str, str, int, int | None]
 
 
 class Flags:
-    """The flags that are raised now.
+    """Currently raised flags.
 
     Args:
-        rules: when to raise one.
-        computed: the quantities that readings will hold; a rule for another one is refused, one of :data:`RULES` left
-            out.
+        rules: rules of the flags.
+        computed: quantities of the readings; a rule for another one is refused, but one of :data:`RULES` is left out.
 
     Attributes:
-        rules: those that are followed.
-        left_out: those that are not.
+        rules: rules in use.
+        left_out: rules without their quantity.
 
     Example:
         >>> flags = Flags(RULES)
@@ -162,7 +155,7 @@ class Flags:
     """
 
     def __init__(self, rules: Sequence[Rule] = RULES, computed: Collection[str] = frozenset(WATCHED)) -> None:
-        given = _checked(rules)
+        given = _check_rules(rules)
         self.rules = tuple(rule for rule in given if rule.quantity in computed)
         self.left_out = tuple(rule for rule in given if rule.quantity not in computed)
         for rule in self.left_out:
@@ -174,11 +167,11 @@ class Flags:
 
     @property
     def active(self) -> tuple[Flag, ...]:
-        """The flags that are raised and not cleared, each as it was raised."""
+        """Flags raised and not cleared, each as it was raised."""
         return tuple(self._active.values())
 
     def update(self, reading: Reading) -> tuple[Flag, ...]:
-        """What a reading raises and clears; a value that is nan changes nothing."""
+        """Return the flags that a reading raises and clears; nan changes nothing."""
         changed = []
         labels = {
             (place.stack, place.layer): label for place, label in zip(reading.places, reading.labels, strict=True)
@@ -195,12 +188,12 @@ class Flags:
         return tuple(changed)
 
 
-def worst(reading: Reading, rules: Sequence[Rule] = RULES) -> dict[str, float]:
-    """Over all layers, the value that is nearest to each flag: the smallest where small ones are bad, else the largest.
+def nearest_to_flags(reading: Reading, rules: Sequence[Rule] = RULES) -> dict[str, float]:
+    """Return the value nearest to each flag over all layers: the smallest where small ones are bad, else the largest.
 
     Example:
         >>> place = Place("decoder", 0, "h.0.attn", heads=2)
-        >>> worst(Reading(0, (place,), {"score_max": torch.tensor([[3.0, 7.0]])}))
+        >>> nearest_to_flags(Reading(0, (place,), {"score_max": torch.tensor([[3.0, 7.0]])}))
         {'score_max/max': 7.0}
     """
     found = {}
@@ -212,19 +205,17 @@ def worst(reading: Reading, rules: Sequence[Rule] = RULES) -> dict[str, float]:
     return found
 
 
-def _checked(rules: Sequence[Rule]) -> tuple[Rule, ...]:
-    """The rules, if that is what they are."""
+def _check_rules(rules: Sequence[Rule]) -> tuple[Rule, ...]:
     several = isinstance(rules, Sequence) and not isinstance(rules, str)
     wrong = [type(rule).__name__ for rule in rules if not isinstance(rule, Rule)] if several else []
     if not several or wrong:
         got = f"a {type(rules).__name__} with {wrong[0]}" if wrong else type(rules).__name__
         raise UserError(
-            f"rules must be a list of Rule, got {got}; massieu.monitor.RULES is what is flagged by default, [] flags"
-            " nothing"
+            f"rules must be a list of Rule, got {got}; massieu.monitor.RULES are the default, [] flags nothing"
         )
     twice = [name for name, count in Counter(rule.name for rule in rules).items() if count > 1]
     if twice:
-        raise UserError(f"rules must have names of their own, got {twice[0]!r} twice; a flag is known by its name")
+        raise UserError(f"rules must have different names, got {twice[0]!r} twice; rename one of them")
     return tuple(rules)
 
 
@@ -248,7 +239,7 @@ def _flag(
     limit = rule.threshold if state == "raised" else rule.back
     side = {"raised": {"<": "below", ">": "above"}, "cleared": {"<": "above", ">": "below"}}[state][rule.sign]
     words = rule.quantity.replace("_", " ")
-    figure = f"{whose} has {words} {value:.3g}, {side} {limit:g}"
-    reason = f"{rule.reason} ({figure})" if state == "raised" else f"{figure} again"
+    evidence = f"{whose} has {words} {value:.3g}, {side} {limit:g}"
+    reason = f"{rule.reason} ({evidence})" if state == "raised" else f"{evidence} again"
     assert not math.isnan(value)
     return Flag(rule.name, place.stack, place.layer, head, value, limit, reason, rule.reference, state)

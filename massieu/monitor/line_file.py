@@ -1,4 +1,4 @@
-"""A file that grows by whole lines, and of which one process writes at a time."""
+"""Files written line by line, by one process at a time."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ import weakref
 from pathlib import Path
 
 from massieu.checks import UserError
-from massieu.monitor.messages import tell
+from massieu.monitor.messages import log_message
 
-__all__ = ["Lines"]
+__all__ = ["LineFile"]
 
 
-class Lines:
-    """A file that grows by whole lines.
+class LineFile:
+    """A locked file that grows by whole lines.
 
-    A line reaches the system in one write, so that of a process that is killed at most the line being written is lost.
-    What such a line left behind is dropped when the file is opened again. (Where the machine itself goes down, so may
-    the lines of the last seconds.)
+    A line reaches the system in one write, so a killed process loses at most the line that it was writing; the next
+    opening drops such an incomplete line. (If the machine goes down, the lines of the last seconds may be lost.)
 
     Attributes:
-        path: of the file.
-        whole: its length, of whole lines.
+        path: path of the file.
+        whole: length of its whole lines in bytes.
     """
 
     def __init__(self, path: Path) -> None:
@@ -36,7 +35,7 @@ class Lines:
             raise UserError(f"{path} cannot be written: {error.strerror}; choose another path") from error
         self._open = True
         try:
-            _claim(self._file, path)
+            _lock(self._file, path)
             self.whole = _drop_half_line(self._file)
         except BaseException:
             self.close()
@@ -44,7 +43,7 @@ class Lines:
         _OPEN.add(self)
 
     def write(self, line: str) -> bool:
-        """Add one line, or several; whether there was room."""
+        """Append one line or several; return whether this succeeded."""
         data = memoryview(line.encode() + b"\n")
         if not self._open:
             raise UserError(f"{self.path} is closed; open another sink to write on")
@@ -52,23 +51,23 @@ class Lines:
             while data:
                 data = data[os.write(self._file, data) :]
             self.whole = os.fstat(self._file).st_size
-        except OSError as error:  # a full disk is no reason to lose the training
+        except OSError as error:  # a full disk does not end the training
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, self.whole)
             if not self._warned:
                 self._warned = True
-                tell(f"{self.path} could not be written: {error.strerror}; readings are missing in it")
+                log_message(f"{self.path} could not be written: {error.strerror}; it will miss readings")
             return False
         return True
 
     def first(self) -> str:
-        """The first line, without its end; empty if there is none."""
+        """Return the first line, without its end; empty if there is none."""
         os.lseek(self._file, 0, os.SEEK_SET)
         with os.fdopen(self._file, "rb", closefd=False) as file:
             return file.readline().decode(errors="replace").rstrip("\r\n")
 
     def close(self) -> None:
-        """Close the file, which gives up the claim on it."""
+        """Close the file and release its lock."""
         if self._open:
             self._open = False
             os.close(self._file)
@@ -77,21 +76,21 @@ class Lines:
         self.close()
 
 
-_OPEN: weakref.WeakSet[Lines] = weakref.WeakSet()
+_OPEN: weakref.WeakSet[LineFile] = weakref.WeakSet()
 
 
 def _close_all() -> None:
-    for lines in list(_OPEN):
-        lines.close()
+    for file in list(_OPEN):
+        file.close()
 
 
 if hasattr(os, "register_at_fork"):
-    # A claim lasts until the last copy of the open file is closed, and forks, such as workers that load data, have one.
+    # A lock lasts until the last copy of the open file is closed, and forks, such as data loader workers, have one.
     os.register_at_fork(after_in_child=_close_all)
 
 
-def _claim(file: int, path: Path) -> None:
-    """Refuse a file that is being written: what looks like half a line may be the next one of another process."""
+def _lock(file: int, path: Path) -> None:
+    """Refuse a file that another log writes: its incomplete line may be the next one of another process."""
     try:
         import fcntl
     except ImportError:  # not on Windows
@@ -108,7 +107,7 @@ def _claim(file: int, path: Path) -> None:
 
 
 def _drop_half_line(file: int) -> int:
-    """Cut off what follows the last end of a line; the length of what stays."""
+    """Drop everything behind the last end of a line, and return the remaining length."""
     size = end = os.fstat(file).st_size
     while end > 0:
         begin = max(0, end - 65536)

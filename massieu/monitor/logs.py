@@ -1,4 +1,4 @@
-"""Read the logs that a watched training run wrote, also while it writes them."""
+"""Logs of watched training runs, read at the end or while they grow."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ __all__ = ["Log", "read_log"]
 
 
 class Log:
-    """The readings of a log file, and with :meth:`update` those that came since.
+    """Readings of a log file; :meth:`update` adds those written since.
 
-    A run that was restarted goes on from its first new step: readings of that step and later ones, written before, are
-    superseded. They stay in the file. It raises its flags anew, so those of before count no more. Lines that cannot be
-    read are counted.
+    A restarted run supersedes the readings from its first new step on, which stay in the file. It raises its flags
+    anew, so earlier ones count no more.
 
     Attributes:
-        path: of the file.
-        steps: of the readings.
-        rows: for each, the numbers by name as in :meth:`Reading.series`; without nan.
-        flags: what was raised and cleared, each with its ``step``.
-        restarts: how often a run began anew.
+        path: path of the file.
+        steps: steps of the readings.
+        rows: numbers of each reading by name, as in :meth:`Reading.series`; without nan.
+        flags: flags raised and cleared, each with its ``step``.
+        restarts: number of restarts of the run.
         broken: number of lines that are no readings.
     """
 
@@ -39,10 +38,10 @@ class Log:
         self._clear()
 
     def update(self) -> bool:
-        """Read what was written since; whether there was anything."""
+        """Read the new lines, and return whether there were any."""
         try:
             size = self.path.stat().st_size
-            if size < self._offset:  # another file by now
+            if size < self._offset:  # the file was replaced
                 self._clear()
             with self.path.open("rb") as file:
                 file.seek(self._offset)
@@ -51,7 +50,7 @@ class Log:
             raise UserError(
                 f"{self.path} cannot be read: {error.strerror}; give the path that watch(log=...) had"
             ) from error
-        whole = data[: data.rfind(b"\n") + 1]  # the rest is being written
+        whole = data[: data.rfind(b"\n") + 1]  # an incomplete line follows
         self._offset += len(whole)
         lines = whole.decode("utf-8", errors="replace").splitlines()
         for line in lines:
@@ -59,7 +58,7 @@ class Log:
         return bool(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON and for pages: ``steps``, ``series`` (None where undefined), ``flags``, ``raised``."""
+        """Return plain values for JSON and pages: ``steps``, ``series`` (None if undefined), ``flags``, ``raised``."""
         names = dict.fromkeys(name for row in self.rows for name in row)
         used = {name.split("/")[0] for name in names}
         words = ("name", "table", "title", "symbol", "formula", "unit", "explanation", "scale", "digits")
@@ -82,7 +81,7 @@ class Log:
 
     @property
     def raised(self) -> list[dict[str, Any]]:
-        """The flags that were raised and not cleared since the run began, or was restarted."""
+        """Flags raised and not cleared since the run began, or restarted."""
         found: dict[tuple[Any, ...], dict[str, Any]] = {}
         for flag in self.flags[self._before :]:
             key = tuple(flag[name] for name in ("name", "stack", "layer", "head"))
@@ -96,7 +95,7 @@ class Log:
         self.rows: list[dict[str, float]] = []
         self.flags: list[dict[str, Any]] = []
         self.restarts = self.broken = self._offset = 0
-        self._before = 0  # flags of before the last restart
+        self._before = 0  # number of flags before the last restart
         self._restart = False
         self._columns: list[str] = []
 
@@ -147,10 +146,10 @@ class Log:
 
 
 def read_log(path: Path | str) -> Log:
-    """The readings of a log, to the last whole line.
+    """Return the readings of a log, to the last whole line.
 
     Args:
-        path: a ``.jsonl`` or ``.csv`` file that :func:`massieu.watch` wrote, or is writing.
+        path: a ``.jsonl`` or ``.csv`` file of :func:`massieu.watch`, complete or growing.
 
     Example:
         >>> import tempfile, pathlib
@@ -174,20 +173,19 @@ def read_log(path: Path | str) -> Log:
 
 
 def _label(flag: dict[str, Any], names: Sequence[str] | dict[str, float]) -> str:
-    """The place of a flag as series call it: with the stack where there are several."""
+    """Return the label of a flag's layer in the names of series: with the stack where there are several."""
     label = f"layer{flag['layer']:02d}"
     return f"{flag['stack']}.{label}" if any(f"/{flag['stack']}.{label}" in name for name in names) else label
 
 
 def _is_header(columns: Sequence[str]) -> bool:
-    """Whether these are the columns of a log: series of quantities, and before them what was recorded."""
+    """Return whether these are the columns of a log: recorded values and series of quantities."""
     names = columns[1:-1]
     known = all("/" in name or name.isidentifier() for name in names) and any("/" in name for name in names)
     return columns[0] == "step" and columns[-1] == "flags" and (known or not names)
 
 
 def _unquoted(cell: str) -> str:
-    """What a cell of a CSV says."""
     return cell[1:-1].replace('""', '"') if cell[:1] == cell[-1:] == '"' else cell
 
 

@@ -1,4 +1,4 @@
-"""One forward pass that is listened to: its attention calls, the projections before them, the stream behind blocks."""
+"""Observation of one forward pass: attention calls, outputs of projections, hidden states behind blocks."""
 
 from __future__ import annotations
 
@@ -11,36 +11,35 @@ from torch import Tensor, nn
 
 from massieu.models.module_calls import hidden_tensors
 from massieu.models.projections import Seen, is_projection, score_sizes
-from massieu.monitor.messages import cause
+from massieu.monitor.messages import error_summary
 from massieu.monitor.reading import Place
-from massieu.monitor.sums import Tally, add_call, add_tokens, present_rows
+from massieu.monitor.sums import PlaceSums, add_call, add_tokens, present_rows
 from massieu.taps import AttentionCall, Tap, tap
 from massieu.taps.passes import recomputes
 from massieu.taps.structure import attention_modules, named
 
-__all__ = ["Listening"]
+__all__ = ["Observation"]
 
-# What a tap runs inside the model.
-INSIDE = ("observe", "_push", "_pop")
+INSIDE = ("observe", "_push", "_pop")  # methods of a tap that run inside the model
 WEIGHTS = frozenset({"qk_norm", "qk_size"})
 STREAM = frozenset({"token_cosine", "effective_rank"})
 
 
-class Listening:
-    """Sums of one forward pass, from when it is opened until it is closed.
+class Observation:
+    """Sums of the forward pass between the creation of this object and :meth:`close`.
 
-    What fails inside the pass is kept in ``failure``, and the pass goes on.
+    An error inside the pass is stored in ``failure``, and the pass goes on.
 
     Args:
         model: the model.
         wanted: names of quantities.
-        vectors: where power iterations of earlier readings ended, by place; those of this one are put there.
-        places: those of earlier readings. They stay what they were: scores that are nan do not tell a decoder.
-        fallback: whether to listen outside of attention interfaces too, as in :func:`massieu.taps.tap`.
+        vectors: results of the power iterations of earlier readings by place, updated here.
+        places: those of earlier readings, which keep their stack: scores of nan do not show a decoder.
+        fallback: whether to observe outside of attention interfaces too, as in :func:`massieu.taps.tap`.
 
     Attributes:
-        tallies: the sums by stack and layer.
-        failure: the first error inside the pass, in words; empty if there was none.
+        sums: by stack and layer.
+        failure: summary of the first error inside the pass; empty if there was none.
         tap: the tap on the model.
     """
 
@@ -53,12 +52,12 @@ class Listening:
         *,
         fallback: bool = True,
     ) -> None:
-        self.tallies: dict[tuple[str, int], Tally] = {}
+        self.sums: dict[tuple[str, int], PlaceSums] = {}
         self.failure = ""
         self._open = True
         self._wanted, self._vectors, self._places = wanted, vectors, {place.name: place for place in places}
         self._seen: dict[nn.Module, list[Seen]] = {}
-        self._ended: dict[nn.Module, list[tuple[Tally, Tensor]]] = {}
+        self._ended: dict[nn.Module, list[tuple[PlaceSums, Tensor]]] = {}
         self._blocks: dict[str, nn.Module] = {}
         self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
@@ -79,26 +78,26 @@ class Listening:
             self._stack = stack.pop_all()
 
     def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Say that the model runs already: hooks that its own first hook registers come too late for this pass."""
+        """Enter the model, which runs already: its own first hook registers the hooks of the tap too late for it."""
         self.tap.begin(model, args, kwargs)
 
     def close(self) -> None:
-        """Listen no more, nor in copies of the model that keep the hooks."""
+        """Remove the hooks, and stop those in copies of the model."""
         self._stack.close()
         self._open = False
         self._seen.clear()
         self._ended.clear()
 
     def _careful(self, call: Callable[..., object]) -> Callable[..., None]:
-        """The call without its exceptions: it runs inside the model."""
+        """Wrap a call that runs inside the model: its first error is stored, not raised."""
 
         def careful(*args: Any) -> None:
             try:
                 if self._open:
                     call(*args)
             except Exception as error:
-                # In words: an exception keeps the tensors of its frames.
-                self.failure = self.failure or cause(error)
+                # As text: an exception keeps the tensors of its frames.
+                self.failure = self.failure or error_summary(error)
 
         return careful
 
@@ -109,18 +108,18 @@ class Listening:
         place = self._places.get(name, Place(call.stack, call.layer, name, 0))
         place = place._replace(heads=call.shape[1])  # a module may be replaced by one with other heads
         key = (place.stack, place.layer)
-        tally = self.tallies.setdefault(key, Tally(place))
-        add_call(tally, call, self._wanted)
+        sums = self.sums.setdefault(key, PlaceSums(place))
+        add_call(sums, call, self._wanted)
         if self._wanted & WEIGHTS:
             found, vector = score_sizes(call, self._seen.pop(call.module, []), self._vectors.get(key))
-            tally.known |= found
+            sums.known |= found
             if vector is not None:
                 self._vectors[key] = vector
             elif found:  # weights with nan: the next reading begins anew
                 self._vectors.pop(key, None)
         block = self._blocks.get(call.name)
         if block is not None:
-            self._ended.setdefault(block, []).append((tally, present_rows(call)))
+            self._ended.setdefault(block, []).append((sums, present_rows(call)))
 
     def _keep(self, owner: nn.Module) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
@@ -138,14 +137,14 @@ class Listening:
         if any(getattr(part, "batch_first", True) is False for part in block.modules()):
             tokens = tokens.transpose(0, 1)
         with torch.no_grad(), torch.autocast(tokens.device.type, enabled=False):
-            for tally, present in self._ended.pop(block, []):
-                # Models of images may go from windows to images in between: then nothing says which token is whose.
+            for sums, present in self._ended.pop(block, []):
+                # Models of images may go from windows to images in between: tokens then match no rows.
                 if tokens.dim() == 3 and present.shape == tokens.shape[:2]:
-                    add_tokens(tally, tokens, present, self._wanted)
+                    add_tokens(sums, tokens, present, self._wanted)
 
 
 def _block(path: str, modules: Mapping[str, nn.Module]) -> str:
-    """The block that an attention module is part of: the innermost module around it that goes by a number.
+    """Return the path of an attention module's block: the innermost module around it with a number for a name.
 
     Example:
         >>> _block("h.3.attn", {"h.3": None})

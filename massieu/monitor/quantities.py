@@ -1,4 +1,4 @@
-"""What a reading holds: every quantity with its title, formula and explanation, and which of them to compute."""
+"""Quantities of a reading, each with its title, formula and explanation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from massieu.checks import UserError, did_you_mean
 from massieu.inspection.quantities import GEOMETRY, QUANTITIES, Quantity
 
-__all__ = ["HEADS", "LAYERS", "WATCHED", "chosen"]
+__all__ = ["HEADS", "LAYERS", "WATCHED", "check_quantities"]
 
 _SHARED = (
     *("log_normalizer", "entropy", "normalized_entropy", "perplexity", "effective_atoms", "score_variance"),
@@ -35,7 +35,7 @@ _OWN = (
         "|o_h|",
         "sqrt(mean over rows of |o_h|^2), divided by that of all heads of the layer",
         "",
-        "How much a head says beside the other heads of its layer. One is average; a head near zero is dead.",
+        "Size of a head's output relative to the heads of its layer. One is average; a head near zero is dead.",
         scale="logarithmic",
     ),
     Quantity(
@@ -46,14 +46,14 @@ _OWN = (
         "max cos",
         "largest over other heads h′ of the layer of cos(p_h − u, p_h′ − u),  p without the first token, u uniform",
         "",
-        "How much the attention of a head departs from uniform in the same way as that of its most similar neighbor,"
-        " over sampled rows. The first token is left out, where idle heads park their attention. One is a copy.",
+        "Similarity of the head's departure from uniform attention to that of the most similar head of the layer, over"
+        " sampled rows. The first token, on which idle heads rest, is left out. One is a copy.",
     ),
     Quantity(
         "broken_rows",
         "heads",
         "Training",
-        "Rows that are no numbers",
+        "Rows with nan or infinity",
         "nan",
         "share of the rows in which a score is nan or infinite",
         "",
@@ -62,8 +62,8 @@ _OWN = (
     replace(
         QUANTITIES["effective_rank"],
         formula="exp of the entropy of λ_i / Σ λ_i,  λ = eigenvalues of the covariance of x_i / |x_i|",
-        explanation="In how many directions the tokens of a sequence differ behind the block, of up to 64 tokens spread"
-        " evenly. One token of huge norm does not count more than the others.",
+        explanation="Number of directions in which up to 64 evenly spread tokens of a sequence differ behind the block."
+        " One token of huge norm does not count more than the others.",
     ),
     QUANTITIES["token_cosine"],
     Quantity(
@@ -74,8 +74,8 @@ _OWN = (
         "|ΔW| / |W|",
         "|W_t − W_{t−1}|_F / |W_{t−1}|_F over the parameters of the attention module",
         "",
-        "How much the last step before the reading changed the weights of attention: about 0.001 in long runs of large"
-        " models, some hundredths in the first steps of small ones.",
+        "Relative change of the attention weights in the last step before the reading: about 0.001 in long runs of"
+        " large models, some hundredths in the first steps of small ones.",
         scale="logarithmic",
         digits=5,
     ),
@@ -88,11 +88,11 @@ HEADS: tuple[str, ...] = tuple(name for name, quantity in WATCHED.items() if qua
 LAYERS: tuple[str, ...] = tuple(name for name, quantity in WATCHED.items() if quantity.table == "layers")
 
 
-def chosen(quantities: Iterable[str] | str) -> frozenset[str]:
-    """The names that were asked for: "all", one name, or several.
+def check_quantities(quantities: Iterable[str] | str) -> frozenset[str]:
+    """Return the names of quantities: "all", one name, or several.
 
     Example:
-        >>> sorted(chosen(("entropy", "log_normalizer")))
+        >>> sorted(check_quantities(("entropy", "log_normalizer")))
         ['entropy', 'log_normalizer']
     """
     if isinstance(quantities, str) and quantities == "all":

@@ -1,4 +1,4 @@
-"""What one reading of a model in training found, as numbers that travel: to a table, to a line of JSON and back."""
+"""Statistics of one training step, convertible to a table, to a line of JSON and back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from massieu.checks import UserError
 
 __all__ = ["Flag", "Place", "Reading", "is_recordable", "summary"]
 
-LARGEST = 10_000_000  # numbers of one quantity; a line of a log may claim more
+LARGEST = 10_000_000  # numbers of one quantity; a damaged line of a log may claim more
 
 
 class Place(NamedTuple):
@@ -35,18 +35,18 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Flag:
-    """A quantity that crossed a threshold, or came back.
+    """A threshold crossed in a reading, or crossed back.
 
     Attributes:
-        name: such as "entropy collapse".
-        stack: with ``layer``, the place.
-        layer: number in the stack.
-        head: number of the head; None where the whole layer is meant.
-        value: of the quantity, at this reading.
-        threshold: that it crossed.
-        reason: one sentence: what was seen, and why it matters.
-        reference: where this was described.
-        state: "raised" at the reading where it crossed, "cleared" where it came back.
+        name: name of the rule, such as "entropy collapse".
+        stack: stack of the layer.
+        layer: number of the layer in the stack.
+        head: number of the head; None for the whole layer.
+        value: value of the quantity in this reading.
+        threshold: crossed threshold.
+        reason: observation and its meaning, in one sentence.
+        reference: source that describes it.
+        state: "raised" when the threshold was crossed, "cleared" when it was crossed back.
     """
 
     name: str
@@ -60,12 +60,12 @@ class Flag:
     state: Literal["raised", "cleared"] = "raised"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for ``json.dumps(..., allow_nan=False)``, as in :meth:`Reading.to_dict`."""
+        """Return plain values for ``json.dumps(..., allow_nan=False)``, as :meth:`Reading.to_dict` does."""
         return {key: _plain([x])[0] if isinstance(x, float) else x for key, x in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Flag:
-        """The flag that :meth:`to_dict` was called on; anything else raises ValueError, KeyError or TypeError."""
+        """Rebuild a flag from :meth:`to_dict`; other values raise ValueError, KeyError or TypeError."""
         flag = cls(**{**values, **{name: _numbers([values[name]])[0] for name in ("value", "threshold")}})
         words = (flag.name, flag.stack, flag.reason, flag.reference)
         if not all(isinstance(each, str) for each in words) or flag.state not in ("raised", "cleared"):
@@ -88,9 +88,8 @@ class Reading:
         places: the attention calls, in the order of the model: row ``i`` of every tensor belongs to ``places[i]``.
         heads: by quantity, float64 ``(places, heads)``; nan where undefined and behind the last head of a place.
         layers: by quantity, float64 ``(places,)``.
-        flags: what was raised or cleared at this step.
-        recorded: by name, the latest number that :meth:`Watch.record` was given since the reading before, up to the end
-            of this step.
+        flags: flags raised or cleared at this step.
+        recorded: by name, the latest number of :meth:`Watch.record` since the reading before, to the end of this step.
 
     Example:
         >>> place = Place("decoder", 3, "h.3.attn", heads=2)
@@ -110,15 +109,15 @@ class Reading:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """A short name for every place: ``layer03``, or ``decoder.layer03`` where the model has several stacks."""
+        """Short names of the places: ``layer03``, or ``decoder.layer03`` in a model with several stacks."""
         several = len({place.stack for place in self.places}) > 1
         return tuple(f"{f'{place.stack}.' if several else ''}layer{place.layer:02d}" for place in self.places)
 
     def series(self, per_head: bool = False) -> dict[str, float]:
-        """Flat names and numbers, the same names at every reading; nan where undefined.
+        """Return numbers by flat names, the same names at every reading; nan where undefined.
 
-        Of a quantity of the heads: ``quantity/layer03/min``, ``/median`` and ``/max`` over the heads of a place, and
-        with ``per_head`` also ``quantity/layer03/head07``; of a layer: ``quantity/layer03``; of what was recorded: its
+        Quantities of heads are ``quantity/layer03/min``, ``/median`` and ``/max`` over the heads of a place, with
+        ``per_head`` also ``quantity/layer03/head07``; those of layers ``quantity/layer03``. Recorded values keep their
         name.
         """
         found = dict(self.recorded)
@@ -133,7 +132,7 @@ class Reading:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for ``json.dumps(..., allow_nan=False)``; nan becomes None, infinities strings."""
+        """Return plain values for ``json.dumps(..., allow_nan=False)``; nan becomes None, infinities strings."""
         rows = {
             name: [_plain(row[: place.heads]) for place, row in zip(self.places, values.tolist(), strict=True)]
             for name, values in self.heads.items()
@@ -150,7 +149,7 @@ class Reading:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Reading:
-        """The reading that :meth:`to_dict` was called on."""
+        """Rebuild a reading from :meth:`to_dict`."""
         try:
             places = tuple(_place(*place) for place in values["places"])
             heads = {name: _table(rows, places) for name, rows in values["heads"].items()}
@@ -166,7 +165,7 @@ class Reading:
 
 
 def is_recordable(name: str) -> bool:
-    """Whether a recorded value may have this name, beside the columns of a log.
+    """Return whether a recorded value may have this name, beside the columns of a log.
 
     Example:
         >>> is_recordable("loss"), is_recordable("entropy/layer00"), is_recordable("step")
@@ -176,7 +175,7 @@ def is_recordable(name: str) -> bool:
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:
-    """Smallest, middle and largest of what is known.
+    """Return minimum, median and maximum of the values that are not nan.
 
     Example:
         >>> summary([4.0, float("nan"), 1.0, 2.0, 3.0])
@@ -196,14 +195,14 @@ def _plain(values: Sequence[float]) -> list[float | str | None]:
 
 
 def _numbers(values: Sequence[float | str | None], length: int = 1) -> list[float]:
-    """The opposite of ``_plain``, for a list of this length."""
+    """Invert ``_plain`` for a list of this length."""
     if len(values) != length:
         raise ValueError(f"{length} numbers expected, got {len(values)}")
     return [math.nan if value is None else float(value) for value in values]
 
 
 def _count(value: Any) -> int:
-    """A whole number that is not negative, and no larger than the integers of tensors."""
+    """Return a whole number from zero that fits an integer tensor."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
         raise ValueError(f"a number from zero expected, got {value!r}")
     return value
@@ -222,7 +221,7 @@ def _place(stack: str, layer: int, name: str, heads: int) -> Place:
 
 
 def _table(rows: Sequence[Any], places: Sequence[Place]) -> Tensor:
-    """Rows of different lengths, filled up with nan."""
+    """Pad rows of different lengths with nan."""
     known = [_numbers(row, place.heads) for row, place in zip(rows, places, strict=True)]
     most = max(map(len, known), default=0)
     if most * len(known) > LARGEST:

@@ -1,6 +1,6 @@
-"""Penalties on attention for the loss: differentiable statistics of what a model computes anyway.
+"""Penalties on attention for the loss: differentiable statistics of collected attention calls.
 
-Collect the attention of a forward pass, and add what you want to keep away from:
+Collect the attention of a forward pass, and add penalties to the loss:
 
     with collect(model) as attention:
         loss = model(**batch).loss
@@ -11,7 +11,6 @@ Collect the attention of a forward pass, and add what you want to keep away from
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from massieu.checks import UserError
+from massieu.checks import UserError, check_number
 from massieu.statistics import RowStatistics
 from massieu.taps import AttentionCall, tap
 from massieu.taps.call_statistics import call_statistics, num_atoms, scores_at
@@ -33,12 +32,12 @@ Statistics = RowStatistics | Sequence[RowStatistics]
 def collect(model: nn.Module) -> Iterator[Collected]:
     """Collect every attention call of the model inside the block, connected to its graph.
 
-    The model computes what it computes without it. Queries and keys stay in memory until the penalties are computed
-    and the graph is gone, so open the block once for each forward pass, or call :meth:`Collected.clear`. Layers under
+    Results of the model do not change. Queries and keys stay in memory until the penalties are computed and the graph
+    is freed, so open the block once for each forward pass, or call :meth:`Collected.clear`. Layers under
     ``torch.utils.checkpoint`` need ``use_reentrant=False``. Compiled models run uncompiled inside the block.
 
     Args:
-        model: any module that :func:`massieu.taps.tap` can hear.
+        model: any module that :func:`massieu.taps.tap` can observe.
 
     Example:
         >>> model = massieu.nn.Transformer(16, num_layers=2, num_heads=4, vocabulary=10)
@@ -56,20 +55,20 @@ def collect(model: nn.Module) -> Iterator[Collected]:
 
 
 class Collected:
-    """The attention calls of a forward pass, and their statistics when somebody asks.
+    """Attention calls of a forward pass, and their statistics.
 
     Attributes:
-        calls: as heard, in order; their tensors are part of the model's graph.
+        calls: the observed calls, in order; their tensors are part of the model's graph.
     """
 
     def __init__(self) -> None:
         self.calls: list[AttentionCall] = []
         self._statistics: list[RowStatistics] = []
-        self._followed: list[bool] = []
+        self._has_graph: list[bool] = []
 
     @property
     def statistics(self) -> list[RowStatistics]:
-        """The row statistics of every call, each field ``(batch, heads, queries)``; computed once, differentiable."""
+        """Row statistics of every call, each field ``(batch, heads, queries)``; computed once, differentiable."""
         self._check()
         for call in self.calls[len(self._statistics) :]:
             with _full_precision(call):
@@ -77,10 +76,10 @@ class Collected:
         return self._statistics
 
     def clear(self) -> None:
-        """Forget what was heard so far."""
+        """Remove all collected calls."""
         self.calls.clear()
         self._statistics.clear()
-        self._followed.clear()
+        self._has_graph.clear()
 
     def __repr__(self) -> str:
         heads = sum(call.shape[1] for call in self.calls)
@@ -88,14 +87,14 @@ class Collected:
 
     def _receive(self, call: AttentionCall) -> None:
         self.calls.append(call)
-        self._followed.append(torch.is_grad_enabled())
+        self._has_graph.append(torch.is_grad_enabled())
 
     def _check(self) -> None:
         if not self.calls:
             raise UserError(
-                "no attention was heard; run the model's forward pass inside `with collect(model) as attention:`"
+                "no attention was observed; run the model's forward pass inside `with collect(model) as attention:`"
             )
-        if torch.is_grad_enabled() and not all(self._followed):
+        if torch.is_grad_enabled() and not all(self._has_graph):
             raise RuntimeError(
                 "attention ran without gradients, so a penalty would have none; checkpoint layers with"
                 " use_reentrant=False, and for the value alone compute it inside torch.no_grad()"
@@ -103,21 +102,20 @@ class Collected:
 
 
 def entropy_floor(attention: Collected | Statistics, floor: float, *, normalized: bool = False) -> Tensor:
-    r"""How far the mean entropy of heads lies below a floor.
+    r"""Mean squared shortfall of the mean entropy of heads below a floor.
 
     .. math:: \frac1{|\mathcal H|} \sum_{h \in \mathcal H} \max\bigl(0,\; \mathrm{floor} - \bar H_h\bigr)^2, \qquad
               \bar H_h = \frac1{|R|} \sum_{i \in R} H(p_{hi})
 
-    over all heads of all layers, and for each over its rows: those of padded tokens and those without atoms do not
-    count. A head above the floor is left alone. If collected scores are nan, so is every penalty; in statistics of
-    your own, nan stands for a row without atoms.
+    over all heads of all layers, and for each over its rows: those of padded tokens and those without visible keys do
+    not count. If collected scores are nan, so is every penalty; in your own statistics, nan marks a row without keys.
 
     Args:
-        attention: what :func:`collect` has collected, or row statistics of your own, with fields
-            ``(..., heads, queries)``, such as ``attend(...).statistics``.
+        attention: result of :func:`collect`, or row statistics of your own, with fields ``(..., heads, queries)``, such
+            as ``attend(...).statistics``.
         floor: in nats; if normalized a share in (0, 1].
-        normalized: take :math:`H / \log N` with N the row's own number of atoms, over rows with more than one. Needs
-            collected attention.
+        normalized: take :math:`H / \log N` with N the number of visible keys of the row, over rows with more than one.
+            Needs collected attention.
 
     Returns:
         A scalar, zero if every head is above the floor.
@@ -131,13 +129,13 @@ def entropy_floor(attention: Collected | Statistics, floor: float, *, normalized
         >>> massieu.monitor.entropy_floor(sharp, floor=0.5)
         tensor(0.2500)
     """
-    _check_positive("floor", floor, "nats" if not normalized else "a share of the largest possible entropy")
+    check_number(floor, "floor", above=0, remedy="it is in nats, or a share of the largest entropy if normalized")
     if normalized and floor > 1:
         raise UserError(f"a normalized floor must be in (0, 1], got {floor}; without normalized=True it is in nats")
     if normalized and not isinstance(attention, Collected):
         raise UserError(
-            f"a normalized floor needs the numbers of atoms, which {type(attention).__name__} does not tell;"
-            " pass what collect(model) gives, or a floor in nats"
+            f"a normalized floor needs collected attention, got {type(attention).__name__}; pass the result of"
+            " collect(model), or a floor in nats"
         )
     shortfalls: list[Tensor] = []
     for entropy, row in _rows(attention, "entropy"):
@@ -151,17 +149,17 @@ def entropy_floor(attention: Collected | Statistics, floor: float, *, normalized
 
 
 def z_loss(attention: Collected | Statistics) -> Tensor:
-    r"""The mean square of the log normalizers, which keeps the scores from drifting away together.
+    r"""Mean square of the log normalizers, which penalizes a common drift of the scores.
 
     .. math:: \frac1{|\mathcal H|} \sum_{h} \frac1{|R|} \sum_{i \in R} (\log Z_{hi})^2
 
-    Softmax does not change when all scores of a row rise by the same number; the precision of what is computed does.
+    Softmax does not change when all scores of a row rise by the same number, but its numerical precision does.
 
     Args:
         attention: as in :func:`entropy_floor`.
 
     Returns:
-        A scalar. With N atoms and scores of zero it is :math:`(\log N)^2`.
+        A scalar. With N keys and scores of zero it is :math:`(\log N)^2`.
 
     Source:
         Chowdhery et al. 2022, "PaLM", section 5, on the softmax of the output; here on that of attention.
@@ -174,19 +172,19 @@ def z_loss(attention: Collected | Statistics) -> Tensor:
 
 
 def logit_bound(attention: Collected, bound: float, *, sharpness: float = 8.0) -> Tensor:
-    r"""How far the largest score of heads lies above a bound.
+    r"""Mean squared excess of the largest score of heads above a bound.
 
     .. math:: \frac1{|\mathcal H|} \sum_{h} \max\bigl(0,\; \max_{i \in R} M_{hi} - \mathrm{bound}\bigr)^2, \qquad
               M_{hi} = \frac1b \log \sum_j e^{b s_{hij}}
 
-    with sharpness b. :math:`M` is a differentiable maximum from above: of a row with N atoms
+    with sharpness b. :math:`M` is a differentiable maximum from above: for a row with N keys
     :math:`\max_j s_j \le M \le \max_j s_j + \tfrac1b \log N`, and its gradient is the mean of those of the scores under
-    attention at b times the inverse temperature. Scores include what the model adds to them, and not its sinks.
+    attention at b times the inverse temperature. Scores include masks and biases, but not sinks.
 
     Args:
-        attention: what :func:`collect` has collected.
-        bound: largest score that is free.
-        sharpness: b; larger is closer to the maximum, and leaves the gradient to fewer keys.
+        attention: result of :func:`collect`.
+        bound: largest score without a penalty.
+        sharpness: b; larger is closer to the maximum, with a gradient on fewer keys.
 
     Returns:
         A scalar, zero if every score is below the bound by more than the gap.
@@ -201,11 +199,11 @@ def logit_bound(attention: Collected, bound: float, *, sharpness: float = 8.0) -
         >>> massieu.monitor.logit_bound(attention, 50.0)
         tensor(0., grad_fn=<MeanBackward0>)
     """
-    _check_positive("bound", bound, "the largest score that is free")
-    _check_positive("sharpness", sharpness, "a few, such as 8")
+    check_number(bound, "bound", above=0, remedy="it is the largest score without a penalty")
+    check_number(sharpness, "sharpness", above=0, remedy="8 is usual")
     if not isinstance(attention, Collected):
         raise UserError(
-            f"logit_bound needs queries and keys, got {type(attention).__name__}; pass what collect(model) gives"
+            f"logit_bound needs queries and keys, got {type(attention).__name__}; pass the result of collect(model)"
         )
     attention._check()
     excesses = []
@@ -218,7 +216,7 @@ def logit_bound(attention: Collected, bound: float, *, sharpness: float = 8.0) -
 
 
 def _sharpened(call: AttentionCall, sharpness: float) -> AttentionCall:
-    """The call at another inverse temperature, without its sink."""
+    """Return the call at another inverse temperature, without its sink."""
     if call.softcap is not None:  # the cap comes before the temperature
         batch, _, queries, _ = call.shape
         scores = scores_at(call, torch.arange(queries)[None].expand(batch, -1))
@@ -234,7 +232,7 @@ def _sharpened(call: AttentionCall, sharpness: float) -> AttentionCall:
 
 
 def _rows(attention: Collected | Statistics, name: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """One statistic of every call, ``(batch, heads, queries)``, and which of its rows count."""
+    """Yield one statistic of every call, ``(batch, heads, queries)``, and a mask of the rows that count."""
     if isinstance(attention, Collected):
         for call, found in zip(attention.calls, attention.statistics, strict=True):
             field = getattr(found, name)
@@ -253,7 +251,7 @@ def _rows(attention: Collected | Statistics, name: str) -> Iterator[tuple[Tensor
 
 
 def _counted(field: Tensor, call: AttentionCall) -> Tensor:
-    """Rows of tokens that see something; where that makes nan, the penalty is nan."""
+    """Return a mask of the rows of tokens with visible keys; rows of nan with visible keys count."""
     seen = ~field.isnan() & (field > -torch.inf)
     if not bool(seen.all()):
         seen = seen | (field.isnan() & (num_atoms(call) > 0).to(field.device))
@@ -261,7 +259,7 @@ def _counted(field: Tensor, call: AttentionCall) -> Tensor:
 
 
 def _head_means(field: Tensor, row: Tensor) -> Tensor:
-    """Means over the rows that count, ``(heads,)``, of the heads that have such rows."""
+    """Return means over the rows that count, ``(heads,)``, of the heads with such rows."""
     row = row.expand_as(field)
     count = row.sum((0, 2))
     # Filled before the sum: the gradient of a row that does not count is zero, not nan.
@@ -276,9 +274,3 @@ def _mean(heads: Sequence[Tensor]) -> Tensor:
 
 def _full_precision(call: AttentionCall) -> contextlib.AbstractContextManager[Any]:
     return torch.autocast(call.device.type, enabled=False)
-
-
-def _check_positive(name: str, value: float, words: str) -> None:
-    if not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
-        got = value if isinstance(value, (int, float)) else type(value).__name__
-        raise UserError(f"{name} must be a positive number, got {got}; it is {words}")

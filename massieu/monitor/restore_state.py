@@ -1,4 +1,4 @@
-"""A forward pass that leaves no trace: what it changes in a model, and what it draws, is put back."""
+"""Forward passes without side effects: buffers, attributes and random numbers are restored."""
 
 from __future__ import annotations
 
@@ -11,27 +11,26 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-__all__ = ["unnoticed"]
+__all__ = ["restored_state"]
 
 
 @contextlib.contextmanager
-def unnoticed(model: nn.Module) -> Iterator[None]:
-    """What runs inside, without gradients, leaves the model, random numbers and the casts of autocast as they were.
+def restored_state(model: nn.Module) -> Iterator[None]:
+    """Restore the state of a model after the block, which runs without gradients.
 
-    Put back are: values and registrations of buffers, attributes of modules that are tensors or numbers, the random
-    numbers of torch, Python and NumPy, and generators of torch that modules hold as attributes, also in a list or a
-    dict. Not put back is what a forward pass changes elsewhere: inside other objects, in lists that it appends to, in
-    files.
+    Restored are values and registrations of buffers, attributes of modules that are tensors or numbers, the random
+    numbers of torch, Python and NumPy, generators of torch that modules hold as attributes (also in a list or a dict)
+    and the casts of autocast. Other objects, lists that a pass appends to, and files are not restored.
 
     Example:
         >>> norm = torch.nn.BatchNorm1d(2)
-        >>> with unnoticed(norm):
+        >>> with restored_state(norm):
         ...     _ = norm(torch.randn(5, 2) + 7)
         >>> norm.running_mean
         tensor([0., 0.])
     """
     modules = list(model.modules())
-    # Modules of TorchScript keep theirs elsewhere, and never assign them.
+    # Modules of TorchScript store theirs elsewhere, and never assign them.
     buffers = [(module._buffers, dict(module._buffers)) for module in modules if isinstance(module._buffers, dict)]
     attributes = [(module, {k: x for k, x in vars(module).items() if _is_plain(x)}) for module in modules]
     tensors = [*model.buffers(), *(x for _, own in attributes for x in own.values() if isinstance(x, Tensor))]
@@ -61,7 +60,7 @@ def unnoticed(model: nn.Module) -> Iterator[None]:
             vars(module).update({name: x for name, x in own.items() if vars(module).get(name) is not x})
         with torch.no_grad():
             for tensor, value in values:
-                # By value: batch norms write without a new version, and what was not written may be part of a graph.
+                # By value: batch norms write without a new version, and an unchanged tensor may be part of a graph.
                 if not _is_same(tensor, value):
                     tensor.copy_(value)
 

@@ -1,4 +1,4 @@
-"""Attention that is no number any more: the training goes on as it would, and the figures say nan."""
+"""Attention with nan or infinity: the training goes on unchanged, and readings hold nan."""
 
 from __future__ import annotations
 

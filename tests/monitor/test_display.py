@@ -60,7 +60,7 @@ def test_a_watch_is_one_short_line(tmp_path):
 
 
 def test_a_watch_that_stopped_reading_says_so(monkeypatch):
-    monkeypatch.setattr(massieu.monitor.watch_session.Watch, "_reading", lambda self, tallies: 1 / 0)
+    monkeypatch.setattr(massieu.monitor.pass_reader.PassReader, "reading", lambda self, step, sums: 1 / 0)
     with watched_run(2) as watched:
         assert repr(watched) == "Watch(Transformer, no reading yet, no flag, stopped)"
 

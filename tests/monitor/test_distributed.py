@@ -16,9 +16,10 @@ from torch import distributed as dist
 from torch import nn
 
 import massieu
+from massieu.checks import UserError
 from massieu.monitor.distributed import merge_processes, unwrap, watch_distributed
 from massieu.monitor.reading import Place, Reading
-from massieu.monitor.sums import Tally
+from massieu.monitor.sums import PlaceSums
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = torch.randint(10, (4, 12), generator=torch.Generator().manual_seed(0))
@@ -43,16 +44,16 @@ def train(model, rows, **options):
     return watched
 
 
-def uneven(rank: int) -> list[Tally]:
-    """Sums of two layers, of which the second process heard one more quantity, and the first one more layer."""
-    tallies = [Tally(Place("decoder", layer, f"h.{layer}", 2)) for layer in range(2 - rank)]
-    for tally in tallies:
-        tally.add("entropy", torch.tensor([1.0, 2.0]) + rank, torch.tensor([2, 2]))
-        tally.largest["score_max"] = torch.tensor([5.0, -5.0]).double() * (-1) ** rank
+def uneven(rank: int) -> list[PlaceSums]:
+    """Sums of two layers, of which the second process has one more quantity, and the first one more layer."""
+    all_sums = [PlaceSums(Place("decoder", layer, f"h.{layer}", 2)) for layer in range(2 - rank)]
+    for sums in all_sums:
+        sums.add("entropy", torch.tensor([1.0, 2.0]) + rank, torch.tensor([2, 2]))
+        sums.largest["score_max"] = torch.tensor([5.0, -5.0]).double() * (-1) ** rank
     if rank:
-        tallies[0].add("effective_rank", torch.tensor(3.0), torch.tensor(1))
-        tallies[0].known["qk_norm"] = torch.ones(2).double()
-    return tallies
+        all_sums[0].add("effective_rank", torch.tensor(3.0), torch.tensor(1))
+        all_sums[0].known["qk_norm"] = torch.ones(2).double()
+    return all_sums
 
 
 def process(rank: int, folder: Path) -> None:
@@ -71,10 +72,10 @@ def process(rank: int, folder: Path) -> None:
     }
     joined = merge_processes(uneven(rank))
     found["uneven"] = [
-        {name: tally.value(name).tolist() for name in sorted({*tally.total, *tally.largest, *tally.known})}
-        for tally in joined
+        {name: sums.value(name).tolist() for name in sorted({*sums.total, *sums.largest, *sums.known})}
+        for sums in joined
     ]
-    found["names"] = [tally.place.name for tally in joined]
+    found["names"] = [sums.place.name for sums in joined]
     (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
@@ -102,7 +103,7 @@ def two(tmp_path_factory) -> tuple[Path, list[dict[str, Any]]]:
 
 
 def largest_difference(first: Reading, second: Reading) -> float:
-    """Of all figures, relative where they are above one; nan agrees with nan."""
+    """Return the largest difference of all values, relative where they are above one; nan agrees with nan."""
     assert first.places == second.places
     assert first.heads.keys() == second.heads.keys()
     ours, theirs = {**first.heads, **first.layers}, {**second.heads, **second.layers}
@@ -140,7 +141,7 @@ def test_both_processes_hold_the_readings_and_the_first_one_writes_them(two, kin
     assert [json.loads(line) for line in (folder / f"{kind}.jsonl").read_text().splitlines()] == found[0][kind]
 
 
-def test_what_only_one_process_heard_is_merged_as_well(two):
+def test_sums_of_only_one_process_are_merged_as_well(two):
     for one in two[1]:
         assert one["names"] == ["h.0", "h.1"]
         first = {"effective_rank": 3.0, "entropy": [0.75, 1.25], "qk_norm": [1.0, 1.0], "score_max": [5.0, 5.0]}
@@ -155,7 +156,7 @@ def test_a_single_process_needs_no_group(tmp_path):
 
 
 def test_copies_in_threads_are_refused():
-    with pytest.raises(TypeError, match="got DataParallel, which runs copies of it in threads; start .* with torchrun"):
+    with pytest.raises(UserError, match="DataParallel"):
         unwrap(nn.DataParallel(nn.Linear(2, 2)))
 
 

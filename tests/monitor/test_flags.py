@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import massieu
+from massieu.checks import UserError
 from massieu.monitor import RULES, Place, Reading, Rule
 from massieu.monitor.flags import Flags
 
@@ -156,12 +157,12 @@ def test_rules_can_be_replaced():
 
 
 def test_a_rule_that_clears_where_it_raises_is_refused():
-    with pytest.raises(ValueError, match="back must lie on the good side of threshold, got 120 for score_max > 100"):
+    with pytest.raises(UserError, match="back"):
         Rule("growth", "score_max", ">", 100.0, 120.0, "", "")
 
 
 def test_a_rule_compares_in_one_of_two_directions():
-    with pytest.raises(ValueError, match='sign must be "<" or ">", got "=="|sign must be'):
+    with pytest.raises(UserError, match="sign"):
         Rule("growth", "score_max", "==", 100.0, 80.0, "", "")
 
 
@@ -171,41 +172,39 @@ def rule(**changes):
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    "changes",
     [
-        (
-            {"quantity": "entropyy"},
-            "quantity must be one of log_normalizer, .*, got 'entropyy'; massieu.monitor.WATCHED",
-        ),
-        ({"quantity": ["entropy"]}, "quantity must be one of"),
-        ({"each": "foo"}, 'each must be "head" or "layer", got \'foo\''),
-        ({"threshold": math.nan}, "threshold must be a number, got nan; infinity is never crossed"),
-        ({"back": math.nan}, "back must be a number, got nan"),
-        ({"threshold": "0.5"}, "threshold must be a number, got '0.5'"),
+        {"quantity": "entropyy"},
+        {"quantity": ["entropy"]},
+        {"each": "foo"},
+        {"threshold": math.nan},
+        {"back": math.nan},
+        {"threshold": "0.5"},
     ],
 )
-def test_a_rule_that_could_never_be_raised_is_refused(changes, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_a_rule_that_could_never_be_raised_is_refused(changes):
+    (name,) = changes
+    with pytest.raises(UserError, match=f"^{name} must"):
         rule(**changes)
 
 
 @pytest.mark.parametrize(
-    ("rules", "sentence"),
+    ("rules", "words"),
     [
-        ([1], "rules must be a list of Rule, got a list with int; massieu.monitor.RULES is what is flagged by default"),
-        ("none", "rules must be a list of Rule, got str"),
-        (None, r"rules must be a list of Rule, got NoneType; .* \[\] flags nothing"),
-        (RULES[0], "rules must be a list of Rule, got Rule"),
-        ([rule(), rule(quantity="peak")], "rules must have names of their own, got 'warm' twice"),
+        ([1], "got a list with int"),
+        ("none", "got str"),
+        (None, "got NoneType"),
+        (RULES[0], "got Rule"),
+        ([rule(), rule(quantity="peak")], "'warm' twice"),
     ],
 )
-def test_rules_are_checked_when_the_watch_is_made(rules, sentence):
-    with pytest.raises((TypeError, ValueError), match=sentence):
+def test_rules_are_checked_when_the_watch_is_made(rules, words):
+    with pytest.raises(UserError, match=f"rules must .*{words}"):
         massieu.watch(small(), rules=rules)
 
 
 def test_a_rule_for_what_is_not_computed_is_refused():
-    with pytest.raises(ValueError, match="'warm' compares entropy, which is not computed; add it to quantities"):
+    with pytest.raises(UserError, match="not computed"):
         massieu.watch(small(), quantities=("peak",), rules=[rule()])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from monitor.saying import says
+from monitor.expected_messages import logs
 from torch import nn
 from torch.testing import assert_close
 
@@ -37,7 +37,7 @@ def test_a_watch_around_generate_says_once_that_nothing_was_read_and_how_to_read
         rf"^nothing was read in {2 * NEW} passes of GPT2LMHeadModel, which were evaluation or generation;"
         r" massieu.watch\(model, every=1, training=False\) reads every pass$"
     )
-    with says(sentence if closing else "") as said:
+    with logs(sentence if closing else "") as said:
         watched = massieu.watch(model)
         generate(model)
         generate(model)
@@ -53,7 +53,7 @@ def test_a_watch_around_generate_says_once_that_nothing_was_read_and_how_to_read
 def test_evaluation_beside_training_is_not_mentioned():
     model = tiny()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with says() as _, massieu.watch(model, every=1, console=False) as watched:
+    with logs() as _, massieu.watch(model, every=1, console=False) as watched:
         generate(model)
         model.train()
         for _ in range(2):

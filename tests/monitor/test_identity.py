@@ -126,7 +126,7 @@ def test_a_plain_loop(build, every):
 def test_checkpointed_layers_are_read_once(reentrant):
     plain = assert_same(gpt2)
     readings = assert_same(gpt2, checkpoint=reentrant)
-    # Dropout is drawn again in the same way, so the figures are those of the loop that keeps everything.
+    # Dropout is drawn again in the same way, so the values are those of the loop that keeps everything.
     for reading, other in zip(readings, plain, strict=True):
         assert reading.places == other.places
         for name, values in reading.heads.items():

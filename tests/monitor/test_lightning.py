@@ -10,10 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from monitor.saying import says
+from monitor.expected_messages import logs
 from torch import nn
 
 import massieu
+from massieu.checks import MissingPackageError, UserError
 from massieu.monitor import lightning as module
 
 WORDS = torch.randint(10, (2, 8), generator=torch.Generator().manual_seed(0))
@@ -69,7 +70,7 @@ def fit(callback, task, batches, accumulate=1, start=0, end=True, outputs=lambda
 def test_it_is_a_callback_of_the_lightning_that_is_there(stub):
     assert issubclass(module.WatchCallback, Base)
     assert module.WatchCallback is module.WatchCallback
-    assert module.WatchCallback.__doc__ == module._Events.__doc__
+    assert module.WatchCallback.__doc__ == module._LightningEvents.__doc__
 
 
 @pytest.mark.parametrize("outputs", [lambda loss: loss, lambda loss: {"loss": loss, "more": 1}])
@@ -140,23 +141,23 @@ def test_a_training_that_fails_leaves_nothing_behind(stub):
     massieu.watch(task.net).close()
 
 
-def test_a_part_that_is_not_called_is_told_once(stub):
+def test_a_part_that_is_not_called_is_logged_once(stub):
     callback, task = module.WatchCallback(every=1, module="other"), Task(net=small(), other=small())
-    with says("a step ended and other was not called, so nothing is read") as told:
+    with logs("a step ended without a call of other") as logged:
         assert fit(callback, task, 3) == []
-    assert len(told) == 1
+    assert len(logged) == 1
 
 
 def test_which_part_is_watched_must_be_clear(stub):
     trainer, several = SimpleNamespace(global_step=0), Task(net=small(), other=small())
-    with pytest.raises(ValueError, match="one child of Task must have attention, got net, other; name the part"):
+    with pytest.raises(UserError, match="got net, other"):
         module.WatchCallback().on_train_start(trainer, several)
-    with pytest.raises(ValueError, match="one child of Task must have attention, got none"):
+    with pytest.raises(UserError, match="got none"):
         module.WatchCallback().on_train_start(trainer, Task())
-    with pytest.raises(ValueError, match="module must be a part of Task, got 'nte'; its children are net, other, loss"):
+    with pytest.raises(UserError, match="got 'nte'"):
         module.WatchCallback(module="nte").on_train_start(trainer, several)
     wrapped = SimpleNamespace(global_step=0, strategy=SimpleNamespace(model=object()))
-    with pytest.raises(ValueError, match='a part of the LightningModule in runs of several processes, got ""'):
+    with pytest.raises(UserError, match="several processes"):
         module.WatchCallback(module="").on_train_start(wrapped, several)
     callback = module.WatchCallback(module="")
     callback.on_train_start(trainer, several)
@@ -167,7 +168,7 @@ def test_which_part_is_watched_must_be_clear(stub):
 def test_without_lightning_a_sentence_says_so(monkeypatch):
     for name in ("lightning", "lightning.pytorch", "pytorch_lightning"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ImportError, match="WatchCallback needs lightning, which is not installed; pip install"):
+    with pytest.raises(MissingPackageError, match="lightning"):
         module.WatchCallback  # noqa: B018
     with pytest.raises(AttributeError, match="has no attribute 'WatchCallbak'"):
         module.WatchCallbak  # noqa: B018

@@ -31,7 +31,7 @@ FLAG = Flag("logit growth", "decoder", 1, 2, 120.0, 100.0, "scores saturate", "D
 
 
 def write(path, steps=5, layers=2, stacks=("decoder",), flags=None, spike=None, recorded=None):
-    """A made-up run: entropies fall from 2 to 1, scores rise, and what is asked for happens."""
+    """Write an artificial run: entropies fall from 2 to 1 and scores rise."""
     places = tuple(Place(stack, layer, f"{stack}.{layer}", 3) for stack in stacks for layer in range(layers))
     sink = open_sink(path)
     for step in range(steps):
@@ -174,7 +174,7 @@ def test_a_run_that_watches_something_else_is_shown_too(tmp_path):
 
 
 def nothing(path):
-    """Readings without a place, or without a figure that is known."""
+    """Readings without places, or without known values."""
     sink = open_sink(path)
     sink(Reading(0, ()))
     sink(Reading(5, (Place("decoder", 0, "h", 2),), {"entropy": torch.full((1, 2), torch.nan)}))
@@ -199,8 +199,8 @@ def test_the_largest_numbers_are_drawn(tmp_path):
     sink = open_sink(tmp_path / "run.jsonl")
     largest = torch.finfo(torch.float64).max
     for step in range(2):
-        figures = torch.tensor([[-largest, largest]], dtype=torch.float64)
-        sink(Reading(step, (Place("decoder", 0, "h", 2),), {"likeness": figures}))
+        values = torch.tensor([[-largest, largest]], dtype=torch.float64)
+        sink(Reading(step, (Place("decoder", 0, "h", 2),), {"likeness": values}))
     page = render_watch(read_log(tmp_path / "run.jsonl").to_dict())
     assert "nan" not in page.split("<figure")[1].split("</figure>")[0]
 

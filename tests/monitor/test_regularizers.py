@@ -11,6 +11,7 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 import massieu
+from massieu.checks import UserError
 from massieu.monitor.regularizers import collect, entropy_floor, logit_bound, z_loss
 
 FAMILIES = {
@@ -331,7 +332,7 @@ def test_half_precision_gives_a_penalty_in_single_and_gradients_close_to_the_exa
         assert functional.cosine_similarity(*flat, dim=0) > 0.99
 
 
-def test_a_compiled_model_is_heard_uncompiled():
+def test_a_compiled_model_is_observed_uncompiled():
     model, inputs = eager("gpt2", "none")
     compiled = torch.compile(model, backend="eager")
     compiled(**inputs)
@@ -390,37 +391,32 @@ def test_a_model_without_queries_left_has_a_penalty_of_zero():
 
 def test_what_is_collected_from_is_a_module():
     with (
-        pytest.raises(TypeError, match="model must be a torch module, got str; pass the model that you train"),
+        pytest.raises(UserError, match="model"),
         collect("x"),
     ):
         pass
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "sentence"),
+    ("call", "words"),
     [
-        (lambda a: entropy_floor(a, 0.0), ValueError, "floor must be a positive number, got 0.0; it is nats"),
-        (lambda a: entropy_floor(a, "1"), ValueError, "floor must be a positive number, got str"),
-        (lambda a: entropy_floor(a, float("nan")), ValueError, "floor must be a positive number, got nan"),
-        (
-            lambda a: entropy_floor(a, 1.5, normalized=True),
-            ValueError,
-            "a normalized floor must be in \\(0, 1\\], got 1.5",
-        ),
-        (lambda a: entropy_floor([], 1.0), TypeError, "expected collected attention or row statistics, got nothing"),
-        (lambda a: z_loss(torch.zeros(3)), TypeError, "expected collected attention or row statistics, got Tensor"),
-        (lambda a: logit_bound(a, -1.0), ValueError, "bound must be a positive number, got -1.0"),
-        (lambda a: logit_bound(a, 1.0, sharpness=0), ValueError, "sharpness must be a positive number, got 0"),
-        (lambda a: logit_bound([], 1.0), TypeError, "logit_bound needs queries and keys, got list"),
-        (z_loss, ValueError, "no attention was heard; run the model's forward pass inside"),
-        (lambda a: logit_bound(a, 1.0), ValueError, "no attention was heard"),
+        (lambda a: entropy_floor(a, 0.0), "floor must"),
+        (lambda a: entropy_floor(a, "1"), "floor must"),
+        (lambda a: entropy_floor(a, float("nan")), "floor must"),
+        (lambda a: entropy_floor(a, 1.5, normalized=True), "normalized floor must"),
+        (lambda a: entropy_floor([], 1.0), "got nothing"),
+        (lambda a: z_loss(torch.zeros(3)), "got Tensor"),
+        (lambda a: logit_bound(a, -1.0), "bound must"),
+        (lambda a: logit_bound(a, 1.0, sharpness=0), "sharpness must"),
+        (lambda a: logit_bound([], 1.0), "queries and keys, got list"),
+        (z_loss, "no attention was observed"),
+        (lambda a: logit_bound(a, 1.0), "no attention was observed"),
         (
             lambda a: entropy_floor(massieu.row_statistics(torch.zeros(1, 2), torch.zeros(1, 2)), 0.5, normalized=True),
-            TypeError,
-            "a normalized floor needs the numbers of atoms, which RowStatistics does not tell",
+            "got RowStatistics",
         ),
     ],
 )
-def test_bad_input_gets_one_sentence(call, error, sentence):
-    with collect(torch.nn.Linear(2, 2)) as nothing, pytest.raises(error, match=sentence):
+def test_bad_input_gets_one_sentence(call, words):
+    with collect(torch.nn.Linear(2, 2)) as nothing, pytest.raises(UserError, match=words):
         call(nothing)

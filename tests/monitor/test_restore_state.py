@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import massieu
-from massieu.monitor.restore_state import unnoticed
+from massieu.monitor.restore_state import restored_state
 
 WORDS = torch.randint(10, (2, 8), generator=torch.Generator().manual_seed(0))
 
@@ -52,7 +52,7 @@ def test_every_kind_of_state_is_put_back():
     model = Stateful()
     before, tensors = model.state(), [model.assigned, model.written, model.plain]
     version = model.undefined._version
-    with unnoticed(model):
+    with restored_state(model):
         model(WORDS)
         assert model.state() != before
     assert model.state() == before
@@ -64,7 +64,7 @@ def test_every_kind_of_state_is_put_back():
 def test_it_is_put_back_after_an_exception_too():
     model = Stateful()
     before = model.state()
-    with pytest.raises(ValueError, match="word numbers"), unnoticed(model):
+    with pytest.raises(ValueError, match="word numbers"), restored_state(model):
         model(WORDS + 10)
     assert model.state() == before
     assert torch.is_autocast_cache_enabled()
@@ -73,7 +73,7 @@ def test_it_is_put_back_after_an_exception_too():
 def test_casts_that_are_made_inside_are_not_kept():
     weight = nn.Linear(4, 4)
     with torch.autocast("cpu", torch.bfloat16):
-        with unnoticed(weight):
+        with restored_state(weight):
             assert not torch.is_autocast_cache_enabled()
             weight(torch.randn(2, 4))
         assert torch.is_autocast_cache_enabled()

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 import massieu
 from massieu.monitor import Reading
 from massieu.monitor.reading import Place
-from massieu.monitor.sums import ROWS, Tally, add_call
+from massieu.monitor.sums import ROWS, PlaceSums, add_call
 from massieu.taps.call_statistics import sampled_rows, scores_at
 
 WORDS = torch.randint(10, (2, 8), generator=torch.Generator().manual_seed(0))
@@ -69,7 +69,7 @@ def test_likeness_in_cross_attention_counts_the_first_token_and_elsewhere_does_n
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_weights_that_no_token_tells_apart_are_not_told(name, dtype):
+def test_weights_that_no_token_distinguishes_are_not_known(name, dtype):
     model, inputs = quiet(name)
     model, words = model.to(dtype), inputs["input_ids"]
     for name, module in model.named_modules():
@@ -81,7 +81,7 @@ def test_weights_that_no_token_tells_apart_are_not_told(name, dtype):
     assert bool(read(model, words).heads["qk_norm"].isfinite().all())
 
 
-def test_heads_that_share_their_weights_are_told():
+def test_heads_with_shared_weights_are_known():
     torch.manual_seed(0)
     model = massieu.nn.MeasureAttention(8, num_heads=2)
     with torch.no_grad():
@@ -104,9 +104,9 @@ def test_sampled_rows_weigh_sequences_by_their_length():
     query[1] *= 5  # in the short sequence scores have a larger range
     present = torch.arange(300) < torch.tensor([[300], [40]])
     call = call_of(query, key, present=present)
-    tally = Tally(Place("decoder", 0, "a", 1))
-    add_call(tally, call, frozenset({"score_range"}))
+    sums = PlaceSums(Place("decoder", 0, "a", 1))
+    add_call(sums, call, frozenset({"score_range"}))
     ranges = sampled_rows(call, torch.arange(300).expand(2, -1))["score_range"][:, 0]
     mean, error = ranges[present].mean().item(), ranges[present].std().item() / (2 * ROWS) ** 0.5
-    assert abs(tally.value("score_range").item() - mean) < 3 * error
+    assert abs(sums.value("score_range").item() - mean) < 3 * error
     assert abs(ranges[0].mean() + ranges[1, :40].mean() - 2 * mean) > 6 * error  # what equal weights would give

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import massieu
-from massieu.checks import UserError
+from massieu.checks import MissingPackageError, UserError
 from massieu.monitor import trainer as module
 
 transformers = pytest.importorskip("transformers")
@@ -66,7 +66,7 @@ def test_steps_are_those_of_the_trainer_and_a_resumed_run_continues_them(tmp_pat
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 2, 4]
 
-    # Its own log has the figures, before and behind the checkpoint that kept them.
+    # Its own log has the values, before and after the checkpoint.
     name = "massieu/entropy/layer01/median"
     written = {entry["step"]: entry[name] for entry in resumed.state.log_history if name in entry}
     readings = [*first.watched.readings, *second.watched.readings]
@@ -84,7 +84,7 @@ def test_the_weights_are_those_of_an_unwatched_run(tmp_path):
         assert torch.equal(one, other)
 
 
-def test_accumulated_gradients_are_one_step_and_reports_get_the_figures(tmp_path):
+def test_accumulated_gradients_are_one_step_and_reports_get_the_values(tmp_path):
     reported = []
 
     class Report(transformers.TrainerCallback):
@@ -96,9 +96,9 @@ def test_accumulated_gradients_are_one_step_and_reports_get_the_figures(tmp_path
     trainer.add_callback(callback)
     trainer.train()
     assert steps(callback) == [0, 1, 2]
-    figures = [(step, names) for step, names in reported if names]
-    assert [step for step, _ in figures] == [0, 1, 2]
-    assert "massieu/entropy/layer01/head01" in figures[0][1]
+    values = [(step, names) for step, names in reported if names]
+    assert [step for step, _ in values] == [0, 1, 2]
+    assert "massieu/entropy/layer01/head01" in values[0][1]
 
 
 def test_the_losses_of_the_trainer_stand_beside_the_readings(tmp_path):
@@ -128,7 +128,7 @@ def tags(file):
     return {tag: [event.step for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
-def test_tensorboard_shows_the_figures_in_the_run_of_the_trainer(tmp_path):
+def test_tensorboard_shows_the_values_in_the_run_of_the_trainer(tmp_path):
     pytest.importorskip("tensorboard")
     callback = module.WatchCallback(every=2, log="tensorboard", console=False)
     make(tmp_path, [callback], max_steps=5, logging_steps=1, report_to="tensorboard").train()
@@ -184,22 +184,20 @@ def test_it_is_a_callback_that_travels():
 def test_copies_in_threads_are_refused():
     callback = module.WatchCallback()
     state = SimpleNamespace(global_step=0)
-    with pytest.raises(UserError, match="run copies of the model in threads on 2 devices, .* start with torchrun"):
+    with pytest.raises(UserError, match="threads on 2 devices"):
         callback.on_train_begin(SimpleNamespace(n_gpu=2), state, None, model=nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize(("log", "given"), [("run.jsonl", SimpleNamespace(log=print)), ("trainer", "mine")])
 def test_a_trainer_is_given_where_it_logs(log, given):
-    with pytest.raises(ValueError, match='trainer must be the Trainer that log="trainer" writes to, got'):
+    with pytest.raises(UserError, match="trainer must"):
         module.WatchCallback(log=log, trainer=given)
 
 
 def test_without_transformers_a_sentence_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     module._callback.cache_clear()
-    with pytest.raises(
-        ImportError, match=r"WatchCallback needs transformers, which is not installed; pip install .*\[train\]"
-    ):
+    with pytest.raises(MissingPackageError, match=r"transformers.*\[train\]"):
         module.WatchCallback  # noqa: B018
     with pytest.raises(AttributeError, match="has no attribute 'WatchCallbak'"):
         module.WatchCallbak  # noqa: B018

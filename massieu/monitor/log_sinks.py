@@ -1,4 +1,4 @@
-"""Where readings go: files that survive a crash, the tools that draw curves, or any callable."""
+"""Destinations for readings: files that survive a crash, experiment trackers, or any callable."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from massieu.checks import MissingPackageError, UserError
-from massieu.monitor.display import sentences
-from massieu.monitor.flags import worst
-from massieu.monitor.line_file import Lines
-from massieu.monitor.messages import cause, tell
+from massieu.monitor.display import flag_sentences
+from massieu.monitor.flags import nearest_to_flags
+from massieu.monitor.line_file import LineFile
+from massieu.monitor.messages import error_summary, log_message
 from massieu.monitor.reading import Reading
 
-__all__ = ["CsvLog", "JsonLines", "Scalars", "Sink", "Tool", "open_sink", "short_series", "tensorboard_in"]
+__all__ = ["CsvLog", "JsonLines", "ScalarLog", "Sink", "Tracker", "open_sink", "short_series", "tensorboard_in"]
 
-ENDINGS = (".jsonl", ".csv")
-TOOLS = ("tensorboard", "wandb", "trackio")
+TRACKERS = ("tensorboard", "wandb", "trackio")
 Receiver = Callable[[Reading], object]
 
 
@@ -32,16 +31,16 @@ class Sink(Protocol):
     def __call__(self, reading: Reading) -> None: ...
 
     def close(self) -> None:
-        """Say that there is no more to come."""
+        """Finish writing."""
 
 
-class Tool(NamedTuple):
-    """Functions of a tool that draws curves.
+class Tracker(NamedTuple):
+    """Functions of an experiment tracker.
 
     Attributes:
         write: called with a step and numbers by name.
-        text: called with a step and lines of Markdown; None where the tool takes none.
-        close: called in the end.
+        text: called with a step and lines of Markdown; None for trackers without text.
+        close: called at the end.
     """
 
     write: Callable[[int, dict[str, float]], object]
@@ -50,17 +49,18 @@ class Tool(NamedTuple):
 
 
 def open_sink(log: Any, *, per_head: bool = False, short: bool = False) -> Sink:
-    """What takes readings, from what a user writes for ``log=``.
+    """Open the destination for readings that ``log=`` of :func:`massieu.watch` names.
 
     Args:
-        log: a callable, which is given each :class:`Reading`; a path that ends in ``.jsonl`` or ``.csv``, which is
-            appended to; "tensorboard", "wandb" or "trackio"; a ``SummaryWriter``; a :class:`Tool`; or a list of these.
+        log: a callable, called with each :class:`Reading`; a path that ends in ``.jsonl`` or ``.csv``, which is
+            appended to; "tensorboard", "wandb" or "trackio"; a ``SummaryWriter``; a :class:`Tracker`; or a list of
+            these.
         per_head: whether logs of single numbers have a series for each head, too. JSON lines hold every head anyway.
-        short: whether tools that draw curves get the :func:`short_series` only.
+        short: whether trackers get the :func:`short_series` only.
 
     Returns:
-        A callable that raises nothing: a log that fails costs readings and a line on the logger ``massieu.watch``, and
-        is tried again at the next reading. Call its ``close`` in the end.
+        A callable that raises nothing: a log that fails misses readings, is reported once on the logger
+        ``massieu.watch``, and is tried again at the next reading. Call its ``close`` at the end.
 
     Example:
         >>> steps = []
@@ -69,20 +69,20 @@ def open_sink(log: Any, *, per_head: bool = False, short: bool = False) -> Sink:
         >>> steps
         [100]
     """
-    if isinstance(log, (list, tuple)) and not isinstance(log, Tool):
-        return _Several(log, per_head, short)
-    return _Lenient(_opened(log, per_head, short), log)
+    if isinstance(log, (list, tuple)) and not isinstance(log, Tracker):
+        return _SinkList(log, per_head, short)
+    return _SafeSink(_opened(log, per_head, short), log)
 
 
 def _opened(log: Any, per_head: bool, short: bool) -> Receiver:
     if hasattr(log, "add_scalar"):  # before callables: a stand-in may be both
         log = _tensorboard(log)
-    if isinstance(log, Tool):
-        return Scalars(log, per_head=per_head, short=short)
+    if isinstance(log, Tracker):
+        return ScalarLog(log, per_head=per_head, short=short)
     if callable(log):
         return log  # type: ignore[no-any-return]
-    if isinstance(log, str) and log in TOOLS:
-        return Scalars(_open_tool(log), per_head=per_head, short=short)
+    if isinstance(log, str) and log in TRACKERS:
+        return ScalarLog(_open_tracker(log), per_head=per_head, short=short)
     if isinstance(log, (str, os.PathLike)):
         path = Path(log)
         if path.suffix == ".jsonl":
@@ -96,9 +96,9 @@ def _opened(log: Any, per_head: bool, short: bool) -> Receiver:
 
 
 class JsonLines:
-    """One line of JSON for each reading, with every head: :meth:`Reading.to_dict`; an existing file is continued.
+    """JSON lines of readings, :meth:`Reading.to_dict`; an existing file is continued.
 
-    The first line of a run that continues a file says ``"restart": true``, since flags are then raised anew.
+    The first line of a run that continues a file has ``"restart": true``, since it raises its flags anew.
 
     Example:
         >>> import tempfile, pathlib
@@ -111,105 +111,105 @@ class JsonLines:
     """
 
     def __init__(self, path: Path | str) -> None:
-        self._lines = Lines(Path(path))
-        self._continues = self._lines.whole > 0
+        self._file = LineFile(Path(path))
+        self._continues = self._file.whole > 0
 
     def __call__(self, reading: Reading) -> None:
         values = reading.to_dict() | ({"restart": True} if self._continues else {})
-        if self._lines.write(json.dumps(values, separators=(",", ":"), allow_nan=False)):
+        if self._file.write(json.dumps(values, separators=(",", ":"), allow_nan=False)):
             self._continues = False
 
     def close(self) -> None:
         """Close the file."""
-        self._lines.close()
+        self._file.close()
 
 
 class CsvLog:
-    """One row for each reading: its step, :meth:`Reading.series`, and its flags as JSON; an existing file is continued.
+    """CSV rows of readings: step, :meth:`Reading.series`, and flags as JSON; an existing file is continued.
 
-    The columns are those of the first reading; a file with other ones is left alone. Where a run continues a file, an
-    empty line stands before its first row, since flags are then raised anew.
+    The columns are those of the first reading; a file with others is refused. A run that continues a file begins with
+    an empty line, since it raises its flags anew.
     """
 
     def __init__(self, path: Path | str, *, per_head: bool = False) -> None:
-        self._lines, self._per_head = Lines(Path(path)), per_head
+        self._file, self._per_head = LineFile(Path(path)), per_head
         self._columns: list[str] | None = None
-        self._begun = self._told = False
+        self._begun = self._warned = False
 
     def __call__(self, reading: Reading) -> None:
         series = reading.series(self._per_head)
         if self._columns is None:
-            self._columns = self._chosen(["step", *series, "flags"])
+            self._columns = self._check_columns(["step", *series, "flags"])
         more = [name for name in series if name not in self._columns]
-        if more and not self._told:
-            self._told = True
-            tell(
-                f"{self._lines.path} has no column {more[0]}, which was not part of the first reading, and"
-                f" {len(more) - 1} others; log to a .jsonl file to keep everything"
+        if more and not self._warned:
+            self._warned = True
+            log_message(
+                f"{self._file.path} has no column for {more[0]} and {len(more) - 1} other series that the first"
+                " reading did not have; log to a .jsonl file to keep everything"
             )
         flags = json.dumps(reading.to_dict()["flags"]) if reading.flags else ""
         row: dict[str, Any] = {**{name: _cell(value) for name, value in series.items()}, "flags": flags}
         line = _joined([str(reading.step), *(row.get(name, "") for name in self._columns[1:])])
-        before = "" if self._begun else "\n" if self._lines.whole else f"{_joined(self._columns)}\n"
-        self._begun |= self._lines.write(before + line)
+        before = "" if self._begun else "\n" if self._file.whole else f"{_joined(self._columns)}\n"
+        self._begun |= self._file.write(before + line)
 
     def close(self) -> None:
         """Close the file."""
-        self._lines.close()
+        self._file.close()
 
-    def _chosen(self, columns: list[str]) -> list[str]:
-        known = next(csv.reader([self._lines.first()]), []) if self._lines.whole else columns
+    def _check_columns(self, columns: list[str]) -> list[str]:
+        known = next(csv.reader([self._file.first()]), []) if self._file.whole else columns
         if known != columns:
             only = [name for name in columns if name not in known] or [name for name in known if name not in columns]
             what = f"{only[0]!r} is only in one of them" if only else "their order differs"
             raise UserError(
-                f"{self._lines.path} has {len(known)} columns and this run {len(columns)} ({what}); log to another"
+                f"{self._file.path} has {len(known)} columns and this run {len(columns)} ({what}); log to another"
                 " file, or watch the same model with the same quantities"
             )
         return known
 
 
-class Scalars:
-    """Single numbers by name and step, for tools that draw curves; every name begins with ``massieu/``.
+class ScalarLog:
+    """Numbers by name and step for an experiment tracker; every name begins with ``massieu/``.
 
     Args:
-        tool: where to write; numbers that are not finite are left out.
+        tracker: destination; numbers that are not finite are left out.
         per_head: whether there is a series for each head, too.
         short: whether to write the :func:`short_series` only.
 
-    Flags are numbers as well: ``massieu/flags/raised`` and ``massieu/flags/cleared`` count those of the reading. Where
-    the tool takes text, those of one name are a sentence.
+    ``massieu/flags/raised`` and ``massieu/flags/cleared`` count the flags of the reading; trackers with text get a
+    sentence for each name of a flag.
     """
 
-    def __init__(self, tool: Tool, *, per_head: bool = False, short: bool = False) -> None:
-        self._tool, self._per_head, self._short = tool, per_head, short
+    def __init__(self, tracker: Tracker, *, per_head: bool = False, short: bool = False) -> None:
+        self._tracker, self._per_head, self._short = tracker, per_head, short
 
     def __call__(self, reading: Reading) -> None:
         numbers = short_series(reading) if self._short else reading.series(self._per_head)
         for state in ("raised", "cleared"):
             numbers[f"flags/{state}"] = float(sum(flag.state == state for flag in reading.flags))
-        self._tool.write(reading.step, {f"massieu/{name}": x for name, x in numbers.items() if math.isfinite(x)})
-        if reading.flags and self._tool.text is not None:
-            self._tool.text(reading.step, "\n\n".join(sentences(reading)))
+        self._tracker.write(reading.step, {f"massieu/{name}": x for name, x in numbers.items() if math.isfinite(x)})
+        if reading.flags and self._tracker.text is not None:
+            self._tracker.text(reading.step, "\n\n".join(flag_sentences(reading)))
 
     def close(self) -> None:
-        """Say that there is no more to come."""
-        self._tool.close()
+        """Close a tracker of our own."""
+        self._tracker.close()
 
 
 def short_series(reading: Reading) -> dict[str, float]:
-    """A few numbers for a tool that draws a chart of each.
+    """Return a few numbers for a tracker that draws a chart of each.
 
-    These are: what was recorded, of each quantity with a flag the value of all layers that is nearest to it (see
-    :func:`massieu.monitor.flags.worst`), and the median normalized entropy of each layer.
+    These are the recorded values, for each quantity with a flag the value nearest to it (see
+    :func:`massieu.monitor.flags.nearest_to_flags`), and the median normalized entropy of each layer.
     """
     name = "normalized_entropy"
     medians = {key: x for key, x in reading.series().items() if key.startswith(f"{name}/") and key.endswith("/median")}
-    return {**reading.recorded, **worst(reading), **medians}
+    return {**reading.recorded, **nearest_to_flags(reading), **medians}
 
 
-class _Lenient:
-    """A log whose failures do not end the training."""
+class _SafeSink:
+    """Log with failures that do not end the training."""
 
     def __init__(self, sink: Receiver, log: Any) -> None:
         self._sink, self._warned = sink, False
@@ -228,13 +228,13 @@ class _Lenient:
             if self._warned:
                 return
             self._warned = True
-            tell(
-                f"log={self._name} failed {when} with {cause(error)}; the training goes on, and what this log misses is"
-                " in Watch.readings"
+            log_message(
+                f"log={self._name} failed {when} with {error_summary(error)}; the training goes on, and Watch.readings"
+                " keeps the readings that this log misses"
             )
 
 
-class _Several:
+class _SinkList:
     def __init__(self, logs: Sequence[Any], per_head: bool, short: bool) -> None:
         self._sinks: list[Sink] = []
         try:
@@ -253,36 +253,36 @@ class _Several:
             sink.close()
 
 
-def _open_tool(name: str) -> Tool:
-    """A tool by its name; a run that the user has begun is used and left open."""
+def _open_tracker(name: str) -> Tracker:
+    """Open a tracker by name; a run of the user is used and left open."""
     if name == "tensorboard":
         return tensorboard_in(None)
     tool = _import(name, name)
     running = tool.run if name == "wandb" else tool.context_vars.current_run.get()
     own = tool.init(project="massieu") if running is None else None
     if name == "wandb":
-        # An axis of our own: the step of a run that others write to as well may only rise.
+        # An axis of our own: the step of a run with other writers may only increase.
         tool.define_metric("massieu/*", step_metric="massieu/step")
 
         def write_wandb(step: int, numbers: dict[str, float]) -> None:
             tool.log({"massieu/step": step, **numbers})
 
-        return Tool(write_wandb) if own is None else Tool(write_wandb, close=own.finish)
+        return Tracker(write_wandb) if own is None else Tracker(write_wandb, close=own.finish)
 
     def write_trackio(step: int, numbers: dict[str, float]) -> None:
         tool.log(numbers, step=step)
 
-    return Tool(write_trackio) if own is None else Tool(write_trackio, close=tool.finish)
+    return Tracker(write_trackio) if own is None else Tracker(write_trackio, close=tool.finish)
 
 
-def tensorboard_in(folder: str | None) -> Tool:
-    """A new event file in a folder; by default in a new one under ``runs``."""
+def tensorboard_in(folder: str | None) -> Tracker:
+    """Open a new event file in a folder; by default in a new one under ``runs``."""
     writer = _import("torch.utils.tensorboard", "tensorboard").SummaryWriter(folder)
     return _tensorboard(writer)._replace(close=writer.close)
 
 
-def _tensorboard(writer: Any) -> Tool:
-    """A ``SummaryWriter``, which its owner closes."""
+def _tensorboard(writer: Any) -> Tracker:
+    """Return the tracker of a ``SummaryWriter``, which its owner closes."""
 
     def write(step: int, numbers: dict[str, float]) -> None:
         for name, value in numbers.items():
@@ -293,7 +293,7 @@ def _tensorboard(writer: Any) -> Tool:
         writer.add_text("massieu/flags", words, step)
         writer.flush()
 
-    return Tool(write, text if hasattr(writer, "add_text") else None)
+    return Tracker(write, text if hasattr(writer, "add_text") else None)
 
 
 def _import(module: str, package: str) -> Any:

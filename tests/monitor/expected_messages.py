@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def says(match: str = "") -> Iterator[list[str]]:
+def logs(match: str = "") -> Iterator[list[str]]:
     """Collect what is logged inside the block, and expect a sentence that matches; without one, silence."""
     said: list[str] = []
     handler = logging.Handler()
