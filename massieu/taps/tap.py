@@ -189,7 +189,8 @@ class Tap:
         batch, _, queries, _ = _tensor(scores).shape
         known = self._pass.present(stack, batch, queries)
         scores = scores if known is None else scores._replace(present=known)
-        return AttentionCall(name, number, self._layer(stack, name, number), stack, *scores, module=module)
+        layer = self._layer(stack, name, number)
+        return AttentionCall(name=name, number=number, layer=layer, stack=stack, module=module, **scores._asdict())
 
     def _stack(self, name: str, module: nn.Module, scores: Scores) -> str:
         """Stack of a call, decided once for all layers that differ by their number only."""
