@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +11,44 @@ __all__ = ["AttentionCall", "Scores"]
 
 
 @dataclass(frozen=True)
-class AttentionCall:
+class Scores:
+    r"""Tensors and options that determine the weights of an attention call; attributes of :class:`AttentionCall`."""
+
+    query: Tensor | None = None
+    key: Tensor | None = None
+    value: Tensor | None = None
+    log_weight: Tensor | None = None
+    scale: float = 1.0
+    causal: bool = False
+    window: int | None = None
+    sink: Tensor | None = None
+    softcap: float | None = None
+    scores: Tensor | None = None
+    output: Tensor | None = None
+    present: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """``(batch, heads, queries, keys)``."""
+        if self.query is None or self.key is None:
+            batch, heads, queries, keys = self._tensor.shape
+            return batch, heads, queries, keys
+        return self.query.shape[0], self.query.shape[1], self.query.shape[2], self.key.shape[2]
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the call."""
+        return self._tensor.device
+
+    @property
+    def _tensor(self) -> Tensor:
+        tensor = self.scores if self.query is None else self.query
+        assert tensor is not None
+        return tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionCall(Scores):
     r"""One attention call observed inside a running model.
 
     .. math:: p_{ij} \propto e^{s_{ij} + \log h_{ij}}, \qquad
@@ -47,52 +83,4 @@ class AttentionCall:
     number: int
     layer: int
     stack: str
-    query: Tensor | None
-    key: Tensor | None
-    value: Tensor | None
-    log_weight: Tensor | None
-    scale: float
-    causal: bool
-    window: int | None
-    sink: Tensor | None
-    softcap: float | None
-    scores: Tensor | None
-    output: Tensor | None
-    present: Tensor | None
     module: nn.Module
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """``(batch, heads, queries, keys)``."""
-        if self.query is None or self.key is None:
-            batch, heads, queries, atoms = self._tensor.shape
-            return batch, heads, queries, atoms
-        return self.query.shape[0], self.query.shape[1], self.query.shape[2], self.key.shape[2]
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the call."""
-        return self._tensor.device
-
-    @property
-    def _tensor(self) -> Tensor:
-        tensor = self.scores if self.query is None else self.query
-        assert tensor is not None
-        return tensor
-
-
-class Scores(NamedTuple):
-    """The part of an :class:`AttentionCall` that determines the weights; the rest identifies the call."""
-
-    query: Tensor | None = None
-    key: Tensor | None = None
-    value: Tensor | None = None
-    log_weight: Tensor | None = None
-    scale: float = 1.0
-    causal: bool = False
-    window: int | None = None
-    sink: Tensor | None = None
-    softcap: float | None = None
-    scores: Tensor | None = None
-    output: Tensor | None = None
-    present: Tensor | None = None
