@@ -190,7 +190,7 @@ def broken(tmp_path):
         (["--text", "{blank}", "--column", "body"], "--column names a column of --dataset, .csv or .parquet"),
         (["--column", "body"], "--column names a column of --dataset, .csv or .parquet or a field of .jsonl; leave"),
         (["--dataset", "a"], "--dataset needs the package datasets, which is not installed; pip install datasets"),
-        (["--dtype", "int4"], "dtype must be auto or one of"),
+        (["--dtype", "int4"], "dtype must be one of"),
         (["--device", "abacus"], "device abacus cannot take the model"),
         (["--text", "{blank}", "--dataset", "a"], "text comes from --text or from --dataset, got both"),
     ],

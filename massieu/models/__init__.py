@@ -1,1 +1,1 @@
-"""Models: loading, fingerprint, residual stream, head weights, projections, tokenizer."""
+"""Models: loading, fingerprint, residual stream, head weights, projections, tokenization."""

@@ -1,4 +1,4 @@
-"""A forward pass of a model that is only looked at, by one thread at a time."""
+"""Forward passes without training, by one thread at a time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Use:
     modules: frozenset[nn.Module]
 
     def excludes(self, other: _Use) -> bool:
-        """Whether both may not go on at once: they are of different threads and share a module."""
+        """Return whether both cannot run at once: their threads differ and they share a module."""
         return self.thread != other.thread and not self.modules.isdisjoint(other.modules)
 
 
@@ -33,10 +33,10 @@ _USES: list[_Use] = []
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model without dropout and gradients, afterwards as it was.
+    """Turn off dropout and gradients inside the block.
 
-    A second thread waits until the first one has left, also for a part of the model or a module that contains it: the
-    hooks and the mode of the model are there once. What runs the model without this is not stopped.
+    A second thread waits until the first one has left, also for a part of the model or a module that contains it, since
+    they share hooks and mode. Passes outside of this block are not stopped.
     """
     with _alone(model):
         training = [module for module in model.modules() if module.training]
@@ -65,18 +65,18 @@ def _alone(model: nn.Module) -> Iterator[None]:
 
 
 def run_model(model: nn.Module, inputs: dict[str, Any]) -> Any:
-    """What the model makes of the inputs, by name; without a cache of keys, which nobody would use."""
+    """Return the output of the model for inputs by name, without a cache of keys."""
     names = inspect.signature(model.forward).parameters
     return model(**inputs, **({"use_cache": False} if "use_cache" in names else {}))
 
 
 def moved(value: Any, model: nn.Module) -> Any:
-    """A tensor where the model is, in the model's precision if it has one; anything else as it is."""
+    """Return a tensor on the device of the model and in its precision; any other value as it is."""
     if not isinstance(value, Tensor):
         return value
     first = next(model.parameters(), None)
     if first is None:
         return value
-    # Parts that lie on disk have no device; their hooks move what comes.
+    # Parts on disk have no device; their hooks move the inputs.
     device = value.device if first.is_meta else first.device
     return value.to(device, first.dtype if value.is_floating_point() else value.dtype)

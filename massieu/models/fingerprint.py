@@ -1,4 +1,4 @@
-"""A name for a model and its tokenizer that depends on what they compute, the same on every machine."""
+"""Fingerprints of models and tokenizers, the same on every machine."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ ELSEWHERE = (
     "dtype",
     "architectures",
 )
-"""Entries of a configuration that say where a model comes from; dtypes and classes are those of what was loaded."""
+"""Entries of a configuration that do not change the model: its origin, and dtypes and classes of its files."""
 
 
 def model_fingerprint(model: nn.Module) -> str:
-    """SHA-256 over configuration, modules and weights of a model, with their dtypes.
+    """Return the SHA-256 of configuration, modules and weights of a model, with their dtypes.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -38,7 +38,7 @@ def model_fingerprint(model: nn.Module) -> str:
     if hasattr(config, "to_dict"):
         found = {name: value for name, value in config.to_dict().items() if name not in ELSEWHERE}
         digest.update(json.dumps(found, sort_keys=True, default=str).encode())
-    # A compiled model computes what the model in it computes.
+    # A compiled model equals the model in it.
     model = getattr(model, "_orig_mod", model)
     digest.update("\n".join(f"{name} {type(module).__name__}" for name, module in model.named_modules()).encode())
     for name, value in sorted(model.state_dict().items()):
@@ -50,7 +50,7 @@ def model_fingerprint(model: nn.Module) -> str:
 
 
 def _from_disk(model: nn.Module, name: str) -> Tensor:
-    """A tensor of a part that accelerate keeps on disk."""
+    """Tensor of a part that accelerate keeps on disk."""
     from accelerate.utils import align_module_device
 
     path, _, own = name.rpartition(".")
@@ -61,7 +61,7 @@ def _from_disk(model: nn.Module, name: str) -> Tensor:
 
 
 def tokenizer_fingerprint(tokenizer: Any | None) -> str | None:
-    """SHA-256 over what a tokenizer makes of a text: its rules, or its words if it is written in Python; None for none.
+    """Return the SHA-256 of the rules of a tokenizer, or of its words if it is written in Python; None for none.
 
     Example:
         >>> tokenizer_fingerprint(None) is None

@@ -1,4 +1,4 @@
-"""Weights that a checkpoint gave a model: which are missing, which are left over, and what follows."""
+"""Checks of the weights loaded from a checkpoint: missing, unused and misshapen ones."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from massieu.checks import UserError
 __all__ = ["check_weights", "unwrapping"]
 
 WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
-"""Names that torch.compile, FSDP and checkpointing of activations put into the names of weights."""
+"""Names inserted into those of weights by torch.compile, FSDP and checkpointing of activations."""
 
 _WRAPPER = "|".join(re.escape(name) for name in WRAPPERS)
 PREFIX = re.compile(rf"^(?:module\.|{_WRAPPER})+")
 INFIX = re.compile(rf"(?<=\.)(?:{_WRAPPER})+")
 
 HEADS = {"pooler", "cls", "classifier", "score", "qa_outputs", "predictions", "logit_scale", "logit_bias"}
-"""Modules behind the last block, on which no value of an inspection depends; so do those that end in ``head``."""
+"""Modules behind the last block, which do not affect an inspection, beside those that end in ``head``."""
 
 
 def unwrapping(names: Iterable[str]) -> tuple[dict[str, str], list[str]]:
@@ -53,12 +53,12 @@ def unwrapping(names: Iterable[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def check_weights(name: str, model: nn.Module, report: Mapping[str, Any]) -> list[str]:
-    """Refuse a model with weights that its checkpoint does not determine; return notes on everything else.
+    """Raise for weights that the checkpoint does not determine; return notes on everything else.
 
-    Weights of heads that no value depends on may be missing: they are set to zero, the same at every run.
+    Missing weights of heads, which do not affect an inspection, are set to zero.
 
     Args:
-        name: how the user calls the model.
+        name: name of the model in messages.
         model: the model.
         report: ``missing_keys``, ``unexpected_keys`` and ``mismatched_keys`` of transformers.
     """
@@ -105,7 +105,7 @@ def _ordered(keys: Collection[str], model: nn.Module) -> list[str]:
 
 
 def _in_head(key: str) -> bool:
-    """Whether a weight belongs to a head: before it no block was numbered."""
+    """Return whether a weight belongs to a head: a module in HEADS with no number before it."""
     for part in key.split("."):
         if part.isdecimal():
             return False
@@ -115,19 +115,19 @@ def _in_head(key: str) -> bool:
 
 
 def _is_fixed(key: str, model: nn.Module) -> bool:
-    """Whether a weight is no parameter but a table of sines, which the model computes again."""
+    """Return whether a weight is a table of sines, which the model computes again."""
     return "Sinusoid" in type(model.get_submodule(key.rpartition(".")[0])).__name__
 
 
 def _changes_block(key: str, model: nn.Module) -> bool:
-    """Whether a tensor is a weight of a block of the model for which the block has no place."""
+    """Return whether a tensor is an unknown weight of a known block."""
     key = key.removeprefix(f"{getattr(model, 'base_model_prefix', '')}.")
     path, _, own = key.rpartition(".")
     blocks = re.match(r"(.*?\d+)\.", key)
     if blocks is None or own not in ("weight", "bias"):
         return False
     modules = dict(model.named_modules())
-    # Older checkpoints hold masks as the "bias" of a whole attention module.
+    # Older checkpoints store masks as the "bias" of a whole attention module.
     return blocks[1] in modules and (path not in modules or not any(True for _ in modules[path].children()))
 
 
@@ -140,5 +140,5 @@ def _set_to_zero(model: nn.Module, keys: Iterable[str]) -> None:
 
 
 def _some(names: list[str]) -> str:
-    """The first of some names, and how many more there are."""
+    """The first of some names, and the number of others."""
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

@@ -14,16 +14,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from massieu.checks import UserError, pip_install
+from massieu.checks import UserError, check_choice, optional_package
 from massieu.models.loaded_weights import check_weights, unwrapping
 from massieu.models.tokenization import has_words
 from massieu.models.weight_files import INDEX, SINGLE, Stored, check_shard_names, stored_tensors
 
 __all__ = ["Loaded", "load"]
 
-PATIENCE = 10.0  # seconds for the network to say anything
+PATIENCE = 10.0  # seconds for an answer of the network
 LARGER = 2
-"""How many times as many parameters as its files hold a model may have: heads may be missing, not whole blocks."""
+"""Largest ratio of the parameters of a model to those in its files: heads may be missing, not whole blocks."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
@@ -34,10 +34,10 @@ class Loaded(NamedTuple):
     Attributes:
         model: the model, in evaluation mode.
         tokenizer: its tokenizer; None if it has none, or none that can be loaded.
-        name: the name that was asked for.
+        name: name of the model.
         revision: commit of a Hugging Face id.
         notes: sentences on what was repaired or ignored when the model was loaded.
-        tokenizer_fault: why the tokenizer could not be loaded, as a sentence; None if there is one, or none at all.
+        tokenizer_fault: sentence on a tokenizer that could not be loaded; None if it was, or if there is none.
     """
 
     model: nn.Module
@@ -58,35 +58,29 @@ def load(
     trust_remote_code: bool = False,
     offline: bool = False,
 ) -> Loaded:
-    """Load a model and its tokenizer; whatever goes wrong is one sentence.
+    """Load a model and its tokenizer; all errors are :class:`~massieu.checks.UserError`.
 
     Args:
         name: a folder with ``config.json``, the name of an installed package that carries one, or a Hugging Face id.
-        dtype: "auto" (float32, whatever the file holds: statistics of rounded scores are no better than the scores),
-            or the name of a dtype.
-        device: where the model goes, as torch names it.
-        device_map: for a model that is larger than one device, how accelerate spreads its parts: "auto", or a device
-            for each part by its name; then ``device`` does not matter. Parts on "disk" are read when they are needed,
-            which is enough for the statistics of attention (``experiments="heads"``).
+        dtype: "auto" (float32 for any file, since statistics of rounded scores are no better than the scores), or the
+            name of a dtype.
+        device: device of the model, as torch names it.
+        device_map: for a model that is larger than one device, a placement by accelerate: "auto", or a device for each
+            part by its name; then ``device`` does not matter. Parts on "disk" are read when needed, which is enough
+            for the statistics of attention (``experiments="heads"``).
         revision: branch, tag or commit of a Hugging Face id.
         trust_remote_code: whether code that comes with the model may run.
-        offline: never ask the network.
+        offline: never use the network.
     """
-    try:
-        import transformers
-    except ImportError:
-        raise UserError(
-            f"models by name need the package transformers, which is not installed; {pip_install('inspect')}"
-        ) from None
-    if dtype != "auto" and dtype not in DTYPES:
-        raise UserError(f"dtype must be auto or one of {', '.join(DTYPES)}, got {dtype}; auto means float32")
+    transformers = optional_package("transformers", "a model by name", "inspect")
+    check_choice(dtype, "dtype", ("auto", *DTYPES))
     folder = _folder(name)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": offline}
     if revision is not None:
         options["revision"] = revision
     spread = _spread(device_map)
     if not offline and folder is None and not _hub_answers(name, revision):
-        options["local_files_only"] = True  # what was fetched before, at once and not after a dozen attempts
+        options["local_files_only"] = True  # use the cache at once, not after a dozen attempts
     with _quiet(transformers):
         if folder is None:
             snapshot, place = _fetched(name, options), name
@@ -104,7 +98,7 @@ def load(
 
 
 def _spread(device_map: str | Mapping[str, Any] | None) -> dict[str, Any]:
-    """Arguments that spread a model over devices; none if it stays on one."""
+    """Arguments of transformers that spread a model over devices; none for one device."""
     if device_map is None:
         return {}
     if importlib.util.find_spec("accelerate") is None:
@@ -114,11 +108,11 @@ def _spread(device_map: str | Mapping[str, Any] | None) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """No progress bars, and no messages of the libraries below: what matters in them comes as notes and errors."""
+    """Turn off progress bars and messages of libraries: notes and errors replace them."""
     hub = logging.getLogger("huggingface_hub")
     level, verbosity = hub.level, transformers.logging.get_verbosity()
     bars = transformers.logging.is_progress_bar_enabled()
-    hub.setLevel(logging.CRITICAL)  # it would tell every attempt to reach a network that is not there
+    hub.setLevel(logging.CRITICAL)  # it logs every attempt to reach a missing network
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
@@ -140,14 +134,14 @@ def _moved(model: nn.Module, device: str) -> nn.Module:
 
 
 def _hub_answers(name: str, revision: str | None) -> bool:
-    """Whether the network says anything about an id, asked once."""
+    """Return whether the network answers a single request for an id."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
         HfApi().model_info(name, revision=revision, timeout=PATIENCE)
     except Exception as error:  # of the network, of any library below
-        return isinstance(error, (HfHubHTTPError, HFValidationError))  # it says no: the loader finds the words
+        return isinstance(error, (HfHubHTTPError, HFValidationError))  # a refusal, which loading explains
     return True
 
 
@@ -164,7 +158,7 @@ def _fetched(name: str, options: Mapping[str, Any]) -> Path:
     try:
         config = fetch("config.json")
         adapter = fetch("adapter_config.json")
-        # The names in an index are checked before anything that they name is fetched.
+        # The names in an index are checked before their files are fetched.
         index = None if config is None or fetch(SINGLE) is not None else fetch(INDEX)
         for shard in () if index is None else check_shard_names(name, index):
             fetch(shard)
@@ -178,7 +172,7 @@ def _fetched(name: str, options: Mapping[str, Any]) -> Path:
 
 
 def _folder(name: str) -> Path | None:
-    """Folder of the checkpoint on this machine; None for the id of a model elsewhere."""
+    """Folder of the checkpoint on this machine; None for a Hugging Face id."""
     if not name.strip() or not name.isprintable():
         shown = "an empty name" if not name.strip() else repr(name)[:80]
         raise UserError(f"MODEL must be a folder, an installed package or a Hugging Face id, got {shown}")
@@ -193,11 +187,11 @@ def _folder(name: str) -> Path | None:
         if folder.suffix == ".gguf":
             raise UserError(_gguf_advice(name, str(folder.parent), folder.name))
         raise UserError(f"MODEL must be a folder, got the file {name}; pass the folder that holds its config.json")
-    return folder if is_folder else _carried(name)
+    return folder if is_folder else _package_folder(name)
 
 
 def _check_content(name: str, folder: Path) -> None:
-    """One sentence for a folder that is no saved model of transformers."""
+    """Raise for a folder that is no saved model of transformers."""
     packed = sorted(file.name for file in folder.iterdir() if file.suffix == ".gguf")
     if packed and not any(folder.glob("*.safetensors")):
         raise UserError(_gguf_advice(name, name, packed[0]))
@@ -214,8 +208,8 @@ def _gguf_advice(name: str, folder: str, file: str) -> str:
     )
 
 
-def _carried(name: str) -> Path | None:
-    """The checkpoint folder inside an installed package, if that is what the name is."""
+def _package_folder(name: str) -> Path | None:
+    """Folder of the checkpoint inside an installed package; None if there is no such package."""
     try:
         files = importlib.metadata.files(name) or []
     except (importlib.metadata.PackageNotFoundError, ValueError):
@@ -245,7 +239,7 @@ def _model(
 
 
 def _check_size(transformers: Any, name: str, folder: Path, trusted: bool, stored: Stored) -> None:
-    """Refuse a model much larger than its files before memory is taken for the weights that they lack."""
+    """Raise for a model much larger than its files, before memory is allocated for missing weights."""
     if stored.config.get("quantization_config") is not None or (trusted and "auto_map" in stored.config):
         return  # several weights in one element; code of its own
     with _one_sentence(name, str(folder)), torch.device("meta"):
@@ -261,7 +255,7 @@ def _check_size(transformers: Any, name: str, folder: Path, trusted: bool, store
 
 @contextlib.contextmanager
 def _one_sentence(name: str, place: str) -> Iterator[None]:
-    """Tell in one sentence what goes wrong in transformers: files that came with a model can break it anywhere."""
+    """Turn any error of transformers into one sentence: files of a model can break it anywhere."""
     try:
         yield
     except Exception as error:
@@ -288,7 +282,7 @@ def _why_not(name: str, place: str, error: Exception) -> str:
 def _tokenizer(
     transformers: Any, name: str, place: str, folder: Path, options: dict[str, Any]
 ) -> tuple[Any | None, str | None]:
-    """The tokenizer of the checkpoint, None where there is none, as for images; and what is wrong with one."""
+    """The tokenizer of the checkpoint, None without one, as for images; and its fault as a sentence."""
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(place, **options)
         if has_words(tokenizer):
@@ -296,12 +290,10 @@ def _tokenizer(
         fault = "knows no word (are its files missing?)"
     except (KeyboardInterrupt, SystemExit):
         raise
-    except (
-        BaseException
-    ) as error:  # files that came with a model can break it anywhere; a panic of Rust is no Exception
+    except BaseException as error:  # files of a model can break it anywhere; a panic of Rust is no Exception
         fault = f"cannot be loaded ({_sentence(error)})"
     if not any(folder.glob("*token*")):
-        return None, None  # transformers has tried to make up one without any file
+        return None, None  # transformers tried to make up one without any file
     return None, f"{name} has a tokenizer, but its tokenizer {fault}; save it there again"
 
 

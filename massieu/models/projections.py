@@ -1,11 +1,11 @@
-r"""The weights behind queries and keys, found in a running model by what they compute.
+r"""Weights of queries and keys, recognized in a running model by the outputs of projections.
 
-A projection of an attention module is recognized by its output: blocks of it have the norms of the queries (or keys)
-that were observed, token by token, up to one factor. Rotary positions turn queries and keep their norms, so fused,
-interleaved, grouped, scaled and rotated projections are all the same; where a norm or another nonlinearity stands
-between, or where the tokens of the first sequence are one or all the same, nothing is found.
-:func:`massieu.models.head_weights.head_weights` finds more, by differentiation, at a price that a training loop cannot
-pay.
+Blocks of the output of a projection have the norms of the observed queries (or keys), token by token, up to one factor.
+Rotary positions keep norms, so this finds fused, interleaved, grouped, scaled and rotated projections alike. It finds
+none behind a norm or another nonlinearity, nor for a first sequence of one token or of equal tokens.
+
+This is the search for training loops: it uses the forward pass that runs anyway. The search by differentiation in
+:mod:`massieu.models.head_weights` finds values, outputs and nonlinear projections too, and needs runs of its own.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ TOKENS = 8  # compared
 TOLERANCE = 0.02  # relative, of a norm: bfloat16 has eight bits
 ROUNDING = 1e-5  # of a ratio of norms
 FIRST, LATER = 64, 8  # steps of the power iteration
-FEW = 1e-30  # nothing is as small
+TINY = 1e-30  # smaller than any norm
 
 
 class Seen(NamedTuple):
-    """A projection that ran, and what it returned, ``(..., tokens, width)``."""
+    """A projection and its output ``(..., tokens, width)``."""
 
     module: nn.Module
     output: Tensor
 
 
 def is_projection(module: nn.Module) -> bool:
-    """Whether a module is a matrix: ``nn.Linear``, or ``Conv1D`` of transformers, which keeps its transpose."""
+    """Return whether a module is ``nn.Linear``, or ``Conv1D`` of transformers, which holds the transpose."""
     weight = getattr(module, "weight", None)
     own = isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
     return own and isinstance(weight, Tensor) and weight.dim() == 2 and weight.is_floating_point()
 
 
 def score_sizes(call: AttentionCall, seen: list[Seen], start: Tensor | None) -> tuple[dict[str, Tensor], Tensor | None]:
-    r"""Largest singular value and Frobenius norm of :math:`A = \mathrm{scale}\, W_Q^\top W_K`, each ``(heads,)``.
+    r"""Return the largest singular value and Frobenius norm of :math:`A = \mathrm{scale}\, W_Q^\top W_K`, ``(heads,)``.
 
     .. math:: \sigma_1(A)^2 = \mathrm{scale}^2 \lambda_1(G_K G_Q), \quad
               |A|_F^2 = \mathrm{scale}^2 \, \mathrm{tr}\, G_K G_Q, \quad G_Q = W_Q W_Q^\top, \; G_K = W_K W_K^\top
 
-    The eigenvalue comes from a power iteration that starts where that of the last reading ended; as a Rayleigh quotient
+    The eigenvalue comes from a power iteration that starts at the vectors of the last reading; as a Rayleigh quotient
     it is never above the true one.
 
     Args:
@@ -55,7 +55,7 @@ def score_sizes(call: AttentionCall, seen: list[Seen], start: Tensor | None) -> 
         start: vectors of the last reading, or None.
 
     Returns:
-        The two by name, nothing if the weights were not found, and vectors for the next reading if they are numbers.
+        The two by name, none if the weights were not found, and vectors for the next reading if finite.
     """
     weights = _weights(call, seen)
     if weights is None:
@@ -69,7 +69,7 @@ def score_sizes(call: AttentionCall, seen: list[Seen], start: Tensor | None) -> 
     for _ in range(FIRST if vector is not start else LATER):
         vector = _unit((right @ (left @ vector[..., None]))[..., 0])
     image = (left @ vector[..., None])[..., 0]
-    square = torch.einsum("hi,hij,hj->h", image, right, image) / (vector * image).sum(-1).clamp_min(FEW)
+    square = torch.einsum("hi,hij,hj->h", image, right, image) / (vector * image).sum(-1).clamp_min(TINY)
     size = (left * right.mT).sum((-2, -1))
     found = {"qk_norm": square, "qk_size": size}
     sizes = {name: scale * value.clamp_min(0).sqrt().double().cpu() for name, value in found.items()}
@@ -89,7 +89,6 @@ def _weights(call: AttentionCall, seen: list[Seen]) -> tuple[Tensor, Tensor] | N
 
 
 def _multihead(module: nn.MultiheadAttention) -> tuple[Tensor, Tensor]:
-    """What it keeps in no module of its own."""
     if module.in_proj_weight is not None:
         query, key, _ = module.in_proj_weight.detach().chunk(3)
     else:
@@ -119,7 +118,7 @@ def _match(observed: Tensor, seen: list[Seen]) -> Tensor | None:
     best, place = spread.min(-1)
     if not bool((best < TOLERANCE).all()):
         return None
-    # Tokens of one norm tell no block from another: only blocks that are the same may fit as well.
+    # Tokens of equal norms cannot tell blocks apart: then all blocks that fit must be equal.
     for head, block in (spread <= 2 * best[:, None] + ROUNDING).nonzero().tolist():
         if not torch.equal(blocks[block], blocks[int(place[head])]):
             return None
@@ -137,6 +136,6 @@ def _rows(output: Tensor, batch: int, tokens: int) -> Tensor | None:
 
 
 def _unit(vector: Tensor) -> Tensor:
-    # Rescaled before the norm is taken: entries of large products would overflow when squared.
-    vector = vector / vector.abs().amax(-1, keepdim=True).clamp_min(FEW)
+    # Rescaled before the norm: entries of large products would overflow when squared.
+    vector = vector / vector.abs().amax(-1, keepdim=True).clamp_min(TINY)
     return torch.nn.functional.normalize(vector, dim=-1)

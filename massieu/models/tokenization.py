@@ -1,4 +1,4 @@
-"""Words that a tokenizer knows: the token in place of others, and how much of a text it may stand for."""
+"""Tokenization with one-sentence errors, and limits on unknown words."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from massieu.checks import UserError, visible
 __all__ = ["check_known", "encode", "has_words", "share_note", "unknown_token"]
 
 MOST_UNKNOWN = 1 / 3
-"""Share of unknown tokens in a text up to which a model is measured."""
+"""Largest share of unknown tokens in a text."""
 
 MADE_UP = 512
-"""More tokens than any tokenizer has that transformers makes up where the files of one are missing."""
+"""More tokens than in any tokenizer that transformers makes up for missing files."""
 
 ROLES = ("bos", "eos", "pad", "cls", "sep", "mask")
 
 
 def encode(tokenizer: Any, text: str | list[str], **options: Any) -> Any:
-    """Return what a tokenizer makes of a text; what goes wrong in it is one sentence."""
+    """Tokenize a text; errors of the tokenizer become one sentence."""
     try:
         return tokenizer(text, verbose=False, **options)
     except (KeyboardInterrupt, SystemExit):
@@ -31,23 +31,22 @@ def encode(tokenizer: Any, text: str | list[str], **options: Any) -> Any:
 
 
 def _shown(text: str | list[str]) -> str:
-    """The beginning of a text, in quotes."""
+    """Beginning of a text, in quotes."""
     first = text if isinstance(text, str) else next(iter(text), "")
     return repr(first[:40] + ("..." if len(first) > 40 else ""))
 
 
 def unknown_token(tokenizer: Any) -> int | None:
-    """Return the token for words that are not in the vocabulary; None if there is none, or if it has another role."""
+    """Return the token for words outside of the vocabulary; None without one, or if it has another role."""
     own: int | None = getattr(tokenizer, "unk_token_id", None)
     named = {getattr(tokenizer, f"{role}_token_id", None) for role in ROLES}
     return None if own in named else own
 
 
 def has_words(tokenizer: Any) -> bool:
-    """Return whether a tokenizer knows more than special tokens and one more, such as that of a space.
+    """Return whether a tokenizer has more than special tokens and one more, such as that of a space.
 
-    Where the files of a tokenizer are missing, transformers makes up one of special tokens, to which every text is
-    unknown or empty.
+    For missing files transformers makes up a tokenizer of special tokens, to which every text is unknown or empty.
     """
     if not hasattr(tokenizer, "get_vocab") or (hasattr(tokenizer, "__len__") and len(tokenizer) > MADE_UP):
         return True
@@ -56,7 +55,7 @@ def has_words(tokenizer: Any) -> bool:
 
 
 def check_known(unknown: int, tokens: int, what: str) -> None:
-    """Refuse a text of which the tokenizer does not know more than a third."""
+    """Raise if more than a third of the tokens of a text are unknown."""
     if unknown > MOST_UNKNOWN * tokens:
         raise UserError(
             f"the tokenizer does not know {unknown:,} of {tokens:,} tokens of {what}, more than a third, so that the"

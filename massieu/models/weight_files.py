@@ -1,4 +1,4 @@
-"""Weight files of a saved model: safetensors inside its folder, and nothing that could run code."""
+"""Weight files of a saved model: safetensors inside its folder, and no file that could run code."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 RANKS = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 COUNTS = ("layer", "head", "expert", "depth", "label")
-"""Parts of the names of configuration entries that say how many modules or labels a model has."""
+"""Parts of the names of configuration entries with numbers of modules or labels."""
 
 MOST = 1000
-"""Modules of a kind that a configuration may ask for, however few tensors there are: some models share weights."""
+"""Modules of a kind allowed for any number of tensors: some models share weights."""
 
 
 class Stored(NamedTuple):
     """Contents of the weight files of a model.
 
     Attributes:
-        config: what config.json says.
+        config: content of config.json.
         sizes: number of elements of every tensor by its name.
     """
 
@@ -36,10 +36,10 @@ class Stored(NamedTuple):
 
 
 def stored_tensors(name: str, folder: Path) -> Stored:
-    """Check a model folder before anything is loaded from it, and return what its weight files hold.
+    """Check a model folder before anything is loaded from it, and return the contents of its weight files.
 
     Args:
-        name: how the user calls the model, for messages.
+        name: name of the model in messages.
         folder: a folder with ``config.json``.
     """
     files = _listed(name, folder)
@@ -90,7 +90,7 @@ def _check_name(name: str, file: str, where: str) -> None:
 
 
 def _weight_names(name: str, folder: Path, files: set[str], config: dict[str, Any]) -> list[str]:
-    """The weight files that transformers would read, in the order in which it looks for them."""
+    """Weight files that transformers would read, in its order of search."""
     for chosen in [*_explicit(config), SINGLE, INDEX]:
         if not isinstance(chosen, str):
             raise UserError(f"transformers_weights in the config.json of {name} must be a name; leave it out")
@@ -127,7 +127,7 @@ def _entries(config: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _check_kind(name: str, files: set[str]) -> None:
-    """Refuse checkpoints that are read by other code than that for safetensors, or from elsewhere."""
+    """Raise for adapters and for checkpoints of several processes."""
     if "adapter_config.json" in files:
         raise UserError(
             f"{name} is an adapter or carries one (adapter_config.json), which changes the weights of another model;"
@@ -142,7 +142,7 @@ def _check_kind(name: str, files: set[str]) -> None:
 
 
 def _inside(name: str, folder: Path, file: str) -> Path:
-    """Path of a file that really lies in the folder, or in the blobs of a Hugging Face cache."""
+    """Path of a file, which must lie in the folder or in the blobs of a Hugging Face cache."""
     path = folder / file
     try:
         target, home = path.resolve(strict=True), folder.resolve()
@@ -171,7 +171,7 @@ def _sizes(name: str, path: Path) -> dict[str, int]:
 
 
 def _check_counts(name: str, config: dict[str, Any], sizes: Mapping[str, int]) -> None:
-    """Refuse a configuration whose modules could not be counted to an end."""
+    """Raise for a configuration with impossibly many modules."""
     most = max(MOST, len(sizes))
     for where, value in _entries(config):
         if isinstance(value, int) and value > most and any(word in where for word in COUNTS):

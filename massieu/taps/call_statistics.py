@@ -1,4 +1,4 @@
-"""One attention call as numbers per row: its statistics, the mass on named atoms, and how many atoms hold the mass."""
+"""Statistics of the rows of an attention call: those of the weights, the mass on named keys, and mass counts."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ __all__ = [
     "scores_at",
 ]
 
-LARGEST_BLOCK = 2**22  # scores held at a time where a call has to be read through its scores
+LARGEST_BLOCK = 2**22  # scores in memory at once, for statistics that need them
 MASS = 0.9
 
 
 def exact_rows(call: AttentionCall) -> dict[str, Tensor]:
-    r"""What every row of a call is, without a matrix of weights; each ``(batch, heads, queries)``, nan where undefined.
+    r"""Return statistics of all rows without a weight matrix, each ``(batch, heads, queries)``, nan where undefined.
 
     Beside the row statistics: ``score_max`` :math:`= \log Z + \log \max_j p_j`, ``normalized_entropy``
-    :math:`= H / \log N` with N the row's own number of atoms, and the mass on named atoms,
-    :math:`p_j = e^{s_j - \log Z}`: the first one of the sequence (for rows behind it), the row's own, the one before
-    and, in an encoder, the one after.
+    :math:`= H / \log N` with N the row's own number of keys, and the mass on named keys,
+    :math:`p_j = e^{s_j - \log Z}`: the first of the sequence (for later rows), the row's own, the one before and, in an
+    encoder, the one after.
     """
     statistics = call_statistics(call)
     log_z, entropy = statistics.log_normalizer, statistics.entropy
@@ -55,9 +55,9 @@ def exact_rows(call: AttentionCall) -> dict[str, Tensor]:
 
 
 def broken_rows(call: AttentionCall, rows: Mapping[str, Tensor]) -> Tensor:
-    """Rows that see a key and have statistics that are not finite, boolean ``(batch, heads, queries)``.
+    """Return a mask of the rows with keys and statistics that are not finite, boolean ``(batch, heads, queries)``.
 
-    That is what a score of nan or infinity leaves. A row that sees no key has no statistics and is not broken.
+    A score of nan or infinity breaks a row. A row that sees no key has no statistics and is not broken.
 
     Args:
         call: the attention call.
@@ -68,11 +68,11 @@ def broken_rows(call: AttentionCall, rows: Mapping[str, Tensor]) -> Tensor:
 
 
 def sampled_rows(call: AttentionCall, position: Tensor) -> dict[str, Tensor]:
-    """What only whole rows tell, for the rows at ``position`` ``(batch, rows)``; each ``(batch, heads, rows)``.
+    """Return statistics that need whole rows, for the rows at ``position`` ``(batch, rows)``: ``(batch, heads, rows)``.
 
-    ``mass90`` counts the heaviest atoms that hold nine tenths of the mass, ``mass90_share`` divides it by the row's own
-    number of atoms, ``atoms`` is that number, and ``score_range`` is the largest minus the smallest score of a key. As
-    many rows at a time as memory allows.
+    ``mass90`` counts the heaviest keys that hold nine tenths of the mass, ``mass90_share`` divides it by the row's own
+    number of keys, ``atoms`` is that number, and ``score_range`` is the largest minus the smallest score of a key.
+    Rows are computed in blocks, to limit memory.
     """
     rows = _block_rows(call)
     found = [_whole_rows(call, position[:, begin : begin + rows]) for begin in range(0, position.shape[1], rows)]
@@ -80,11 +80,11 @@ def sampled_rows(call: AttentionCall, position: Tensor) -> dict[str, Tensor]:
 
 
 def call_statistics(call: AttentionCall) -> RowStatistics:
-    r"""The statistics of all rows of a call, each field ``(batch, heads, queries)``, without a matrix of weights.
+    r"""Return the statistics of all rows of a call, each field ``(batch, heads, queries)``, without a weight matrix.
 
     Those of the weights :math:`p_{ij} \propto e^{s_{ij} + \log h_{ij}}` that the model computes before dropout: mask,
-    bias, window, softcap and sink are part of them. Differentiable where the call is part of a graph. A row with a
-    score that is nan or plus infinity has statistics of nan.
+    bias, window, softcap and sink are part of them. Differentiable if the call is part of a graph. A row with a
+    score of nan or plus infinity has statistics of nan.
 
     Example:
         >>> model, calls = massieu.nn.Transformer(16, num_layers=1, num_heads=4, vocabulary=10), []
@@ -108,14 +108,14 @@ def call_statistics(call: AttentionCall) -> RowStatistics:
 
 
 def scores_at(call: AttentionCall, position: Tensor) -> Tensor:
-    r"""The scores :math:`s_{ij} + \log h_{ij}` of some rows, minus infinity where an atom is absent, without the sink.
+    r"""Return the scores :math:`s_{ij} + \log h_{ij}` of some rows, minus infinity for hidden keys, without the sink.
 
     Args:
         call: the attention call.
-        position: which rows of each sequence, ``(batch, rows)``; a negative one means row zero.
+        position: of the rows in each sequence, ``(batch, rows)``; a negative one means row zero.
 
     Returns:
-        ``(batch, heads, rows, atoms)``, at least float32.
+        ``(batch, heads, rows, keys)``, at least float32.
 
     Example:
         >>> model, calls = massieu.nn.Transformer(16, num_layers=1, num_heads=4, vocabulary=10), []
@@ -144,9 +144,9 @@ def scores_at(call: AttentionCall, position: Tensor) -> Tensor:
 
 
 def sampled_positions(lengths: Tensor, rows: int | None) -> Tensor:
-    """Up to ``rows`` positions of each sequence, ``(batch, rows)``, evenly over its length; -1 where it has fewer.
+    """Return up to ``rows`` positions of each sequence, ``(batch, rows)``, evenly over its length; -1 beyond its end.
 
-    They depend on the length of the sequence alone, so that the batch that it comes in does not matter.
+    They depend on the length of the sequence alone, not on its batch.
 
     Example:
         >>> sampled_positions(torch.tensor([3, 8]), 4)
@@ -161,9 +161,9 @@ def sampled_positions(lengths: Tensor, rows: int | None) -> Tensor:
 
 
 def rows_stood_for(counted: Tensor, taken: Tensor) -> Tensor:
-    """The number of rows that each sampled row stands for, ``(..., 1)``; zero where none was sampled.
+    """Return the number of rows that each sampled row represents, ``(..., 1)``; zero where none was sampled.
 
-    With these weights sampled rows weigh a passage as all of its rows do, whatever its length.
+    With these weights the sampled rows of a passage count as much as all of its rows, for any length.
 
     Args:
         counted: rows that count, boolean ``(..., queries)``.
@@ -179,7 +179,7 @@ def rows_stood_for(counted: Tensor, taken: Tensor) -> Tensor:
 
 
 def num_atoms(call: AttentionCall) -> Tensor:
-    """The number of atoms that each row sees, a sink included, broadcasting to ``(batch, heads, queries)``."""
+    """Return the number of keys that each row sees, a sink included, broadcasting to ``(batch, heads, queries)``."""
     *_, queries, atoms = call.shape
     if call.log_weight is None and call.scores is None:
         count = visible_count(queries, atoms, call.causal, call.window)
@@ -206,7 +206,7 @@ def _whole_rows(call: AttentionCall, position: Tensor) -> dict[str, Tensor]:
 
 
 def _at_the_origin(scores: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Query, key, log weights and sink for given scores: they are log weights of atoms at the origin."""
+    """Query, key, log weights and sink for given scores, as log weights of keys at the origin."""
     nothing = scores.new_zeros(1, 1)
     query, weight, sink = _with_numbers(nothing.expand(*scores.shape[:-1], 1), scores, sink)
     return query, nothing.expand(scores.shape[-1], 1), weight, sink
@@ -215,7 +215,7 @@ def _at_the_origin(scores: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor,
 def _with_numbers(
     query: Tensor, weight: Tensor | None, sink: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The same rows with log weights that the statistics accept: of a row with nan or infinity, the query is nan."""
+    """The same rows with finite log weights; the query of a row with nan or infinity becomes nan."""
     if weight is not None and weight.is_floating_point() and not bool(weight.detach().amax() < torch.inf):
         wrong = ~(weight < torch.inf)
         query, weight = query.masked_fill(wrong.any(-1, keepdim=True), torch.nan), weight.masked_fill(wrong, 0.0)
@@ -226,7 +226,7 @@ def _with_numbers(
 
 
 def _count_and_lowest(scores: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """How many atoms rows see, and the smallest score among them."""
+    """Number of keys that rows see, and the smallest score among them."""
     if not _hides(call):
         return torch.full(scores.shape[:-1], scores.shape[-1], device=scores.device), scores.amin(-1)
     present = scores != -torch.inf
@@ -234,12 +234,12 @@ def _count_and_lowest(scores: Tensor, call: AttentionCall) -> tuple[Tensor, Tens
 
 
 def _hides(call: AttentionCall) -> bool:
-    """Whether some atoms may be out of sight for some rows."""
+    """Return whether keys may be hidden from some rows."""
     return call.causal or call.window is not None or call.log_weight is not None or call.scores is not None
 
 
 def _score_blocks(call: AttentionCall) -> Iterator[Tensor]:
-    """The scores of the call, minus infinity where an atom is absent, as many rows at a time as memory allows."""
+    """Scores of the call in blocks of rows, minus infinity for hidden keys."""
     (batch, _, queries, _), rows = call.shape, _block_rows(call)
     for begin in range(0, queries, rows):
         yield scores_at(call, torch.arange(begin, min(begin + rows, queries))[None].expand(batch, -1))
@@ -251,7 +251,7 @@ def _block_rows(call: AttentionCall) -> int:
 
 
 def _present(call: AttentionCall, position: Tensor) -> Tensor:
-    """Which atoms the rows at ``position`` see, broadcasting to ``(batch, heads, rows, atoms)``."""
+    """Mask of the keys that the rows at ``position`` see, broadcasting to ``(batch, heads, rows, keys)``."""
     *_, queries, atoms = call.shape
     own = (position + atoms - queries)[:, None, :, None]
     atom = torch.arange(atoms, device=position.device)
@@ -264,7 +264,7 @@ def _present(call: AttentionCall, position: Tensor) -> Tensor:
 
 
 def _rows_of(log_weight: Tensor, position: Tensor) -> Tensor:
-    """The rows of a log weight that broadcasts, ``(batch or 1, heads or 1, rows or 1, atoms or 1)``."""
+    """The rows of a log weight that broadcasts, ``(batch or 1, heads or 1, rows or 1, keys or 1)``."""
     weight = _four_axes(log_weight)
     if weight.shape[-2] == 1:
         return weight
@@ -276,7 +276,7 @@ def _rows_of(log_weight: Tensor, position: Tensor) -> Tensor:
 def _named_scores(call: AttentionCall) -> dict[str, Tensor]:
     """Scores of the first key, the own one and its neighbors, ``(batch, heads, queries)``, nan where there is none."""
     _, _, queries, atoms = call.shape
-    behind = atoms - queries  # keys that were there before the first query
+    behind = atoms - queries  # keys before the first query
     first, last = _ends(call)
     own = torch.arange(queries, device=call.device) + behind
     later = own > first[:, None]
@@ -293,7 +293,7 @@ def _named_scores(call: AttentionCall) -> dict[str, Tensor]:
 
 
 def _ends(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """Places of the first and the last key of each sequence, ``(batch,)``; padding is outside, where it is known."""
+    """Positions of the first and the last key of each sequence, ``(batch,)``, without padding if that is known."""
     batch, _, queries, atoms = call.shape
     if call.present is None or atoms != queries:
         first = torch.zeros(batch, dtype=torch.long, device=call.device)
@@ -303,7 +303,7 @@ def _ends(call: AttentionCall) -> tuple[Tensor, Tensor]:
 
 
 def _diagonal(call: AttentionCall, offset: int) -> Tensor:
-    """Scores of query ``i`` for atom ``i + offset``, for the queries that have one, ``(batch, heads, those)``."""
+    """Scores of query ``i`` for key ``i + offset``, for the queries with such a key, ``(batch, heads, queries)``."""
     *_, queries, atoms = call.shape
     begin = max(0, -offset)
     count = min(queries - begin, atoms - begin - offset)
@@ -324,7 +324,7 @@ def _diagonal(call: AttentionCall, offset: int) -> Tensor:
 
 
 def _score_of_first(call: AttentionCall, first: Tensor) -> Tensor:
-    """Scores of one atom of each sequence for all queries, ``(batch, heads, queries)``."""
+    """Scores of one key of each sequence for all queries, ``(batch, heads, queries)``."""
     index = first[:, None, None, None]
     if call.scores is not None:
         return _read(call.scores.take_along_dim(index, -1).squeeze(-1))
@@ -354,7 +354,7 @@ def _products(query: Tensor, key: Tensor, call: AttentionCall) -> Tensor:
 
 
 def _weighted(score: Tensor, weight: Tensor) -> Tensor:
-    """Scores with their log weights, a mask or numbers; minus infinity where an atom is absent."""
+    """Scores plus log weights, given as a mask or numbers; minus infinity for hidden keys."""
     if weight.dtype == torch.bool:
         return score.masked_fill(~weight, -torch.inf)
     return score + weight

@@ -1,4 +1,4 @@
-"""Masks as models hand them over, and the log weights they mean."""
+"""Masks of models and their log weights."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["Visible", "absent", "add_bias", "first_atoms", "read_mask"]
 
 
 class Visible(NamedTuple):
-    """Which atoms a query sees, and with which log weight.
+    """Keys that each query sees, and their log weights.
 
     Attributes:
-        log_weight: boolean or floating, over the first ``atoms`` atoms; None for none.
-        causal: whether queries, aligned with the last of these atoms, see only earlier ones.
+        log_weight: boolean or floating, over the first ``atoms`` keys; None for none.
+        causal: whether queries, aligned with the last of these keys, see only earlier ones.
         window: see :func:`massieu.attend`.
-        atoms: number of atoms that count; None for all. A cache may have room for more.
-        rows: ``(batch, queries)``, False where a query sees nothing; None if all see something.
+        atoms: number of keys that count; None for all. A cache may have room for more.
+        rows: ``(batch, queries)``, False for a query that sees no key; None if all see some.
     """
 
     log_weight: Tensor | None = None
@@ -32,16 +32,16 @@ class Visible(NamedTuple):
     rows: Tensor | None = None
 
 
-NO_MASS = 5000.0  # an atom whose log weight is so far below the largest has no mass in any precision
+NO_MASS = 5000.0  # a key with a log weight this far below the largest has no mass in any precision
 
 _READ: MutableMapping[Tensor, tuple[tuple[int, int, int], Visible]] = WeakIdKeyDictionary()
 
 
 def absent(log_weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """True where a log weight, or a score, stands for minus infinity.
+    """Return a mask of the log weights, or scores, that stand for minus infinity.
 
     That is a large negative number of the dtype, as in :func:`massieu.attend`, or one so far below the largest of its
-    row that the atom has no mass: some models hide atoms with -10000.
+    row that the key has no mass: some models hide keys with -10000.
 
     Example:
         >>> absent(torch.tensor([[0.5, -1e4], [-1e4, -1e4]]))
@@ -53,10 +53,10 @@ def absent(log_weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def read_mask(mask: Tensor | None, queries: int, atoms: int) -> Visible:
-    """A mask of four axes, or fewer from the right, boolean (True = present) or floating, in as few numbers as exact.
+    """Return an exact, short form of a mask of up to four axes, boolean (True = visible) or floating.
 
-    Rows that are all alike become one row, and a mask that is the causal one, a band, or either of them with keys left
-    out is said in words. What is none of this stays as it is, with minus infinity for absent atoms.
+    Equal rows become one row, and a causal mask, a band, or either of them with some keys hidden become flags. Any
+    other mask stays, with minus infinity for hidden keys.
 
     Example:
         >>> read_mask(torch.ones(4, 4, dtype=torch.bool).tril(), 4, 4)
@@ -64,7 +64,7 @@ def read_mask(mask: Tensor | None, queries: int, atoms: int) -> Visible:
     """
     if mask is None:
         return Visible()
-    # All layers of a pass are given the same mask.
+    # All layers of a pass get the same mask.
     key = (queries, atoms, 0 if mask.is_inference() else mask._version)
     known = _READ.get(mask)
     if known is None or known[0] != key:
@@ -87,7 +87,7 @@ def _read(mask: Tensor, queries: int, atoms: int) -> Visible:
 
 
 def add_bias(visible: Visible, bias: Tensor | None) -> Visible:
-    """A bias of the scores on top of a mask."""
+    """Add a bias of the scores to a mask."""
     if bias is None or not bool(bias.any()):
         return visible
     bias = bias.detach()
@@ -98,14 +98,14 @@ def add_bias(visible: Visible, bias: Tensor | None) -> Visible:
 
 
 def first_atoms(queries: int, atoms: int, device: torch.device) -> Visible:
-    """The causality of ``scaled_dot_product_attention``: query ``i`` sees atom 0 to atom ``i``."""
+    """Return the causality of ``scaled_dot_product_attention``: query ``i`` sees keys 0 to ``i``."""
     if queries <= atoms:
         return Visible(causal=True, atoms=queries)
     return read_mask(torch.ones(queries, atoms, dtype=torch.bool, device=device).tril(), queries, atoms)
 
 
 def _narrowed(mask: Tensor) -> Tensor:
-    """Four axes, those that only repeat of size one."""
+    """The mask with four axes; those that only repeat have size one."""
     mask = mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape)) if mask.dim() < 4 else mask
     for axis in range(mask.dim()):
         if mask.stride(axis) == 0:
@@ -142,7 +142,7 @@ def _rows(seen: Tensor, queries: int) -> Tensor | None:
 
 
 def _filled(keys: Tensor, queries: int, atoms: int) -> int | None:
-    """How much of a cache is filled, at least by the queries; None for all of it."""
+    """Number of filled keys of a cache, at least those of the queries; None if it is full."""
     if atoms <= queries:
         return None
     columns = keys.flatten(0, -2).any(0).nonzero()
@@ -151,7 +151,7 @@ def _filled(keys: Tensor, queries: int, atoms: int) -> int | None:
 
 
 def _is_outer(seen: Tensor, keys: Tensor | None, band: Tensor | None) -> bool:
-    """Whether the mask is the given keys within the given band; one batch entry at a time, to stay small."""
+    """Return whether the mask is the given keys within the given band; one batch entry at a time, to save memory."""
     for entry, mask in enumerate(seen):
         own = mask.new_ones(()) if keys is None else keys[entry]
         guess = own if band is None else band & own
@@ -161,7 +161,7 @@ def _is_outer(seen: Tensor, keys: Tensor | None, band: Tensor | None) -> bool:
 
 
 def _reach(union: Tensor, here: Tensor) -> int:
-    """The largest distance at which any query sees an atom."""
+    """The largest distance at which any query sees a key."""
     some = _any(union, -1)[:, 0]
     if not bool(some.any()):
         return 0

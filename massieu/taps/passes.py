@@ -1,4 +1,4 @@
-"""What runs in a forward pass: which modules, and which of their tokens are padding."""
+"""Forward passes: the running modules, and the padding of their tokens."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from torch import Tensor, nn
 
 __all__ = ["Frame", "Pass", "frame", "in_this_thread", "recomputes"]
 
-OTHERS = ("key_value_states", "encoder_hidden_states", "cross_attention_states", "context", "memory")
+CONTEXTS = ("key_value_states", "encoder_hidden_states", "cross_attention_states", "context", "memory")
 TOKENS = ("input_ids", "inputs_embeds", "hidden_states", "inputs")
 
 
 @dataclass(frozen=True)
 class Frame:
-    """A module that is running.
+    """A running module.
 
     Attributes:
         module: the module.
-        crosses: whether it was given other tokens to attend to.
-        present: ``(batch, tokens)``, False for padding, of the tokens it was given; None if nothing says so.
-        decoder_present: the same for the tokens of the decoder, where a model takes both.
-        has_decoder: whether it takes both.
+        crosses: whether its arguments hold other tokens to attend to.
+        present: ``(batch, tokens)``, False for padding; None if unknown.
+        decoder_present: the same for the tokens of the decoder, in a model with encoder and decoder tokens.
+        has_decoder: whether it has both.
         rows: number of vectors in its first argument.
     """
 
@@ -48,8 +48,8 @@ class Pass(threading.local):
         self.in_fallback = False
 
     def begin(self, running: Frame) -> bool:
-        """Enter a module; whether a pass begins with it."""
-        # No module runs inside itself: one that does is left from a pass that was interrupted.
+        """Enter a module; return whether a pass begins with it."""
+        # No module runs inside itself: an earlier entry is left from an interrupted pass.
         self.end(running.module)
         self.frames.append(running)
         if len(self.frames) == 1:
@@ -57,13 +57,13 @@ class Pass(threading.local):
         return len(self.frames) == 1
 
     def end(self, module: nn.Module) -> None:
-        """Leave a module, and those inside it that did not say that they ended."""
+        """Leave a module, and those inside it whose end was not reported."""
         place = next((i for i, running in enumerate(self.frames) if running.module is module), None)
         if place is not None:
             del self.frames[place:]
 
     def present(self, stack: str, batch: int, queries: int) -> Tensor | None:
-        """Which queries are tokens, as the innermost module knows that was told."""
+        """Mask of the queries that are tokens, from the innermost module with that information."""
         for running in reversed(self.frames):
             known = running.decoder_present if running.has_decoder and stack != "encoder" else running.present
             if known is not None and known.shape == (batch, queries):
@@ -72,12 +72,12 @@ class Pass(threading.local):
 
 
 def recomputes() -> bool:
-    """Whether this is the second run of a checkpointed layer, inside the backward pass."""
+    """Return whether this is the second run of a checkpointed layer, inside the backward pass."""
     return torch._C._current_graph_task_id() != -1
 
 
 def in_this_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """The hook, which does nothing when a module runs in another thread than the one that is here now.
+    """Restrict a hook to modules that run in the current thread.
 
     Example:
         >>> seen = []
@@ -98,11 +98,11 @@ def in_this_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def frame(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame:
-    """What the arguments of a forward call say about its tokens."""
+    """Return the running module of a forward call, with the padding of its tokens."""
     kind: Any = type(module)
     names = _parameters(kind)
     given = {**dict(zip(names, args, strict=False)), **kwargs}
-    crosses = any(isinstance(given.get(name), Tensor) for name in OTHERS)
+    crosses = any(isinstance(given.get(name), Tensor) for name in CONTEXTS)
     if isinstance(module, nn.MultiheadAttention):
         crosses = given.get("query") is not given.get("key")
     return Frame(
@@ -136,7 +136,7 @@ def _vectors(tokens: Any) -> int | None:
 
 
 def _masked(mask: Any, tokens: Tensor | None) -> Tensor | None:
-    """A mask of tokens may begin earlier than the tokens: in a cache."""
+    # With a cache, the mask also covers earlier tokens.
     if not isinstance(mask, Tensor) or mask.dim() != 2 or tokens is None or tokens.dim() < 2:
         return None
     count = tokens.shape[1]

@@ -1,4 +1,4 @@
-"""Where a model keeps its attention, read from its modules."""
+"""Attention modules of a model, recognized by class name and weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LINEAR = re.compile(r"(linear|lightning)\w*(attention|attn)", re.IGNORECASE)
 
 
 def named(model: nn.Module) -> dict[nn.Module, str]:
-    """Every module and its path, without what ``torch.compile`` adds; the model itself goes by its class."""
+    """Return every module and its path, without the prefix of ``torch.compile``; the model itself by its class name."""
     found = {}
     for path, module in model.named_modules():
         parts = [part for part in path.split(".") if part not in ("", "_orig_mod")]
@@ -22,10 +22,11 @@ def named(model: nn.Module) -> dict[nn.Module, str]:
 
 
 def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """The attention modules by path, in the order of the model.
+    """Return the attention modules by path, in the order of the model.
 
-    An attention module says so at the end of its class name, contains no other one, and holds at least two matrices:
-    its projections. That tells ``BertSelfAttention`` from the ``BertAttention`` around it and from a norm or a dropout.
+    The class name of an attention module ends in attention, attn or mha; it contains no other one, and holds at least
+    two matrices, its projections. ``BertSelfAttention`` is one; the ``BertAttention`` around it, norms and dropouts
+    are not.
     """
     candidates = {module for module in model.modules() if NAME.search(type(module).__name__) and _projects(module)}
     paths = named(model)
@@ -33,12 +34,12 @@ def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether the attention has no softmax, by its class name."""
+    """Return whether the attention has no softmax, by its class name."""
     return LINEAR.search(type(module).__name__) is not None
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Whether ``torch.compile`` made the model or a part of it, or ``.compile()`` changed one.
+    """Return whether the model or a part of it is compiled by ``torch.compile`` or ``.compile()``.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2))
@@ -52,15 +53,15 @@ def is_compiled(model: nn.Module) -> bool:
 
 
 def is_encoder_decoder(model: nn.Module, paths: list[str]) -> bool:
-    """Whether the configuration, or else the paths of the attention modules, name an encoder and a decoder."""
-    said = getattr(getattr(model, "config", None), "is_encoder_decoder", None)
-    if said is not None:
-        return bool(said)
+    """Return whether the configuration, or else the paths of the attention modules, name an encoder and a decoder."""
+    declared = getattr(getattr(model, "config", None), "is_encoder_decoder", None)
+    if declared is not None:
+        return bool(declared)
     return any("decoder" in path for path in paths) and any(re.search(r"\bencoder", path) for path in paths)
 
 
 def template(path: str) -> str:
-    """The path without its numbers: what the layers of one stack share.
+    """Return the path without its numbers, which the layers of one stack share.
 
     Example:
         >>> template("encoder.layer.11.attention.self")

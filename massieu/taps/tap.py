@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
@@ -183,10 +184,11 @@ class Tap:
         if source in ("softmax", "sdpa call"):
             self.bypassed[name] = source
         stack = self._stack(name, module, scores)
-        batch, _, queries, _ = _tensor(scores).shape
+        batch, _, queries, _ = scores.shape
         known = self._pass.present(stack, batch, queries)
-        scores = scores if known is None else scores._replace(present=known)
-        return AttentionCall(name, number, self._layer(stack, name, number), stack, *scores, module=module)
+        scores = scores if known is None else replace(scores, present=known)
+        layer = self._layer(stack, name, number)
+        return AttentionCall(name=name, number=number, layer=layer, stack=stack, module=module, **vars(scores))
 
     def _stack(self, name: str, module: nn.Module, scores: Scores) -> str:
         """Stack of a call, decided once for all layers that differ by their number only."""
@@ -268,15 +270,9 @@ def _full_precision() -> contextlib.AbstractContextManager[Any]:
     return stack
 
 
-def _tensor(scores: Scores) -> Tensor:
-    found = scores.scores if scores.query is None else scores.query
-    assert found is not None
-    return found
-
-
 def _looks_back(module: nn.Module, scores: Scores) -> bool:
     """Return whether queries see earlier keys only, according to the mask or, without one, to the module."""
-    queries = _tensor(scores).shape[2]
+    queries = scores.shape[2]
     if scores.causal or queries == 1 or getattr(module, "is_causal", None):
         return True
     seen = scores.scores if scores.query is None else scores.log_weight

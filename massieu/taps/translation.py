@@ -1,4 +1,4 @@
-"""From the arguments of an attention function to the scores that it computes."""
+"""Translation of the arguments of attention functions to scores in one form."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "num_
 def from_interface(
     name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> Scores:
-    """A call ``function(module, query, key, value, mask, ...)`` of transformers' attention interface.
+    """Translate a call ``function(module, query, key, value, mask, ...)`` of transformers' attention interface.
 
-    What a flag means depends on the function: "sdpa" aligns causality with the first atoms and cuts the others off,
-    flash functions align it with the last ones and read the window, and functions written out by a model do what the
-    mask says and nothing else.
+    Flags depend on the function: "sdpa" aligns causality with the first keys and cuts the others off, flash functions
+    align it with the last ones and use the window, and functions in a model's own file use only the mask.
     """
     given = _bound(function, args, kwargs)
     query, key, value = given["query"], given["key"], given["value"]
@@ -38,7 +37,7 @@ def from_interface(
     key, value, bias = _cut(visible, key, value, bias)
     scale, softcap = given.get("scaling"), given.get("softcap")
     sink = None if name == "sdpa" else given.get("s_aux")
-    # A function that does not name the argument swallows it without using it.
+    # A function that does not name the argument ignores it.
     names = inspect.signature(function).parameters
     if "flash" not in name and "softcap" not in names:
         softcap = None
@@ -48,12 +47,12 @@ def from_interface(
         query,
         key,
         value,
-        visible.log_weight,
-        query.shape[-1] ** -0.5 if scale is None else float(scale),
-        visible.causal,
-        visible.window,
-        None if sink is None else sink.reshape(-1),
-        None if softcap is None else float(softcap),
+        log_weight=visible.log_weight,
+        scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
+        causal=visible.causal,
+        window=visible.window,
+        sink=None if sink is None else sink.reshape(-1),
+        softcap=None if softcap is None else float(softcap),
         output=_by_heads(result, query),
         present=visible.rows,
     )
@@ -78,7 +77,7 @@ def from_sdpa(
     *,
     result: Tensor,
 ) -> Scores:
-    """A call of ``scaled_dot_product_attention``, whose causality is aligned with the first atoms."""
+    """Translate a call of ``scaled_dot_product_attention``, whose causality is aligned with the first keys."""
     query, key, value, output = (_four_axes(x) for x in (query, key, value, result))
     key, value = (x.expand(query.shape[0], *x.shape[1:]) for x in (key, value))
     queries, atoms = query.shape[2], key.shape[2]
@@ -87,9 +86,17 @@ def from_sdpa(
     else:
         visible = read_mask(_materialized(attn_mask), queries, atoms)
     key, value, _ = _cut(visible, key, value, None)
-    scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
-    words = (visible.log_weight, scale, visible.causal, visible.window)
-    return Scores(query, key, value, *words, output=output, present=visible.rows)
+    return Scores(
+        query,
+        key,
+        value,
+        log_weight=visible.log_weight,
+        scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
+        causal=visible.causal,
+        window=visible.window,
+        output=output,
+        present=visible.rows,
+    )
 
 
 def from_attend(
@@ -106,7 +113,7 @@ def from_attend(
     statistics: Any = None,
     result: Any,
 ) -> Scores:
-    """A call of :func:`massieu.attend`; lengths become a mask of the atoms."""
+    """Translate a call of :func:`massieu.attend`; lengths become a mask of the keys."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     atoms = key.shape[-2]
     if lengths is not None:
@@ -116,15 +123,25 @@ def from_attend(
         log_weight = _within(inside, log_weight)
     if sink is not None:
         sink = torch.as_tensor(sink, device=query.device).expand(query.shape[1])
-    return Scores(query, key, value, log_weight, float(scale), causal, window, sink, output=result.output)
+    return Scores(
+        query,
+        key,
+        value,
+        log_weight=log_weight,
+        scale=float(scale),
+        causal=causal,
+        window=window,
+        sink=sink,
+        output=result.output,
+    )
 
 
 def from_softmax(scores: Tensor, dim: int | None, module: nn.Module, rows: int | None) -> Scores | None:
-    """A softmax over complete scores, where the model multiplies queries and keys itself; None for any other softmax.
+    """Translate a softmax over complete scores, in a model that multiplies queries and keys itself; None for others.
 
-    That over atoms is over the last axis of ``(batch, heads, queries, atoms)``, or of three axes whose first holds
-    batch and heads. Where the module tells its number of heads and the number of its query rows is known, both must
-    agree: attention in blocks or bands goes through other shapes.
+    Softmax over keys is over the last axis of ``(batch, heads, queries, keys)``, or of three axes whose first holds
+    batch and heads. The numbers of heads and of query rows must agree with those of the module, if known: attention in
+    blocks or bands has other shapes.
     """
     if dim not in (-1, scores.dim() - 1):
         return None
@@ -135,7 +152,7 @@ def from_softmax(scores: Tensor, dim: int | None, module: nn.Module, rows: int |
         return None
     if rows is not None and scores.shape[0] * scores.shape[2] != rows:
         return None
-    # A model in half precision may add its own smallest number to scores that it keeps in float32.
+    # A model in half precision may add the smallest number of its dtype to scores in float32.
     own = next((p.dtype for p in module.parameters() if p.is_floating_point()), scores.dtype)
     gone = absent(scores) if own == scores.dtype else absent(scores) | absent(scores, own)
     if not bool(gone.any()):
@@ -145,7 +162,7 @@ def from_softmax(scores: Tensor, dim: int | None, module: nn.Module, rows: int |
 
 
 def _bound(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments by name, those that the function collects in ``**kwargs`` included."""
+    """Arguments by name, those of ``**kwargs`` included."""
     signature = inspect.signature(function)
     given = dict(signature.bind(*args, **kwargs).arguments)
     for name, parameter in signature.parameters.items():
@@ -155,8 +172,8 @@ def _bound(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 
 
 def _is_causal(given: dict[str, Any]) -> bool:
-    said = given.get("is_causal")
-    return bool(getattr(given["module"], "is_causal", True) if said is None else said)
+    declared = given.get("is_causal")
+    return bool(getattr(given["module"], "is_causal", True) if declared is None else declared)
 
 
 def _flash(given: dict[str, Any], query: Tensor, key: Tensor, mask: Tensor | None) -> Visible:
@@ -165,13 +182,13 @@ def _flash(given: dict[str, Any], query: Tensor, key: Tensor, mask: Tensor | Non
 
 
 def _cut(visible: Visible, key: Tensor, value: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Only the atoms that count."""
+    """Keys, values and bias without the room of a cache."""
     atoms = visible.atoms
     return key[:, :, :atoms], value[:, :, :atoms], None if bias is None else bias[..., :atoms]
 
 
 def _dense(mask: Any, query: Tensor, key: Tensor) -> Tensor | None:
-    """A mask of FlexAttention, which is a function of the indices, as a tensor."""
+    """Tensor of a mask; those of FlexAttention are functions of the indices."""
     if mask is None or isinstance(mask, Tensor):
         return _materialized(mask)
     from torch.nn.attention.flex_attention import create_mask
@@ -181,7 +198,7 @@ def _dense(mask: Any, query: Tensor, key: Tensor) -> Tensor | None:
 
 
 def _materialized(mask: Tensor | None) -> Tensor | None:
-    """The masks of ``torch.nn.attention.bias`` are tensors without entries."""
+    # The masks of torch.nn.attention.bias are tensors without entries.
     materialize = getattr(mask, "_materialize", None)
     return mask if materialize is None or mask is None else materialize(mask.device)
 

@@ -167,7 +167,7 @@ def test_a_file_and_an_empty_name_are_refused(folder):
 
 
 def test_bad_dtype_and_device_are_refused(folder):
-    with pytest.raises(ValueError, match="dtype must be auto or one of float32, .*, got int8"):
+    with pytest.raises(UserError, match="dtype"):
         load(str(folder), dtype="int8")
     with pytest.raises(ValueError, match="device nowhere cannot take the model"):
         load(str(folder), device="nowhere")

@@ -19,7 +19,7 @@ def tensors(queries, atoms, heads=4, key_heads=4, dim=8):
 
 
 def call(scores):
-    return AttentionCall("a", 0, 0, "encoder", *scores, module=nn.Identity())
+    return AttentionCall(name="a", number=0, layer=0, stack="encoder", module=nn.Identity(), **vars(scores))
 
 
 @pytest.mark.parametrize(("queries", "atoms"), [(5, 5), (3, 7), (7, 3), (1, 4)])
