@@ -11,7 +11,8 @@ from torch import Tensor
 from massieu.claims.claim import Evidence, Gap, Source, Trial, Verdict
 from massieu.claims.experiment import apart, normals, widest
 from massieu.claims.registry import claim
-from massieu.context import Optimum, independent_moment, isotropic_optimum, optimal_linear_attention
+from massieu.context import Optimum, optimal_linear_attention
+from massieu.context.optimum import independent_moment, isotropic_optimum
 
 
 @claim(
