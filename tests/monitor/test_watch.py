@@ -21,6 +21,7 @@ from massieu.checks import UserError
 from massieu.inspection import NotObservable
 from massieu.models.head_weights import head_weights
 from massieu.monitor import Reading, step_counter
+from massieu.taps import sources
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "watch.md").read_text(encoding="utf-8")
