@@ -9,7 +9,7 @@ BANDS = {
     "core": ("checks", "plotting", "outputs", "kernels", "statistics", "measures", "duality", "geometry"),
     "theory": ("dynamics", "contrast", "memory", "margin", "patterns", "nn", "context", "universal"),
     "pages": ("assets", "report", "figures"),
-    "instruments": ("taps", "models", "accumulators", "corpus", "engine", "inspection", "monitor"),
+    "instruments": ("accumulators", "taps", "models", "corpus", "engine", "inspection", "monitor"),
     "surfaces": ("claims", "__init__", "commands", "cli"),
 }
 """Packages by band; each imports only from those before it and from bands above."""

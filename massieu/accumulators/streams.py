@@ -161,7 +161,7 @@ class Shares:
         self.counts += other.counts
 
     def exceeds(self, edge: float) -> Tensor:
-        """Whether more than half of the values are larger than the edge, a power of two."""
+        """Return True where more than half of the values are larger than the edge, a power of two."""
         bins = round(-self.PER_HALVING * torch.tensor(edge).log2().item())
         return self.counts[..., :bins].sum(-1) > self.counts.sum(-1) / 2
 

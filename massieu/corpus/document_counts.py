@@ -39,7 +39,7 @@ class Overlap(NamedTuple):
 
     @property
     def known(self) -> bool:
-        """Whether the share holds for all of the documents."""
+        """True if the share holds for all of the documents."""
         return self.whole or self.compared >= ENOUGH
 
 

@@ -7,7 +7,17 @@ from typing import IO, Any, NamedTuple, Protocol
 
 from massieu.corpus.bad_records import RecordError
 
-__all__ = ["LARGEST", "MOST", "Reader", "Record", "decode_utf8", "decoded", "refused", "too_large", "without_column"]
+__all__ = [
+    "LARGEST",
+    "MOST",
+    "RecordReader",
+    "Record",
+    "decode_utf8",
+    "decoded",
+    "refused",
+    "too_large",
+    "without_column",
+]
 
 
 LARGEST = 8 << 20
@@ -33,7 +43,7 @@ class Record(NamedTuple):
     text: Callable[[Any], str]
 
 
-class Reader(Protocol):
+class RecordReader(Protocol):
     """Reader of the records of an open file that begin between two positions, in order."""
 
     def __call__(self, file: IO[bytes], column: str, start: int, stop: int | None) -> Iterator[Record]: ...

@@ -14,11 +14,11 @@ from massieu.corpus.bad_records import BadRecord, BadRecords, RecordError
 from massieu.corpus.columns import csv_rows, parquet_rows, tab_rows
 from massieu.corpus.lines import json_lines, paragraph, paragraphs
 from massieu.corpus.opening import Elsewhere, damage, needed, opened, unreadable
-from massieu.corpus.records import Reader, Record, decoded, refused
+from massieu.corpus.records import Record, RecordReader, decoded, refused
 
 __all__ = ["Document", "RecordFilter", "Shard", "ShardGroup", "group_shards", "text_hash", "text_shards"]
 
-READERS: dict[str, Reader] = {
+READERS: dict[str, RecordReader] = {
     "text": paragraphs,
     "jsonl": json_lines,
     "csv": csv_rows,

@@ -17,7 +17,7 @@ from massieu.corpus import Readable
 from massieu.corpus.passages import TooLong
 
 if TYPE_CHECKING:
-    from massieu.engine.fold import PartialResult, Task
+    from massieu.engine.fold import FoldTask, Mergeable
 
 __all__ = ["Checkpoint", "CheckpointWarning", "Ledger", "draft_of"]
 
@@ -78,14 +78,14 @@ class Checkpoint:
             interrupt.args = interrupt.args or ((self.remedy,) if self.remedy else ())
             raise
 
-    def load(self, task: Task, corpus: str, shards: int) -> tuple[Any, set[int]]:
+    def load(self, task: FoldTask, corpus: str, shards: int) -> tuple[Any, set[int]]:
         """Partial result and numbers of the shards in the file, which belongs to this run from now on."""
         own = _stamp(self.path)
         found = task.load(self.path, corpus, shards)
         self._own = own
         return found
 
-    def save(self, task: Task, partial: PartialResult, done: Collection[int], corpus: str) -> None:
+    def save(self, task: FoldTask, partial: Mergeable, done: Collection[int], corpus: str) -> None:
         """Write the file; an error if it cannot be written, or if another run has written it."""
         from safetensors import SafetensorError
 
@@ -123,7 +123,7 @@ class Ledger:
         checkpoint: file to write; None for none.
     """
 
-    def __init__(self, task: Task, shards: Iterable[Readable], checkpoint: Checkpoint | None = None) -> None:
+    def __init__(self, task: FoldTask, shards: Iterable[Readable], checkpoint: Checkpoint | None = None) -> None:
         self.task, self.shards, self.checkpoint = task, shards, checkpoint
         self.partial, self.done = task.empty(), set[int]()
         self._saved, self._last = 0, time.monotonic()  # shards in the file, and the time it was written
@@ -172,7 +172,7 @@ class Ledger:
         before = set(self.done)
         return ((number, shard) for number, shard in enumerate(self.shards) if number not in before)
 
-    def add(self, partial: PartialResult, numbers: Iterable[int]) -> None:
+    def add(self, partial: Mergeable, numbers: Iterable[int]) -> None:
         """Merge the partial result of some shards, and write the file if it is time."""
         self._whole = False  # an interrupt may come in between
         self.partial.merge(partial)

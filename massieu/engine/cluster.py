@@ -23,7 +23,7 @@ from massieu.checks import UserError, check_count, pip_install
 from massieu.corpus import Readable
 from massieu.engine.checkpoints import Checkpoint, Ledger
 from massieu.engine.driving import PULSE, Drive
-from massieu.engine.fold import Progress, Task
+from massieu.engine.fold import FoldTask, Progress
 from massieu.engine.worker_roster import LostCluster, WorkerRoster, ended_workers
 from massieu.kernels.threads import torch_threads
 
@@ -46,7 +46,7 @@ class Dask:
 
     Every worker loads the model once and reads with as many threads as the worker has. Partial results are merged on
     the workers, by a tree, and the driver merges about one for every checkpoint. A lost worker costs the shards that
-    it was reading and nothing else. Servers that are started here listen on loopback only.
+    it was reading and nothing else. Servers that are started here bind to loopback only.
 
     Args:
         address: of a scheduler, or a ``distributed.Client``; None for a cluster of this machine's own processes.
@@ -84,7 +84,7 @@ class Dask:
 
     def fold(
         self,
-        task: Task,
+        task: FoldTask,
         shards: Iterable[Readable],
         *,
         checkpoint: Checkpoint | None = None,
@@ -263,8 +263,8 @@ def _check_address(address: Any) -> None:
         raise UserError(f"no scheduler answers at {address!r} ({why}); start one with dask scheduler") from None
     if kind != "Scheduler":
         raise UserError(
-            f"the address must be that of a scheduler, got {address!r}, where a {kind} answers; say where"
-            " dask scheduler listens"
+            f"the address must be that of a scheduler, got {address!r}, where a {kind} answers; pass the"
+            " address that dask scheduler prints"
         )
 
 

@@ -10,7 +10,7 @@ from massieu.checks import UserError, check_choice
 from massieu.corpus import DocumentCounts, Readable
 from massieu.engine.checkpoints import Checkpoint
 
-__all__ = ["ENGINES", "Engine", "PartialResult", "Progress", "RemoteTask", "Task", "engine_named", "fold"]
+__all__ = ["ENGINES", "Engine", "Mergeable", "Progress", "RemoteTask", "FoldTask", "engine_named", "fold"]
 
 ENGINES = ("local", "dask")
 
@@ -18,7 +18,7 @@ Progress = Callable[[int, int, float | None], object]
 """Called with the documents and tokens read so far, and the fraction of the text that they are, None if unknown."""
 
 
-class PartialResult(Protocol):
+class Mergeable(Protocol):
     """Mergeable result of some shards."""
 
     @property
@@ -36,7 +36,7 @@ class PartialResult(Protocol):
         """Inverse of :meth:`to_bytes`; runs no code from the data."""
 
 
-class Task(Protocol):
+class FoldTask(Protocol):
     """Computation over shards whose partial results merge, such as :class:`massieu.inspection.reader.Reader`."""
 
     def empty(self) -> Any:
@@ -58,7 +58,7 @@ class Task(Protocol):
 class RemoteTask(Protocol):
     """Description of a task that travels to other processes, where it is opened."""
 
-    def open(self, place: str) -> Task:
+    def open(self, place: str) -> FoldTask:
         """The task in this process, which errors call ``place``; opening it again is cheap."""
 
 
@@ -67,7 +67,7 @@ class Engine(Protocol):
 
     def fold(
         self,
-        task: Task,
+        task: FoldTask,
         shards: Iterable[Readable],
         *,
         checkpoint: Checkpoint | None = None,
@@ -98,7 +98,7 @@ class Engine(Protocol):
 
 
 def fold(
-    task: Task,
+    task: FoldTask,
     shards: Iterable[Readable],
     *,
     engine: Engine | str | None = None,

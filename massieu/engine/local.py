@@ -7,7 +7,7 @@ from typing import Any
 
 from massieu.corpus import Readable
 from massieu.engine.checkpoints import Checkpoint, Ledger
-from massieu.engine.fold import Progress, Task
+from massieu.engine.fold import FoldTask, Progress
 
 __all__ = ["Local"]
 
@@ -29,7 +29,7 @@ class Local:
 
     def fold(
         self,
-        task: Task,
+        task: FoldTask,
         shards: Iterable[Readable],
         *,
         checkpoint: Checkpoint | None = None,

@@ -19,7 +19,7 @@ import torch
 
 from massieu.checks import UserError
 from massieu.corpus import Readable
-from massieu.engine.fold import PartialResult, RemoteTask
+from massieu.engine.fold import Mergeable, RemoteTask
 
 __all__ = ["Failure", "Packed", "TOPIC", "merge_packed", "read_shards"]
 
@@ -56,16 +56,16 @@ class Packed:
         seconds: time that reading took.
     """
 
-    kind: type[PartialResult]
+    kind: type[Mergeable]
     data: bytes | memoryview
     seconds: float
 
     @classmethod
-    def of(cls, partial: PartialResult, seconds: float) -> Packed:
+    def of(cls, partial: Mergeable, seconds: float) -> Packed:
         """Pack a partial result."""
         return cls(type(partial), partial.to_bytes(), seconds)
 
-    def open(self) -> PartialResult:
+    def open(self) -> Mergeable:
         """Unpack the partial result."""
         return self.kind.from_bytes(bytes(self.data))
 

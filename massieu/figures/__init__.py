@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from massieu.figures.inspections import Described, head_map, layer_profile, save_figures, trajectory
-from massieu.figures.training_runs import training_panels
+from massieu.figures.training_panels import training_panels
 
 if TYPE_CHECKING:
     from massieu.margin.figures import approach, selection_plane, starts_map

@@ -1,4 +1,4 @@
-"""Is attention the gradient of a potential, and does it climb it? Experiments with derivatives on a few passages."""
+"""Experiments with derivatives on a few passages: attention as a gradient field, and its ascent of the potential."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def _play(
 
 
 def _problem(scene: _Scene) -> str | None:
-    """Why a block has no gradient tests, None if it has."""
+    """Reason against gradient tests of a block, None if there is none."""
     call, unseen = scene.call, _unseen(scene)
     if unseen is not None:
         return unseen
@@ -212,7 +212,7 @@ def _problem(scene: _Scene) -> str | None:
 
 
 def _unseen(scene: _Scene) -> str | None:
-    """Why the attention of a block is not the softmax of visible scores, None if it is."""
+    """Reason why the attention of a block is not the softmax of visible scores, None if it is."""
     call = scene.call
     if call is None or call.query is None or call.key is None or call.value is None:
         return "its queries and keys could not be seen"

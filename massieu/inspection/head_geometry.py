@@ -23,10 +23,10 @@ class HeadGeometry(NamedTuple):
     """The geometry of all heads as tables.
 
     Attributes:
-        heads: one row per head: ``stack, layer, name, head`` and the figures; nan where one does not apply.
-        experiments: one row per figure that the theory speaks of: ``experiment, stack, layer, head, quantity, value,
-            control, predicted``. The control is the same figure of a random head of the same norm; ``head`` is missing
-            where a figure belongs to the layer. "C47 constructed" are heads built to pass the whitened test.
+        heads: one row per head: ``stack, layer, name, head`` and the values; nan where one does not apply.
+        experiments: one row per value that the theory predicts: ``experiment, stack, layer, head, quantity, value,
+            control, predicted``. The control is the same value of a random head of the same norm; ``head`` is missing
+            where a value belongs to the layer. "C47 constructed" are heads built to pass the whitened test.
         notes: sentences of :class:`HeadWeights`, each with the layers it holds for if these are not all.
     """
 
@@ -100,11 +100,11 @@ FIGURES = {
     "idempotency": "C47",
     "logit_sd": "C47",
 }
-"""The figures of a head and the experiment they belong to."""
+"""Values of a head and the experiment they belong to."""
 
 
 def _figures(layer: HeadWeights, spectrum: Spectrum | None, generator: torch.Generator | None) -> dict[str, Tensor]:
-    """All figures, each ``(heads,)``; with a generator, those of random heads of the same norms."""
+    """All values, each ``(heads,)``; with a generator, those of random heads of the same norms."""
     found = {name: torch.full((layer.heads,), torch.nan) for name in FIGURES}
     score, output = layer.score_map, layer.output_map
     if generator is not None:
@@ -130,7 +130,7 @@ def _figures(layer: HeadWeights, spectrum: Spectrum | None, generator: torch.Gen
 
 
 def _predicted(layer: HeadWeights) -> dict[str, float]:
-    """What the theory says of a head that climbs log Z and whose scores invert the covariance of its tokens."""
+    """Predicted values of a head that climbs log Z and whose scores invert the covariance of its tokens."""
     if layer.query is None:
         return {}
     rank, dim = layer.query.shape[-2:]
@@ -141,7 +141,7 @@ def _predicted(layer: HeadWeights) -> dict[str, float]:
 def _compare(
     place: Mapping[str, Any], own: Mapping[str, float], control: Mapping[str, float], predicted: Mapping[str, float]
 ) -> list[dict[str, Any]]:
-    # A figure that does not apply (nan is not equal to itself) is no experiment.
+    # A value that does not apply (nan is not equal to itself) is no experiment.
     return [
         {
             "experiment": FIGURES[name],
@@ -159,7 +159,7 @@ def _compare(
 def _layer_experiments(
     layer: HeadWeights, spectrum: Spectrum, place: Mapping[str, Any], generator: torch.Generator
 ) -> list[dict[str, Any]]:
-    """The power of the covariance that the heads together resemble, and a head as the theory wants it."""
+    """The power of the covariance that the heads together resemble, and a constructed head that passes the test."""
     score = layer.score_map
     if score is None or not layer.same_input:
         return []

@@ -1,4 +1,4 @@
-"""What attention, MLP and norm of one block do to the tokens, in one pass over the text."""
+"""Statistics of one block: effects of attention, MLP and norm on the tokens, in one pass over the text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WIDEST, NARROW = 768, 512
 """Above the first width covariances are those of as many fixed random directions as the second says."""
 
 TARGETS = 384
-"""The linear fit of the MLP predicts its update along at most so many fixed random directions."""
+"""Largest number of fixed random directions along which the linear fit of the MLP predicts its update."""
 
 SAMPLED = 1024
 """Tokens of the whole text that are kept for the kurtosis."""
@@ -230,7 +230,7 @@ class LayerStatistics:
         return found | self._identity(massive)
 
     def _identity(self, massive: bool) -> dict[str, float]:
-        """How much of the MLP sublayer's result is its input, exactly and up to a constant."""
+        """Share of the MLP sublayer's result that is its input, exactly and up to a constant."""
         square = Mean()
         for means in (self.means, self.massive.means) if massive else (self.means,):
             square.merge(means["mlp_square"])
@@ -377,7 +377,7 @@ class LayerStatistics:
 @stored()
 @dataclass
 class LayerSums:
-    """What was seen of all blocks of a model.
+    """Statistics of all blocks of a model.
 
     Attributes:
         statistics: by stack and layer.

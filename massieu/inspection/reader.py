@@ -57,7 +57,7 @@ def read_shard(model: nn.Module, tokenizer: Any, shard: Readable, options: Optio
 
 
 class Reader:
-    """A model that reads shards; the model is examined once and stays as it was. A :class:`massieu.engine.fold.Task`.
+    """A model that reads shards; the model is examined once and stays as it was.
 
     Args:
         model: the model.
@@ -155,7 +155,7 @@ class Reader:
         return partial
 
     def save(self, path: Path, partial: PartialResult, done: Collection[int], corpus: str) -> Path:
-        """Write a checkpoint; see :class:`massieu.engine.fold.Task`."""
+        """Write a checkpoint; see :class:`massieu.engine.fold.FoldTask`."""
         return save_checkpoint(path, partial, done, corpus)
 
     def load(self, path: Path, corpus: str, shards: int) -> tuple[PartialResult, set[int]]:

@@ -77,7 +77,7 @@ class PassageSample:
 
     @property
     def keys(self) -> list[object]:
-        """What identifies the passages that were kept, in the order of their hashes."""
+        """Keys of the sampled passages, in the order of their hashes."""
         return [passage.key for passage in self.kept]
 
     def keep(self, passage: KeptPassage) -> None:
@@ -197,7 +197,7 @@ def _cut(
 
 
 def _columns(inputs: Mapping[str, Any], side: str, row: int) -> tuple[int, Tensor] | None:
-    """How many columns a side of the model has, and which of them to keep; None if its inputs have no tokens."""
+    """Number of columns of a side of the model, and those to keep; None if its inputs have no tokens."""
     mask = inputs.get(f"{side}attention_mask")
     if not isinstance(mask, Tensor) or mask.dim() != 2:
         own = (x for name, x in inputs.items() if name.startswith("decoder_") == bool(side) and isinstance(x, Tensor))

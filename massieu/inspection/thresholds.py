@@ -21,7 +21,7 @@ from massieu.inspection.quantities import GEOMETRY, QUANTITIES
 if TYPE_CHECKING:
     from massieu.inspection.result import Inspection
 
-__all__ = ["Comparison", "EXAMPLES", "Threshold", "check_heads_only", "crossings", "parse_threshold"]
+__all__ = ["Inequality", "EXAMPLES", "Threshold", "check_heads_only", "crossings", "parse_threshold"]
 
 EXAMPLES = ("median(entropy) by layer < 0.1", "share(entropy < 0.05) > 0.2")
 """Signs of collapsed attention: a layer in which half of the heads look at one token; a fifth of all heads that do."""
@@ -42,14 +42,14 @@ EXPRESSION = re.compile(
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Inequality:
     """A sign and a number."""
 
     sign: str
     bound: float
 
     def holds(self, value: Any) -> Any:
-        """Whether a value, or each of a column, is on this side of the bound."""
+        """Return True where a value, or each of a column, is on this side of the bound."""
         return OPERATORS[self.sign](value, self.bound)
 
     def __str__(self) -> str:
@@ -69,9 +69,9 @@ class Threshold:
     """
 
     column: str
-    outer: Comparison
+    outer: Inequality
     function: str | None = None
-    inner: Comparison | None = None
+    inner: Inequality | None = None
     by_layer: bool = False
 
     def __str__(self) -> str:
@@ -92,7 +92,7 @@ def parse_threshold(expression: str) -> Threshold:
 
     Example:
         >>> parse_threshold("median(entropy) by layer<0.1")
-        Threshold(column='entropy', outer=Comparison(sign='<', bound=0.1), function='median', inner=None, by_layer=True)
+        Threshold(column='entropy', outer=Inequality(sign='<', bound=0.1), function='median', inner=None, by_layer=True)
         >>> print(parse_threshold("share( entropy<.05 )>0.2"))
         share(entropy < 0.05) > 0.2
     """
@@ -108,7 +108,7 @@ def parse_threshold(expression: str) -> Threshold:
     return found
 
 
-def _comparison(text: str, expression: str) -> Comparison:
+def _comparison(text: str, expression: str) -> Inequality:
     sign = "".join(letter for letter in text[:2] if letter in "<>=")
     try:
         bound = float(text[len(sign) :])
@@ -116,7 +116,7 @@ def _comparison(text: str, expression: str) -> Comparison:
         bound = math.nan
     if not math.isfinite(bound):
         raise _no_condition(expression)
-    return Comparison(sign, bound)
+    return Inequality(sign, bound)
 
 
 def _no_condition(expression: str) -> UserError:
@@ -183,7 +183,7 @@ def crossings(inspection: Inspection, thresholds: Iterable[Threshold]) -> list[s
 
 
 def _places(inspection: Inspection, threshold: Threshold) -> Iterator[tuple[str, Any]]:
-    """Where a condition may hold, in words, with the column there."""
+    """Places where a condition may hold, in words, with the column there."""
     tables, column = {"head": inspection.heads, "layer": inspection.layers}, threshold.column
     where = next((name for name, table in tables.items() if column in table), None)
     if where is None or tables[where][column].dtype.kind not in "fiu":

@@ -1,4 +1,4 @@
-"""Which tokens of a batch count, and random choices among them that do not depend on how texts are batched."""
+"""Tokens of a batch that count, and random choices among them that do not depend on batching."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONTROL_SALT = 1 << 20
 
 @dataclass(frozen=True)
 class Tokens:
-    """Which tokens of a batch count, and from which documents they are; the same however documents are batched.
+    """Tokens of a batch that count, with their documents; the same for any batching.
 
     Attributes:
         index: places of the tokens that are present in the flattened ``(batch, tokens)``: content tokens first, then
@@ -125,7 +125,7 @@ class Tokens:
 
     @property
     def num_counted(self) -> int:
-        """How many tokens are content or massive."""
+        """Number of tokens that are content or massive."""
         return self.num_content + self.num_massive
 
     @property

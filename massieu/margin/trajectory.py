@@ -18,7 +18,7 @@ from massieu.margin.solver import MaxMargin, direction_bound, max_margin
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Comparison", "Trajectory", "best_solution", "comparison", "measured", "table"]
+__all__ = ["RunReference", "Trajectory", "best_solution", "comparison", "measured", "table"]
 
 SATURATED = 0.999
 """Attention is saturated when one token of every sequence has more weight than this."""
@@ -59,7 +59,7 @@ class Trajectory:
     history: pandas.DataFrame
     snapshots: Tensor
     selection: Tensor
-    compared: Comparison
+    compared: RunReference
     finished: bool
     converged: bool
     residual: float
@@ -90,7 +90,7 @@ class Trajectory:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunReference:
     """Max-margin solutions that the steps of a run are compared with.
 
     Attributes:
@@ -128,18 +128,18 @@ def comparison(
     best: MaxMargin | GraphMargin | None,
     norm: str,
     compare: bool,
-) -> Comparison:
+) -> RunReference:
     """Return the solutions to compare a run with that ended with a selection, with these tokens tied for first."""
     if problem.targets is not None and (ties.sum(-1) > 1).any():
-        return Comparison(ties, problem.present & ~ties, best, best, norm)
+        return RunReference(ties, problem.present & ~ties, best, best, norm)
     chosen = torch.nn.functional.one_hot(selection, problem.tokens.shape[1]).bool()
     rivals = problem.present & ~problem.tied(selection)
     local = max_margin(problem, norm=norm, selection=selection, rivals=rivals) if compare else None
-    return Comparison(chosen, rivals, local, best, norm)
+    return RunReference(chosen, rivals, local, best, norm)
 
 
 @torch.no_grad()
-def measured(landscape: Landscape, step: int, weights: Tensor, compared: Comparison) -> dict[str, Any]:
+def measured(landscape: Landscape, step: int, weights: Tensor, compared: RunReference) -> dict[str, Any]:
     """Return a row of the history."""
     problem, local = landscape.problem, compared.local
     attention = problem.attention(weights)
@@ -179,7 +179,7 @@ def table(rows: list[dict[str, Any]]) -> pandas.DataFrame:
     return optional_package("pandas", "a table of training runs", "verify").DataFrame(rows)
 
 
-def _least(logits: Tensor, compared: Comparison) -> float:
+def _least(logits: Tensor, compared: RunReference) -> float:
     """Return the least margin of the winners over their rivals."""
     lowest = logits.masked_fill(~compared.winners, torch.inf).amin(-1)
     return float((lowest - logits.masked_fill(~compared.rivals, -torch.inf).amax(-1)).min())

@@ -208,7 +208,7 @@ class _Trial:
 
     @property
     def only_rearranges(self) -> bool:
-        """Whether the arguments of the module are queries, keys and values: the projections are outside of it."""
+        """True if the arguments of the module are queries, keys and values: the projections are outside of it."""
         return all(read.rearranges for read in self.reads)
 
     def weights(self) -> list[Tensor]:

@@ -17,7 +17,7 @@ from torch import nn
 from massieu.checks import UserError, check_choice, optional_package
 from massieu.models.loaded_weights import check_weights, unwrapping
 from massieu.models.tokenization import has_words
-from massieu.models.weight_files import INDEX, SINGLE, Stored, check_shard_names, stored_tensors
+from massieu.models.weight_files import INDEX, SINGLE, StoredWeights, check_shard_names, stored_tensors
 
 __all__ = ["Loaded", "load"]
 
@@ -226,7 +226,7 @@ def _package_folder(name: str) -> Path | None:
 
 
 def _model(
-    transformers: Any, name: str, place: str, options: dict[str, Any], stored: Stored
+    transformers: Any, name: str, place: str, options: dict[str, Any], stored: StoredWeights
 ) -> tuple[nn.Module, list[str]]:
     """The model, and notes on its weights."""
     mapping, notes = unwrapping(stored.sizes)
@@ -238,7 +238,7 @@ def _model(
     return model, [*notes, *check_weights(name, model, report)]
 
 
-def _check_size(transformers: Any, name: str, folder: Path, trusted: bool, stored: Stored) -> None:
+def _check_size(transformers: Any, name: str, folder: Path, trusted: bool, stored: StoredWeights) -> None:
     """Raise for a model much larger than its files, before memory is allocated for missing weights."""
     if stored.config.get("quantization_config") is not None or (trusted and "auto_map" in stored.config):
         return  # several weights in one element; code of its own

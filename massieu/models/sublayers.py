@@ -57,7 +57,7 @@ class BlockUpdates:
 
     @property
     def complete(self) -> bool:
-        """Whether there are attention and MLP."""
+        """True if there are attention and MLP."""
         return {"attention", "mlp"} <= {sublayer.kind for sublayer in self.sublayers}
 
 

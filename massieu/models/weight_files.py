@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from massieu.checks import UserError
 
-__all__ = ["INDEX", "SINGLE", "Stored", "check_shard_names", "read_config", "stored_tensors"]
+__all__ = ["INDEX", "SINGLE", "StoredWeights", "check_shard_names", "read_config", "stored_tensors"]
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
@@ -23,7 +23,7 @@ MOST = 1000
 """Modules of a kind allowed for any number of tensors: some models share weights."""
 
 
-class Stored(NamedTuple):
+class StoredWeights(NamedTuple):
     """Contents of the weight files of a model.
 
     Attributes:
@@ -35,7 +35,7 @@ class Stored(NamedTuple):
     sizes: dict[str, int]
 
 
-def stored_tensors(name: str, folder: Path) -> Stored:
+def stored_tensors(name: str, folder: Path) -> StoredWeights:
     """Check a model folder before anything is loaded from it, and return the contents of its weight files.
 
     Args:
@@ -52,7 +52,7 @@ def stored_tensors(name: str, folder: Path) -> Stored:
                 raise UserError(f"{name} holds the tensor {tensor} in two files, {file} is one; remove the wrong one")
             sizes[tensor] = size
     _check_counts(name, config, sizes)
-    return Stored(config, sizes)
+    return StoredWeights(config, sizes)
 
 
 def read_config(name: str, folder: Path) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class StepCounter:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether no training pass came so far, without a message about it."""
+        """True before the first training pass, if there was no message about it."""
         return self._waits
 
     def update(self) -> None:

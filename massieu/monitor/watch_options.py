@@ -53,7 +53,7 @@ class WatchOptions:
 
     @property
     def takes_all(self) -> bool:
-        """Whether all quantities are computed."""
+        """True if all quantities are computed."""
         return isinstance(self.quantities, str) and self.quantities == "all"
 
     @property

@@ -238,7 +238,7 @@ class Watch:
 
     @property
     def _takes_part(self) -> bool:
-        """Whether to count steps: a process that stopped reading still exchanges sums with the others."""
+        """True if steps are counted: a process that stopped reading still exchanges sums with the others."""
         return self._reads or self._options.gather is not None
 
     def _begins_step(self, module: nn.Module) -> bool:

@@ -75,7 +75,7 @@ def show_inspection(document: Mapping[str, Any], console: Console) -> None:
     console.print(Text(f"{model['name']}", style="bold"), Text(f"{model['class']}, {model['parameters']:,} parameters"))
     console.print(
         Text(
-            f"{facts['heard']['sentence']}; {text['counted_tokens']:,} of {text['tokens']:,} tokens counted,"
+            f"{facts['coverage']['sentence']}; {text['counted_tokens']:,} of {text['tokens']:,} tokens counted,"
             f" {text['documents']:,} document{'' if text['documents'] == 1 else 's'}, {facts['seconds']:.1f} s"
         )
     )
