@@ -88,7 +88,9 @@ def test_the_map_in_contributing_is_that_of_the_imports():
 
 def test_one_number_takes_twenty_hops_at_most_and_its_page_names_their_lines():
     assert len(one_number.HOPS) <= 20
-    assert one_number.PAGE.read_text(encoding="utf-8") == one_number.drawn(), "python tests/one_number.py draws it again"
+    assert one_number.PAGE.read_text(encoding="utf-8") == one_number.drawn(), (
+        "python tests/one_number.py draws it again"
+    )
 
 
 def test_a_name_of_a_file_or_a_class_means_one_thing():

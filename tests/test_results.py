@@ -28,7 +28,9 @@ def test_a_run_without_its_part_cannot_be_merged_and_says_how_it_could(tmp_path,
     assert cli.main(["inspect", "-q", "--no-partial", "--out", str(tmp_path / "report"), *FAST]) == 0
     capsys.readouterr()
     assert cli.main(["merge", str(tmp_path / "report"), str(tmp_path / "report")]) == 2
-    assert re.search("report holds a run without the part that merge .* --partial\n$", capsys.readouterr().err)
+    assert re.search(
+        "report holds a run without the partial result that merge .* --partial\n$", capsys.readouterr().err
+    )
 
 
 def test_a_large_part_is_written_when_it_is_asked_for(tmp_path, capsys, monkeypatch):
@@ -36,7 +38,7 @@ def test_a_large_part_is_written_when_it_is_asked_for(tmp_path, capsys, monkeypa
     command = ["inspect", "--out", str(tmp_path), *FAST]
     assert cli.main(command) == 0
     err = capsys.readouterr().err
-    assert "no partial.safetensors was written, it would exceed 32 MB; massieu merge needs it: --partial" in err
+    assert "partial.safetensors would exceed 32 MB and was not written; massieu merge needs it: --partial" in err
     assert not (tmp_path / "partial.safetensors").exists()
     assert cli.main([*command, "--partial"]) == 0
     assert (tmp_path / "partial.safetensors").stat().st_size > 1000

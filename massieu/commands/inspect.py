@@ -177,13 +177,10 @@ def run(options: argparse.Namespace) -> int:
     if (
         report is not None
         and options.partial is None
-        and not options.quiet
-        and not (report.parent / result.PARTIAL).exists()
+        and not (options.quiet or (report.parent / result.PARTIAL).exists())
     ):
-        print(
-            "no partial.safetensors was written, it would exceed 32 MB; massieu merge needs it: --partial",
-            file=sys.stderr,
-        )
+        sentence = "would exceed 32 MB and was not written; massieu merge needs it: --partial"
+        print(f"{result.PARTIAL} {sentence}", file=sys.stderr)
     if options.json:
         print(json.dumps(found.to_dict(), allow_nan=False))
     elif not options.quiet:

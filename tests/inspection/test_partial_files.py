@@ -76,10 +76,10 @@ def test_a_part_travels_in_the_bytes_of_its_file(partial, tmp_path):
     sent = pickle.dumps(partial)
     assert_same(pickle.loads(sent), partial)
     assert len(sent) < 1.01 * save_partial(partial, tmp_path / "p").stat().st_size + 1000
-    with pytest.raises(UserError, match=f"the part must have the schema {SCHEMA}, got massieu.part/0"):
+    with pytest.raises(UserError, match=f"the partial result must have the schema {SCHEMA}, got massieu.part/0"):
         partial_from_bytes(save({}, metadata={"massieu": '{"schema": "massieu.part/0"}'}))
     for data in (b"", b"massieu", sent[-5000:], save({})):
-        with pytest.raises(UserError, match="the part"):
+        with pytest.raises(UserError, match="the partial result"):
             partial_from_bytes(data)
 
 
@@ -164,32 +164,34 @@ def test_a_checkpoint_of_another_run_is_refused(partial, tmp_path):
     with pytest.raises(ValueError, match="was made for another text .cccccccccccc, and this one is dddddddddddd.;"):
         load_checkpoint(path, partial.identity, "d" * 64)
     finished = save_partial(partial, tmp_path / "partial.safetensors")
-    with pytest.raises(ValueError, match="must be the checkpoint of a run, and it is a finished part"):
+    with pytest.raises(ValueError, match="must be the checkpoint of a run, and it is a finished partial result"):
         load_checkpoint(finished, partial.identity, "c" * 64)
 
 
 def test_what_is_no_part_is_refused_in_one_sentence(partial, tmp_path):
     path = tmp_path / "partial.safetensors"
-    with pytest.raises(ValueError, match="must be a part that massieu inspect --out wrote, and it cannot be read"):
+    with pytest.raises(
+        ValueError, match="must be a partial result that massieu inspect --out wrote, and it cannot be read"
+    ):
         load_partial(tmp_path)
     path.write_bytes(save_partial(partial, tmp_path / "other").read_bytes()[:5000])
     with pytest.raises(ValueError, match="partial.safetensors is damaged"):
         load_partial(path)
     for header, message in (
-        (None, f"must have the schema {SCHEMA}, got None; inspect again"),
+        (None, f"must have the schema {SCHEMA}, got None of another version; inspect again"),
         ("no json", f"must have the schema {SCHEMA}, got None"),
         ("[" * 100_000, f"must have the schema {SCHEMA}, got None"),
         ('{"schema": "massieu.part/0"}', f"must have the schema {SCHEMA}, got massieu.part/0"),
-        ("{}", "is damaged .'part' is missing"),
-        ('{"part": {"Part": {}}}', "is damaged"),
-        ('{"part": {"system": []}}', "is damaged .'system' is missing"),
-        ('{"part": 7, "finite": true}', "is damaged .it holds no part"),
+        ("{}", "is damaged .'partial' is missing"),
+        ('{"partial": {"PartialResult": {}}}', "is damaged"),
+        ('{"partial": {"system": []}}', "is damaged .'system' is missing"),
+        ('{"partial": 7, "finite": true}', "is damaged .it holds no partial result"),
         ("[]", f"must have the schema {SCHEMA}, got None"),
-        ('{"part": {"Part": [1]}}', "is damaged"),
-        ('{"part": {"tensor": []}}', "is damaged"),
-        ('{"part": {"tensor": ["x", "symmetric", 5]}}', "is damaged"),
-        ('{"part": {"tensor": ["x", "padded", 1000000000000, 0]}}', "is damaged"),
-        ('{"part": {"tensor": ["x"]}, "finite": true}', "is damaged .it holds no part"),
+        ('{"partial": {"PartialResult": [1]}}', "is damaged"),
+        ('{"partial": {"tensor": []}}', "is damaged"),
+        ('{"partial": {"tensor": ["x", "symmetric", 5]}}', "is damaged"),
+        ('{"partial": {"tensor": ["x", "padded", 1000000000000, 0]}}', "is damaged"),
+        ('{"partial": {"tensor": ["x"]}, "finite": true}', "is damaged .it holds no partial result"),
     ):
         text = header and header.replace("{", f'{{"schema": "{SCHEMA}", ', 1).replace(", }", "}")
         text = header if header is None or "schema" in header else text
@@ -226,9 +228,9 @@ def test_no_flipped_bit_of_a_part_or_a_checkpoint_is_believed(partial, tmp_path)
 def written_anew(path, partial, change) -> None:
     """Write a part with another content and the digest of that content, as a writer with a defect would."""
     tensors = {}
-    header = {"schema": SCHEMA, "part": pack(partial, "part", tensors), "finite": True}
+    header = {"schema": SCHEMA, "partial": pack(partial, "partial", tensors), "finite": True}
     tensors = {name: x.clone() for name, x in tensors.items()}
-    change(header["part"]["Part"], tensors)
+    change(header["partial"]["PartialResult"], tensors)
     text = json.dumps(header)
     save_file(tensors, path, metadata={"massieu": text, "digest": digest_of(text, tensors)})
 
@@ -320,7 +322,7 @@ def count(name: str, value):
         (lambda packed, tensors: packed.update(sources={"set": ["\ud800"]}), "sources.0 is no text"),
         (lambda packed, tensors: packed.update(versions={"set": [7]}), "versions.0 is not as expected"),
         (lambda packed, tensors: packed.update(layers=None), "layers is not as expected"),
-        (lambda packed, tensors: packed.update(more=1), "a field of Part"),
+        (lambda packed, tensors: packed.update(more=1), "a field of PartialResult"),
     ],
 )
 def test_a_part_that_no_reading_makes_is_refused_whatever_its_digest(partial, change, message, tmp_path):
@@ -335,7 +337,9 @@ def test_a_part_that_no_reading_makes_is_refused_whatever_its_digest(partial, ch
 def test_a_passage_with_tokens_that_the_model_does_not_have_is_refused_in_one_sentence(partial, tmp_path):
     model = load(str(assets.MODEL)).model
     written_anew(tmp_path / "p", partial, entry("inputs.input_ids", 1 << 40))
-    with pytest.raises(UserError, match="must read the passages .* cannot .*; the part is damaged, inspect again"):
+    with pytest.raises(
+        UserError, match="must read the passages .* cannot .*; the partial result is damaged, inspect again"
+    ):
         build_inspection(load_partial(tmp_path / "p"), model)
 
 
@@ -366,12 +370,12 @@ def test_splits_that_a_corpus_does_not_have_cannot_be_done(partial, tmp_path):
 )
 def test_a_part_of_other_kinds_is_refused_in_one_sentence(partial, path, value, message, tmp_path):
     tensors = {}
-    packed = pack(partial, "part", tensors)
-    inside = packed["Part"]
+    packed = pack(partial, "partial", tensors)
+    inside = packed["PartialResult"]
     for name in path[:-1]:
         inside = inside[name]
     inside[path[-1]] = value
-    text = json.dumps({"schema": SCHEMA, "finite": True, "part": packed})
+    text = json.dumps({"schema": SCHEMA, "finite": True, "partial": packed})
     metadata = {"massieu": text, "digest": digest_of(text, tensors)}
     save_file(tensors, tmp_path / "partial.safetensors", metadata=metadata)
     with pytest.raises(ValueError, match=message) as caught:
@@ -381,7 +385,9 @@ def test_a_part_of_other_kinds_is_refused_in_one_sentence(partial, path, value, 
 
 def test_the_checkpoint_of_an_unfinished_run_is_no_part(partial, tmp_path):
     path = save_checkpoint(tmp_path / "checkpoint.safetensors", partial, {0}, "c" * 64)
-    with pytest.raises(ValueError, match="must be the part of a finished run, and it is the checkpoint .* --resume"):
+    with pytest.raises(
+        ValueError, match="must be the partial result of a finished run, and it is the checkpoint .* --resume"
+    ):
         load_partial(path)
 
 

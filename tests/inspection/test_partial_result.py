@@ -52,7 +52,7 @@ def figures(partial: PartialResult) -> dict[str, float]:
     table = partial.heads.table().select_dtypes("number")
     found = {f"{name} {row}": value for name in table for row, value in enumerate(table[name])}
     layers = partial.layers_by_passage or partial.layers
-    return found | layers.statistics[("decoder", 2)].build_inspection()
+    return found | layers.statistics[("decoder", 2)].finish()
 
 
 def assert_same(first: PartialResult, second: PartialResult) -> None:
@@ -203,7 +203,9 @@ def test_few_documents_have_errors_by_passage_until_there_are_enough():
 
 
 def test_a_text_that_is_known_to_be_long_needs_nothing_by_passage():
-    partial = reader().read(Shard.of_texts(TEXTS[:2]), has_enough_documents=True)
+    sure = Reader(loaded().model, loaded().tokenizer, name="embedded")
+    sure.has_enough_documents = True
+    partial = sure.read(Shard.of_texts(TEXTS[:2]))
     assert not partial.by_passage
     assert not merge_partials([pieces()[5], partial]).by_passage
     assert_same(merge_partials([partial, *pieces()[2:]]), merge_partials(pieces()))
@@ -220,7 +222,7 @@ def test_a_text_that_is_known_to_be_long_needs_nothing_by_passage():
 )
 def test_parts_that_differ_are_refused(change, message):
     other = replace(pieces()[0], identity=replace(reader().identity, **change))
-    with pytest.raises(ValueError, match=f"one model that reads in one way, but {message}; merge those") as caught:
+    with pytest.raises(ValueError, match=f"one model with the same options, but {message}; merge those") as caught:
         merge_partials([pieces()[1], other])
     assert "\n" not in str(caught.value)
 
@@ -240,7 +242,7 @@ def test_parts_may_come_from_folders_of_other_names_and_batches_of_other_sizes()
 
 
 def test_nothing_cannot_be_merged():
-    with pytest.raises(ValueError, match="merge_parts needs at least one part, got none"):
+    with pytest.raises(ValueError, match="merge_partials needs at least one"):
         merge_partials([])
 
 
@@ -274,12 +276,8 @@ def test_texts_come_one_by_one_and_no_further_than_needed():
 
 def test_another_engine_may_read_in_another_order():
     class Backwards:
-        def read(self, reader, splits, *, has_enough_documents=False, progress=None, **_):
-            partials = [
-                reader.read(shard, has_enough_documents=has_enough_documents, progress=progress)
-                for shard in reversed(list(splits))
-            ]
-            return merge_partials(partials)
+        def fold(self, reader, shards, *, progress=None, **_):
+            return merge_partials([reader.read(shard, progress=progress) for shard in reversed(list(shards))])
 
     seen = []
     texts = [text[:15] for text in TEXTS] * 60  # more than one piece

@@ -101,7 +101,7 @@ def test_unknown_tokens_add_up_in_merged_runs(minilm, tmp_path):
     texts = [f"a cat and a dog \U00013000 sat there {number}" for number in range(6)]
     options = {"tokenizer": minilm.tokenizer, "experiments": "heads"}
     for name, own in (("0", texts[:2]), ("1", texts[2:])):
-        inspect_model(minilm.model, own, **options).save(tmp_path / name, figures=False, part=True)
+        inspect_model(minilm.model, own, **options).save(tmp_path / name, figures=False, partial=True)
     merged = merge_runs([tmp_path / "0", tmp_path / "1"], model=minilm.model)
     whole = inspect_model(minilm.model, texts, **options)
     assert merged.facts["text"]["unknown_tokens"] == whole.facts["text"]["unknown_tokens"] == 6
