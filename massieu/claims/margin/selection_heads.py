@@ -32,7 +32,8 @@ from massieu.margin import (
         " instances are counted, not only those that pass the filter of the published experiment (no weight between"
         " 1e-6 and 1e-3). Normalized descent of length 200 in all under the head 1^⊤ ReLU(V x), on instances of"
         " three sequences of four tokens: 40 drawn in 6 dimensions, at full size 150 in each of 4, 6 and 8; those"
-        " whose labels are all positive are left out, as published."
+        " whose labels are all positive are left out, as published, and those without an active unit, where descent"
+        " does not move."
     ),
     reference="training of the head by autograd, which uses neither part",
     formula="corr(W_k, W^fin + C W^mm) ≈ 1",
@@ -181,7 +182,7 @@ def relu_experiment(
     between, gone = (ends > 1e-6) & (ends <= 1e-3), ends <= 1e-6
     passes = (~between).flatten(1).all(-1) & gone.flatten(1).any(-1)
     runs: list[tuple[Tensor, Tensor]] = []
-    for i in range(len(ends)):
+    for i in weights.flatten(1).any(1).nonzero()[:, 0].tolist():
         targets = ends[i] * (ends[i] > 1e-3)
         problem = TokenSelection(tokens[i], queries[i], targets=targets / targets.sum(-1, keepdim=True))
         finite = finite_component(problem)
@@ -189,4 +190,6 @@ def relu_experiment(
         if finite.solution.feasible:
             both = both + finite.split(weights[i]).coefficient * finite.solution.weights
         runs.append((weights[i], both))
-    return runs, [misalignment(*run) for run, good in zip(runs, passes.tolist(), strict=True) if good]
+    return runs, [
+        misalignment(*run) for run, good in zip(runs, passes[weights.flatten(1).any(1)].tolist(), strict=True) if good
+    ]

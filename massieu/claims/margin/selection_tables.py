@@ -223,7 +223,7 @@ def initialization(trial: Trial) -> Evidence:
         " max-margin solution grows as log k."
     ),
     reading=(
-        "Over the last decade of 1000 steps of gradient descent (10000 at full size) the exponent of the distance"
+        "Over the last decade of 3000 steps of gradient descent (30000 at full size) the exponent of the distance"
         " to the finite part is within 0.15 of −1, and the growth of the multiple within 15% of log 10: five"
         " sequences of six random tokens in 12 dimensions, at full size next-token data over six tokens too."
     ),
@@ -232,7 +232,7 @@ def initialization(trial: Trial) -> Evidence:
 )
 def finite_rates(trial: Trial) -> Evidence:
     """Distances of the exponent from −1 and of the growth from log 10; the control normalizes the steps."""
-    steps = trial.size(1000, 10000)
+    steps = trial.size(3000, 30000)
     soft = random_problem(5, 6, 12, kind="soft", generator=trial.generator)
     cases = {"targets": (soft, finite_component(soft))} | ({"graph": next_tokens(trial)} if trial.full else {})
     values: dict[str, float] = {}
@@ -240,7 +240,7 @@ def finite_rates(trial: Trial) -> Evidence:
     def gap(method: str) -> Gap:
         gaps = []
         for kind, (problem, finite) in cases.items():
-            run = descend(problem, method, step=10.0, steps=steps, record=[steps // 10])
+            run = descend(problem, method, step=3.0, steps=steps, record=[steps // 10])
             before, after = (finite.split(weights) for weights in run.snapshots[1:])
             growth = (after.coefficient - before.coefficient) / math.log(10)
             gaps += [Gap(abs(math.log10(after.error / before.error) + 1), RATE), Gap(abs(growth - 1), RATE)]
