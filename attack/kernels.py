@@ -235,9 +235,19 @@ def capped(case: Case) -> float:
     query, key, value = case.tensors
     cap, options = 5.0, dict(case.options)
     scale = options.pop("scale", query.shape[-1] ** -0.5)
-    mask, sight = case.log_weight, (options["causal"], options.get("window"), options.get("sink"))
-    nothing = (None, None, None, torch.nn.Module())
-    call = AttentionCall("", 0, 0, "decoder", query, key, value, mask, scale, *sight, cap, *nothing)
+    sight = {name: options.get(name) for name in ("causal", "window", "sink")}
+    tensors = {"query": query, "key": key, "value": value, "log_weight": case.log_weight}
+    call = AttentionCall(
+        name="",
+        number=0,
+        layer=0,
+        stack="decoder",
+        **tensors,
+        scale=scale,
+        **sight,
+        softcap=cap,
+        module=torch.nn.Module(),
+    )
     share = query.shape[1] // key.shape[1]
     exact = torch.promote_types(query.dtype, torch.float32)
     product = query.double() @ key.double().repeat_interleave(share, 1).mT * scale

@@ -201,25 +201,27 @@ def _token(content: Content, chance: random.Random) -> str:
 
 def _number(content: Content, chance: random.Random) -> str:
     """Make a whole number of the header negative, far too large, or a fraction."""
-    places = [place for place in _places(content.header["part"]) if type(_at(content.header["part"], place)) is int]
+    places = [
+        place for place in _places(content.header["partial"]) if type(_at(content.header["partial"], place)) is int
+    ]
     place = chance.choice(places)
     value: float = chance.choice([-1, 0.5, 1e999, -(1 << 70)])
-    _put(content.header["part"], place, value)
+    _put(content.header["partial"], place, value)
     return f"{_spelled(place)} = {value}"
 
 
 def _kind(content: Content, chance: random.Random) -> str:
     """Put a value of another type anywhere in the header."""
-    place = chance.choice([place for place in _places(content.header["part"]) if place])
-    before = _at(content.header["part"], place)
+    place = chance.choice([place for place in _places(content.header["partial"]) if place])
+    before = _at(content.header["partial"], place)
     value = chance.choice([value for value in ODD if type(value) is not type(before)])
-    _put(content.header["part"], place, copy.deepcopy(value))
+    _put(content.header["partial"], place, copy.deepcopy(value))
     return f"{_spelled(place)} = {value}"
 
 
 def _field(content: Content, chance: random.Random) -> str:
     """Remove, rename or add a key of the header."""
-    partial = content.header["part"]
+    partial = content.header["partial"]
     place = chance.choice([place for place in _places(partial) if isinstance(_at(partial, place), dict)])
     owner = _at(partial, place)
     name, way = chance.choice([*owner]), chance.choice(["removed", "renamed", "added"])
@@ -231,7 +233,7 @@ def _field(content: Content, chance: random.Random) -> str:
 
 def _identity(content: Content, chance: random.Random) -> str:
     """Claim another model or other options."""
-    identity = content.header["part"]["Part"]["identity"]["Identity"]
+    identity = content.header["partial"]["PartialResult"]["identity"]["Identity"]
     name = chance.choice(["model", "tokenizer", "options", "schema"])
     if name == "options":
         pair = chance.choice([pair for pair in identity["options"]["dict"] if pair[0] != "long_documents"])
@@ -242,9 +244,9 @@ def _identity(content: Content, chance: random.Random) -> str:
 
 
 def _top(content: Content, chance: random.Random) -> str:
-    """Change the header around the part."""
-    name = chance.choice(["schema", "finite", "part", "corpus"])
-    value: Any = chance.choice([None, 7, "massieu.part/1", [], {}, {"list": []}])
+    """Change the header around the partial result."""
+    name = chance.choice(["schema", "finite", "partial", "corpus"])
+    value: Any = chance.choice([None, 7, "massieu.partial/1", [], {}, {"list": []}])
     if name == "finite" and value is None:
         del content.header["finite"]
     else:

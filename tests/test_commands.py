@@ -39,7 +39,7 @@ def test_inspect_without_arguments_prints_a_table_and_findings(capsys):
 def test_json_is_one_object_with_the_tables(capsys):
     assert cli.main(["inspect", "--json", *FAST]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["schema"] == "massieu.inspection/1"
+    assert document["schema"] == "massieu.inspection/2"
     assert document["facts"]["text"]["documents"] == 3
     assert all(row["entropy"] >= 0 for row in document["heads"])
 
@@ -301,8 +301,8 @@ def test_a_comparison_says_when_the_texts_differ(tmp_path, capsys):
     [
         (None, "must be the folder of an inspection or its inspection.json, and it cannot be read"),
         ("{", "must be JSON as massieu inspect writes it"),
-        ('{"schema": "other"}', "must have the schema massieu.inspection/1, got other"),
-        ("[]", "must have the schema massieu.inspection/1, got None"),
+        ('{"schema": "other"}', "must have the schema massieu.inspection/2, got other"),
+        ("[]", "must have the schema massieu.inspection/2, got None"),
     ],
 )
 def test_what_is_no_inspection_cannot_be_compared(content, message, tmp_path, capsys):

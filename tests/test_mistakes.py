@@ -91,7 +91,7 @@ def test_a_mistake_is_one_sentence_and_no_defect(arguments, sentence, places, ca
 @pytest.mark.skipif(not hasattr(os, "seteuid"), reason="needs the permissions of POSIX")
 @pytest.mark.parametrize("command", ["inspect", "doctor"])
 def test_a_folder_that_may_not_be_read_is_one_sentence(command, tmp_path, capsys):
-    import massieu.inspection.coverage  # noqa: F401  # while everything may be read
+    import massieu.inspection.observable_calls  # noqa: F401  # while everything may be read
 
     closed, user = tmp_path / "closed", os.geteuid()
     closed.mkdir(mode=0)

@@ -34,7 +34,7 @@ def test_a_run_without_its_part_cannot_be_merged_and_says_how_it_could(tmp_path,
 
 
 def test_a_large_part_is_written_when_it_is_asked_for(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(result, "PART_BYTES", 1000)
+    monkeypatch.setattr(result, "PARTIAL_BYTES", 1000)
     command = ["inspect", "--out", str(tmp_path), *FAST]
     assert cli.main(command) == 0
     err = capsys.readouterr().err
@@ -58,7 +58,7 @@ def test_figures_of_an_older_report_do_not_stay_beside_a_new_one(tmp_path):
     ("content", "message"),
     [
         ("[" * 100_000, "must be JSON as massieu inspect writes it"),
-        ('{"schema": "massieu.inspection/1"}', "and facts is missing or not as expected; inspect again"),
+        ('{"schema": "massieu.inspection/2"}', "and facts is missing or not as expected; inspect again"),
     ],
 )
 def test_no_inspection_at_all_is_one_sentence(content, message, tmp_path, capsys):

@@ -15,7 +15,7 @@ from massieu.inspection.predictions import Prediction, predictions
 from massieu.inspection.quantities import QUANTITIES, describe
 from massieu.outputs.folders import check_digest, publish
 from massieu.outputs.spreadsheets import write_csv
-from massieu.report.pages import SCHEMA
+from massieu.report import SCHEMA
 
 if TYPE_CHECKING:
     import pandas

@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from massieu.checks import UserError
 from massieu.plotting import colors
 from massieu.plotting.color_limits import color_limits, row_length
-from massieu.report import rulers
+from massieu.report import SCHEMA, rulers
 from massieu.report.changes import NO_LOSS, ComparedRuns, distinct_names, sparkline_svg
 from massieu.report.formula import typeset
 from massieu.report.glossary import WORDS
@@ -24,7 +24,6 @@ from massieu.report.reference import reference, usual
 
 __all__ = ["compare", "inline_json", "page", "render", "render_comparison"]
 
-SCHEMA = "massieu.inspection/2"
 PROSE = {"name", "formula", "explanation", "symbol", "least", "most"}
 """Fields of a quantity that only the glossary of a page shows; its scripts do not read them."""
 Document = Mapping[str, Any]

@@ -14,7 +14,8 @@ from massieu.claims import all_claims, examine, select
 from massieu.claims.dynamics import hopfield_steps, operator
 from massieu.claims.models import feed_forward, key_laws, trained_model
 from massieu.claims.recent import freezing
-from massieu.context import ConceptMixture, LeastSquares, Linear, LinearModel, SoftmaxModel, optimum, steps
+from massieu.context import LeastSquares, Linear, LinearModel, SoftmaxModel, optimum, step_sizes
+from massieu.context.hidden_markov import ConceptMixture
 from massieu.dynamics import evolution, maps, particles
 from massieu.memory import Classical, Continuous, Dense, Exponential, Kernel, Sparse
 from massieu.nn import LinearAttention, MeasureAttention
@@ -219,17 +220,17 @@ BREAKS = [
     (MeasureAttention, "forward", 1.001, ["I10"]),
     (optimum, "_solve", 1.01, ["I5", "I6", "I7", "I8", "I16"]),
     (optimum.Optimum, "loss_of", 1.01, ["I7"]),
-    (steps, "descent_loss", 2.0, ["I9"]),
+    (step_sizes, "descent_loss", 2.0, ["I9"]),
     (LeastSquares, "predict", 1.5, ["I11", "I18"]),
     (LeastSquares, "predict", 1.01, ["I12"]),
     (ConceptMixture, "_posterior", 0.0, ["I13"]),
     ("claims.context.ideal_predictors", "tree_posterior", 1.5, ["I14"]),
-    (LinearModel, "_ask", 1.3, ["I15"]),
+    (LinearModel, "_read", 1.3, ["I15"]),
     (MeasureAttention, "forward", 0.0, ["I17"]),
     (Linear, "values", 1.5, ["I19"]),
     (ConceptMixture, "log_likelihood", 0.0, ["I20"]),
-    (SoftmaxModel, "ask", 2.0, ["I21", "I22"]),  # once the models are trained
-    (SoftmaxModel, "ask", 0.0, ["I23", "R10"]),
+    (SoftmaxModel, "predict", 2.0, ["I21", "I22"]),  # once the models are trained
+    (SoftmaxModel, "predict", 0.0, ["I23", "R10"]),
     # Token selection
     ([FINITE, "claims.margin.selected_tokens"], "max_margin", turned(), ["T4", "T5"]),
     ("claims.margin.selection_heads", "max_margin", turned(), ["T16"]),

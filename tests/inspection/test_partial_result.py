@@ -66,7 +66,7 @@ def exact(partial: PartialResult) -> tuple[str, dict[str, torch.Tensor]]:
     """What is counted and not added up: it has no rounding."""
     tensors = {}
     packed = pack(partial, "part", tensors)
-    packed["Part"]["layers"] = None  # spreads of fits are sums
+    packed["PartialResult"]["layers"] = None  # spreads of fits are sums
     counted = (".shares.counts", ".count", ".count_squared", ".largest", ".smallest", ".hashes", ".input_ids")
     return json.dumps(packed), {name: x for name, x in tensors.items() if name.endswith(counted)}
 

@@ -32,7 +32,7 @@ def inspection(
     ]
     calls = layers * len(stacks)
     return {
-        "schema": "massieu.inspection/1",
+        "schema": "massieu.inspection/2",
         "facts": {
             "model": {
                 "name": name or f"sample/{kind}-{layers}x{heads}",
